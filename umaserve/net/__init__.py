@@ -1,0 +1,1 @@
+"""The selector loop and what hangs on it. Knows bytes, never messages."""

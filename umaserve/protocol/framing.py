@@ -1,0 +1,94 @@
+"""The two hand-rolled codecs of the Unix socket: length-prefixed frames, and lines. Sans-IO.
+
+Both take bytes in any split through ``receive_data``, give whole payloads through ``next_payload`` one at a time, so
+that the caller decides how many it handles in one turn, and wrap a payload for the wire with ``send``.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from umaserve.errors import Fault, RequestError
+
+_HEADER = struct.Struct("<I")
+
+
+class FrameCodec:
+    """``uint32 little-endian length | payload`` (contract: uds-framed-json, Transport & Framing).
+
+    A length over ``max_frame_bytes`` raises ``RequestError`` from the header alone, before any of the payload is
+    stored; the codec takes no more input after that.
+    """
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max = max_frame_bytes
+        self._buffer = bytearray()
+        self._length: int | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received and not yet given out."""
+        return len(self._buffer)
+
+    def receive_data(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next_payload(self) -> bytes | None:
+        """The next whole payload, or ``None`` until more bytes come."""
+        if self._length is None:
+            if len(self._buffer) < _HEADER.size:
+                return None
+            (self._length,) = _HEADER.unpack_from(self._buffer)
+        if self._length > self._max:
+            raise RequestError(
+                Fault.FRAME_TOO_LARGE, f"frame: its header says {self._length} bytes, expected at most {self._max}"
+            )
+        end = _HEADER.size + self._length
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(memoryview(self._buffer)[_HEADER.size : end])
+        del self._buffer[:end]
+        self._length = None
+        return payload
+
+    @staticmethod
+    def send(payload: bytes) -> bytes:
+        return _HEADER.pack(len(payload)) + payload
+
+
+class LineCodec:
+    """Lines ended by ``\\n`` (a ``\\r`` before it is dropped), for ``--protocol newline``.
+
+    A line longer than ``max_line_bytes`` raises ``RequestError`` as soon as that is known.
+    """
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max = max_line_bytes
+        self._buffer = bytearray()
+        self._searched = 0
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received and not yet given out."""
+        return len(self._buffer)
+
+    def receive_data(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next_payload(self) -> bytes | None:
+        """The next whole line without its ending, or ``None`` until more bytes come."""
+        end = self._buffer.find(b"\n", self._searched)
+        length = end if end >= 0 else len(self._buffer)
+        if length > self._max:
+            raise RequestError(Fault.FRAME_TOO_LARGE, f"line: longer than {self._max} bytes")
+        if end < 0:
+            self._searched = len(self._buffer)
+            return None
+        line = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return line.removesuffix(b"\r")
+
+    @staticmethod
+    def send(payload: bytes) -> bytes:
+        return payload

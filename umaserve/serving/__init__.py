@@ -1,0 +1,1 @@
+"""Sessions and the schedule of their tokens. Knows messages, never bytes."""
