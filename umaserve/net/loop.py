@@ -1,0 +1,110 @@
+"""The selector loop: poll, then what polling found, timers, posted calls, and the hook that flushes before sleep."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from umaserve.net.timers import Timer, Timers
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+
+Ready = Callable[[int], None]
+
+
+class Loop:
+    """One thread's event loop.
+
+    A turn is: poll; ``after_poll`` (collects the engine's finished tick first, so that the next one starts before any
+    client is served); the ready sockets; due timers; posted calls; ``before_sleep`` (delivers tokens); the calls for
+    the turn's end (channels flush what was written to them).
+    ``wake`` is the one method for other threads and signal handlers.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = clock
+        self.after_poll: Callable[[], None] = lambda: None
+        self.before_sleep: Callable[[], None] = lambda: None
+        self._selector = selectors.DefaultSelector()
+        self._timers = Timers()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._turn_end: dict[Callable[[], None], None] = {}
+        self._stopped = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self.set_interest(self._wake_out, READ, self._on_wake)
+
+    @property
+    def wake_fd(self) -> int:
+        """A descriptor for ``signal.set_wakeup_fd``."""
+        return self._wake_in.fileno()
+
+    def wake(self) -> None:
+        """End the present poll; safe from any thread."""
+        try:
+            self._wake_in.send(b"\0")
+        except BlockingIOError:
+            return  # The buffer is full of wake-ups that the loop has yet to read.
+
+    def _on_wake(self, _events: int) -> None:
+        self._wake_out.recv(4096)
+
+    def set_interest(self, sock: socket.socket, events: int, ready: Ready) -> None:
+        """Watch ``sock`` for ``events`` (READ, WRITE, both, or 0 to stop watching)."""
+        key = self._selector.get_map().get(sock.fileno())
+        if key is None:
+            if events:
+                self._selector.register(sock, events, ready)
+        elif not events:
+            self._selector.unregister(sock)
+        elif key.events != events or key.data is not ready:
+            self._selector.modify(sock, events, ready)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` once in the next turn, which then does not sleep."""
+        self._posted.append(callback)
+
+    def call_at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` once before the loop sleeps, however often it is asked for in this turn."""
+        self._turn_end[callback] = None
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        return self._timers.add(self.now() + delay, callback)
+
+    def stop(self) -> None:
+        """End ``run`` after the present turn."""
+        self._stopped = True
+
+    def run(self) -> None:
+        while not self._stopped:
+            self.turn()
+
+    def turn(self) -> None:
+        ready = self._selector.select(self._timeout())
+        self.after_poll()
+        for key, events in ready:
+            key.data(events)
+        self._timers.run_due(self.now())
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+        self.before_sleep()
+        while self._turn_end:
+            callbacks, self._turn_end = self._turn_end, {}
+            for callback in callbacks:
+                callback()
+
+    def _timeout(self) -> float | None:
+        if self._posted or self._stopped:
+            return 0.0
+        at = self._timers.next_at()
+        return None if at is None else max(0.0, at - self.now())
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()

@@ -1,0 +1,72 @@
+"""Deadlines of the loop: a heap of timers that can be postponed without touching the heap."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class Timer:
+    """One deadline, in the loop's seconds. ``postpone`` is O(1): the heap entry settles itself when it comes up."""
+
+    __slots__ = ("_heap_at", "_timers", "at", "callback")
+
+    def __init__(self, timers: Timers, at: float, callback: Callable[[], None]) -> None:
+        self.at = at
+        self.callback: Callable[[], None] | None = callback
+        self._heap_at = at
+        self._timers = timers
+
+    def postpone(self, at: float) -> None:
+        """Move the deadline to ``at``, which is not before the present one."""
+        self.at = at
+
+    def cancel(self) -> None:
+        if self.callback is not None:
+            self.callback = None
+            self._timers.cancelled()
+
+    def __lt__(self, other: Timer) -> bool:
+        return self._heap_at < other._heap_at
+
+
+class Timers:
+    """All timers of one loop."""
+
+    def __init__(self) -> None:
+        self._heap: list[Timer] = []
+        self._dead = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(self, at, callback)
+        heapq.heappush(self._heap, timer)
+        return timer
+
+    def cancelled(self) -> None:
+        """Sweep when most entries are dead: short connections cancel long deadlines faster than they come up."""
+        self._dead += 1
+        if self._dead > 64 and self._dead > len(self._heap) // 2:
+            self._heap = [timer for timer in self._heap if timer.callback is not None]
+            heapq.heapify(self._heap)
+            self._dead = 0
+
+    def next_at(self) -> float | None:
+        """No timer is due before this; ``None`` without timers."""
+        while self._heap and self._heap[0].callback is None:
+            heapq.heappop(self._heap)
+            self._dead -= 1
+        return self._heap[0]._heap_at if self._heap else None
+
+    def run_due(self, now: float) -> None:
+        while (at := self.next_at()) is not None and at <= now:
+            timer = heapq.heappop(self._heap)
+            if timer.at > now:
+                timer._heap_at = timer.at
+                heapq.heappush(self._heap, timer)
+                continue
+            callback, timer.callback = timer.callback, None
+            if callback is not None:
+                callback()

@@ -1,0 +1,61 @@
+"""How long a tick will take, learned from the ticks that ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FORGETTING = 0.98
+"""Weight of a tick for each later one: about the last 50 count."""
+
+_PRIOR_S = (2e-3, 5e-3, 5e-3, 0.0)
+_PRIOR_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A linear model of a tick, in seconds: fixed, for each decode row, for each prefill row, for each row and 1,000
+    cached positions that it attends to."""
+
+    fixed_s: float = _PRIOR_S[0]
+    decode_row_s: float = _PRIOR_S[1]
+    prefill_row_s: float = _PRIOR_S[2]
+    attention_s: float = _PRIOR_S[3]
+
+    def seconds(self, decode_rows: int, prefill_rows: int, cached: int) -> float:
+        rows = decode_rows + prefill_rows
+        return (
+            self.fixed_s
+            + self.decode_row_s * decode_rows
+            + self.prefill_row_s * prefill_rows
+            + self.attention_s * rows * cached / 1000
+        )
+
+    def prefill_rows_within(self, seconds: float, decode_rows: int, cached: int) -> int:
+        """The most prefill rows with which the tick keeps to ``seconds``; may be 0."""
+        left = seconds - self.seconds(decode_rows, 0, cached)
+        row_s = self.prefill_row_s + self.attention_s * cached / 1000
+        return max(0, int(left / row_s)) if row_s > 0 else 0
+
+
+class CostModel:
+    """Recursive least squares with forgetting and a weak prior; negative coefficients make no sense and are cut."""
+
+    def __init__(self) -> None:
+        self._prior = np.array(_PRIOR_S)
+        self._xx = np.zeros((4, 4))
+        self._xy = np.zeros(4)
+        self.cost = Cost()
+
+    def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
+        """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
+        rows = decode_rows + prefill_rows
+        # Relative error counts: a long prefill must not drown what the short ticks say.
+        x = np.array([1.0, decode_rows, prefill_rows, rows * cached / 1000]) / seconds
+        self._xx = FORGETTING * self._xx + np.outer(x, x)
+        self._xy = FORGETTING * self._xy + x
+        ridge = _PRIOR_WEIGHT * (np.diag(self._xx) + 1e-9)
+        theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * self._prior)
+        fixed, decode, prefill, attention = (max(0.0, float(value)) for value in theta)
+        self.cost = Cost(fixed, decode, max(prefill, 1e-7), attention)
