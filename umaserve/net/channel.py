@@ -52,8 +52,8 @@ class Channel:
     """Bytes to and from one peer.
 
     ``write`` only queues; the kernel is handed what it takes before the loop sleeps. Above ``high_water``
-    queued bytes it is ``congested``, until half of that is left. A peer that takes nothing for ``stall_timeout`` seconds
-    while bytes wait for it is closed.
+    queued bytes it is ``congested``, until half of that is left. A peer that takes nothing for ``stall_timeout``
+    seconds while bytes wait for it is closed.
     """
 
     def __init__(self, loop: Loop, sock: socket.socket, *, high_water: int, stall_timeout: float) -> None:

@@ -122,14 +122,16 @@ class Fields:
         return None if value is None else Fields.of(value, self.name(key))
 
 
-def string(value: object, field: str, *, max_bytes: int, empty: bool = False) -> str:
-    expected = f"a {'' if empty else 'non-empty '}string of at most {max_bytes} bytes"
+def string(value: object, field: str, *, max_bytes: int | None = None, empty: bool = False) -> str:
+    expected = f"a {'' if empty else 'non-empty '}string"
+    if max_bytes is not None:
+        expected += f" of at most {max_bytes} bytes"
     if not isinstance(value, str):
         raise bad_request(field, expected, value)
     if not value and not empty:
         raise out_of_range(field, expected, "an empty one")
     # A character takes at least one byte, so most strings are judged without encoding them.
-    if len(value) > max_bytes or len(value.encode()) > max_bytes:
+    if max_bytes is not None and (len(value) > max_bytes or len(value.encode()) > max_bytes):
         raise out_of_range(field, expected, f"{len(value.encode())} bytes")
     return value
 

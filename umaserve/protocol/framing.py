@@ -17,7 +17,7 @@ class FrameCodec:
     """``uint32 little-endian length | payload`` (contract: uds-framed-json, Transport & Framing).
 
     A length over ``max_frame_bytes`` raises ``RequestError`` from the header alone, before any of the payload is
-    stored; the codec takes no more input after that.
+    stored, and so does every later call.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -58,7 +58,7 @@ class FrameCodec:
 
 
 class LineCodec:
-    """Lines ended by ``\\n`` (a ``\\r`` before it is dropped), for ``--protocol newline``.
+    """Lines ended by ``\\n`` (a ``\\r`` before it is dropped, but counts), for ``--protocol newline``.
 
     A line longer than ``max_line_bytes`` raises ``RequestError`` as soon as that is known.
     """

@@ -96,8 +96,7 @@ class JsonDialect:
             raise
 
     def _command(self, fields: Fields) -> Command:
-        if "event" in fields.values:
-            fields.choice("event", {"cancel": None}, None)
+        if fields.choice("event", {"cancel": True}, False):
             return Cancel(_required_id(fields))
         if self._stream is not None:
             raise RequestError(Fault.BUSY, "request: one is running on this connection; wait for its eos, or cancel it")
@@ -265,9 +264,9 @@ def _metadata(fields: Fields) -> dict[str, Any] | None:
 def _dump_capped(values: Any, field: str, max_bytes: int) -> bytes:
     expected = f"an object of at most {max_bytes} bytes as JSON, nested less than 200 deep"
     try:
-        text = orjson.dumps(values)
+        # orjson reads deeper nesting than it writes, and an event that carries the object nests it once more.
+        text = orjson.dumps([values])[1:-1]
     except orjson.JSONEncodeError:
-        # orjson reads deeper nesting than it writes.
         raise out_of_range(field, expected, "a deeper one") from None
     if len(text) > max_bytes:
         raise out_of_range(field, expected, f"{len(text)} bytes")
@@ -289,7 +288,7 @@ def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
 
 
 def _prompt(value: object, limits: Limits) -> str:
-    prompt = string(value, "prompt", max_bytes=2**62)
+    prompt = string(value, "prompt")
     _check_prompt_bytes(len(prompt.encode()), limits)
     return prompt
 
@@ -326,4 +325,4 @@ def _turn(value: object, path: str) -> ChatTurn:
     if fields.values.get("role") is None:
         raise bad_request(fields.name("role"), " or ".join(f'"{role}"' for role in ROLES), None)
     role = fields.choice("role", ROLES, "user")
-    return ChatTurn(role, string(fields.values.get("content"), fields.name("content"), max_bytes=2**62, empty=True))
+    return ChatTurn(role, string(fields.values.get("content"), fields.name("content"), empty=True))

@@ -1,11 +1,11 @@
-"""What the next tick computes: a pure function of a snapshot, so that its promises can be tested with an invented clock.
+"""What the next tick computes: a pure function of a snapshot, tested and simulated with an invented clock.
 
 The rules, and why:
 
 1. Every stream that can make progress gets its token in every tick: nobody's stream freezes.
-2. Prefill takes what is left of the tick's *time*: as many prompt tokens as keep the tightest time-between-tokens target
-   among the running streams, by the cost model. At least ``PREFILL_FLOOR`` all the same, so that a target that can't be
-   kept does not stop prompts for ever.
+2. Prefill takes what is left of the tick's *time*: as many prompt tokens as keep the tightest time-between-tokens
+   target among the running streams, by the cost model. At least ``PREFILL_FLOOR`` all the same, so that a target that
+   can't be kept does not stop prompts for ever.
 3. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
    a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.)
 4. Prompts go by class, then by deadline. A background prompt that has waited ``AGING_S`` counts as interactive, and no

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FinishReason, Finished, Output, Token
+from umaserve.messages import Finished, FinishReason, Output, Token
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import CostModel
 from umaserve.serving.policy import Plan, Prompt, Snapshot, Stream, plan
@@ -186,7 +186,8 @@ class Scheduler:
         sessions, runs = [], []
         for id_ in the_plan.decode:
             session = self._sessions.get(id_)
-            assert session.prepared is not None and session.slot is not None
+            assert session.prepared is not None
+            assert session.slot is not None
             sessions.append(session)
             runs.append(Run(session.slot, session.computed, session.generated[-1:], session.prepared.sampler))
         for id_, n_tokens in the_plan.prefill:

@@ -1,0 +1,156 @@
+"""The command line: ``serve`` (the default), ``ask`` and ``metrics``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import orjson
+
+from umaserve import __version__, config, logs
+from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
+from umaserve.errors import ConfigError
+
+_DESCRIPTION = "One process, one model, one Unix socket for every program on the box."
+_EPILOG = """\
+commands:
+  serve     run the daemon in the foreground; the default without a command
+  ask       send a prompt to a running daemon and print the answer as it comes
+  metrics   print a running daemon's numbers
+
+"umaserve COMMAND --help" explains one. A setting comes from its flag, else from its UMA_* variable, else from the
+file named by --config, else it has its default; --print-config shows which.
+
+  umaserve --socket /tmp/uma.sock &
+  umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = {"serve": _serve, "ask": _ask, "metrics": _metrics}
+    command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
+    try:
+        return commands[command](arguments)
+    except ConfigError as error:
+        print(f"umaserve: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    parser = _Parser(
+        "umaserve", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"umaserve {__version__}")
+    parser.add_argument("--print-config", action="store_true", help="print the settings in force, and end")
+    config.add_arguments(parser)
+    flags = vars(parser.parse_args(arguments))
+    print_config = flags.pop("print_config")
+    loaded = config.load(flags, os.environ)
+    if print_config:
+        print(config.render(loaded), end="")
+        return 0
+    logs.configure(loaded.config.log_level, loaded.config.log_format)
+    # Imported here: the clients need no llama.cpp.
+    from umaserve.engine.engine import load
+    from umaserve.server import Server
+
+    return Server(loaded.config, load).run()
+
+
+def _client_parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = _Parser(f"umaserve {command}", description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        default=os.environ.get("UMA_SOCK", DEFAULT_SOCKET),
+        help="the daemon's socket (default: $UMA_SOCK, or %(default)s)",
+    )
+    return parser
+
+
+def _ask(arguments: Sequence[str]) -> int:
+    parser = _client_parser("ask", "Send a prompt and print the answer as it comes. Ctrl-C ends the answer.")
+    parser.add_argument("prompt", help='the question; "-" reads it from standard input')
+    parser.add_argument("--raw", action="store_true", help="continue the text instead of answering as a chat")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the question")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 (the default) is greedy")
+    parser.add_argument("--seed", type=int, metavar="N", help="for an answer that can be had again")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print the raw events, one a line")
+    options = parser.parse_args(arguments)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    names = ("max_tokens", "temperature", "seed", "stop")
+    request: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if not options.raw:
+        request["chat"] = [{"role": "system", "content": options.system}] if options.system else True
+    try:
+        with Client(options.socket).generate(prompt, **request) as stream:
+            _print_stream(stream, raw_events=options.json)
+    except ServerError as error:
+        print(f"umaserve: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        return _unreachable(options.socket, error)
+    return 0
+
+
+def _print_stream(stream: Stream, *, raw_events: bool) -> None:
+    events = iter(stream)
+    cancelled = False
+    while True:
+        try:
+            event = next(events, None)
+        except KeyboardInterrupt:
+            if cancelled:
+                raise
+            cancelled = True
+            stream.cancel()
+            events = iter(stream)
+            continue
+        if event is None:
+            break
+        _write(orjson.dumps(event).decode() + "\n" if raw_events else event["text"])
+    _write(orjson.dumps(stream.end).decode() + "\n" if raw_events else "\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _metrics(arguments: Sequence[str]) -> int:
+    parser = _client_parser("metrics", "Print a running daemon's numbers.")
+    parser.add_argument("--json", action="store_true", help="print the event as it came")
+    options = parser.parse_args(arguments)
+    try:
+        event = Client(options.socket).metrics()
+    except OSError as error:
+        return _unreachable(options.socket, error)
+    if options.json:
+        print(orjson.dumps(event).decode())
+        return 0
+    del event["event"]
+    width = max(map(len, event))
+    for name, value in event.items():
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _unreachable(path: str, error: OSError) -> int:
+    advice = "is the daemon running there? Name its socket with --socket or UMA_SOCK"
+    print(f"umaserve: {path}: {error.strerror or error}: {advice}", file=sys.stderr)
+    return 1

@@ -1,0 +1,236 @@
+"""Clients of the Unix socket: ``Client`` blocks, ``AsyncClient`` is for asyncio. One connection for each request.
+
+    with Client().generate("Why is the sky blue?", chat=True) as stream:
+        for event in stream:
+            print(event["text"], end="", flush=True)
+    print(stream.end["usage"])
+
+Options are the contract's request fields (``max_tokens``, ``temperature``, ``stop``, ``json_schema``, …). An ``error``
+event raises ``ServerError``; a connection that ends too early raises ``ConnectionError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import struct
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import orjson
+
+from umaserve.protocol.framing import FrameCodec
+
+T = TypeVar("T")
+Event = dict[str, Any]
+
+DEFAULT_SOCKET = "/run/uma.sock"
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+_READ = 64 * 1024
+_HEADER = struct.Struct("<I")
+_ids = itertools.count(1)
+
+
+class ServerError(Exception):
+    """The server's ``error`` event; ``code`` is the contract's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+def _frame(value: Event) -> bytes:
+    return FrameCodec.send(orjson.dumps(value))
+
+
+def _request(prompt: str | None, options: Event) -> Event:
+    request = {"id": f"c{next(_ids)}", **options}
+    if prompt is not None:
+        request["prompt"] = prompt
+    return request
+
+
+def _checked(payload: bytes) -> Event:
+    event: Event = orjson.loads(payload)
+    if event["event"] == "error":
+        raise ServerError(event["code"], event["message"])
+    return event
+
+
+def _lost() -> ConnectionError:
+    return ConnectionError("the server closed the connection before the end of its answer")
+
+
+class Stream:
+    """One generation. Iterating gives the ``token`` events as they come; then ``end`` is the ``eos`` event."""
+
+    def __init__(self, sock: socket.socket, request: Event) -> None:
+        self.id: str = request["id"]
+        self.end: Event | None = None
+        self._sock = sock
+        self._codec = FrameCodec(MAX_EVENT_BYTES)
+        sock.sendall(_frame(request))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        while self.end is None:
+            event = self._next()
+            if event["event"] == "token":
+                yield event
+            else:
+                self.end = event
+
+    def cancel(self) -> None:
+        """Ask for the end at the next token; go on iterating to see it."""
+        self._sock.sendall(_frame({"event": "cancel", "id": self.id}))
+
+    def close(self) -> None:
+        """Leave; a generation that still runs ends with it."""
+        self._sock.close()
+
+    def _next(self) -> Event:
+        while (payload := self._codec.next_payload()) is None:
+            data = self._sock.recv(_READ)
+            if not data:
+                raise _lost()
+            self._codec.receive_data(data)
+        return _checked(payload)
+
+
+class Client:
+    """A blocking client of the daemon at ``path``. ``timeout`` is in seconds for each read; ``None`` waits for ever."""
+
+    def __init__(self, path: str = DEFAULT_SOCKET, timeout: float | None = None) -> None:
+        self.path = path
+        self.timeout = timeout
+
+    def generate(self, prompt: str | None = None, **options: Any) -> Stream:
+        """Start a generation. ``chat=[…]`` may stand in for ``prompt``."""
+        return Stream(self._connect(), _request(prompt, options))
+
+    def complete(self, prompt: str | None = None, **options: Any) -> Event:
+        """The whole answer: the ``eos`` event, with ``text``, ``reason`` and ``usage``."""
+        with self.generate(prompt, stream=False, **options) as stream:
+            for _ in stream:
+                continue
+            assert stream.end is not None
+            return stream.end
+
+    def metrics(self) -> Event:
+        """One snapshot."""
+        with self._connect() as sock:
+            sock.sendall(_frame({"type": "metrics"}))
+            codec = FrameCodec(MAX_EVENT_BYTES)
+            while (payload := codec.next_payload()) is None:
+                data = sock.recv(_READ)
+                if not data:
+                    raise _lost()
+                codec.receive_data(data)
+            return _checked(payload)
+
+    def _connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(self.timeout)
+        try:
+            sock.connect(self.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+class AsyncStream:
+    """As ``Stream``, for ``async for``."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Event) -> None:
+        self.id: str = request["id"]
+        self.end: Event | None = None
+        self._reader = reader
+        self._writer = writer
+        writer.write(_frame(request))
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while self.end is None:
+            event = await _read_event(self._reader)
+            if event["event"] == "token":
+                yield event
+            else:
+                self.end = event
+
+    async def cancel(self) -> None:
+        """Ask for the end at the next token; go on iterating to see it."""
+        self._writer.write(_frame({"event": "cancel", "id": self.id}))
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        """Leave; a generation that still runs ends with it."""
+        await _close(self._writer)
+
+
+class AsyncClient:
+    """A client for asyncio. ``run`` takes uvloop for it where that is installed."""
+
+    def __init__(self, path: str = DEFAULT_SOCKET) -> None:
+        self.path = path
+
+    async def generate(self, prompt: str | None = None, **options: Any) -> AsyncStream:
+        """Start a generation. ``chat=[…]`` may stand in for ``prompt``."""
+        reader, writer = await asyncio.open_unix_connection(self.path, limit=_READ)
+        return AsyncStream(reader, writer, _request(prompt, options))
+
+    async def complete(self, prompt: str | None = None, **options: Any) -> Event:
+        """The whole answer: the ``eos`` event, with ``text``, ``reason`` and ``usage``."""
+        async with await self.generate(prompt, stream=False, **options) as stream:
+            async for _ in stream:
+                continue
+            assert stream.end is not None
+            return stream.end
+
+    async def metrics(self) -> Event:
+        """One snapshot."""
+        reader, writer = await asyncio.open_unix_connection(self.path, limit=_READ)
+        try:
+            writer.write(_frame({"type": "metrics"}))
+            return await _read_event(reader)
+        finally:
+            await _close(writer)
+
+
+async def _read_event(reader: asyncio.StreamReader) -> Event:
+    try:
+        (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        payload = await reader.readexactly(length)
+    except asyncio.IncompleteReadError:
+        raise _lost() from None
+    return _checked(payload)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        await writer.wait_closed()
+    except ConnectionError:
+        return  # The server was faster; the end is the same.
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)

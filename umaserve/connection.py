@@ -1,0 +1,175 @@
+"""One client of the Unix socket: its channel, codec and dialect, and the session of its present request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from umaserve.errors import RequestError
+from umaserve.messages import Cancel, Command, Finished, Generate, GetMetrics, Metrics, Output
+from umaserve.net.channel import READ_PER_TURN, Channel
+from umaserve.net.loop import Loop
+from umaserve.protocol.uds import Reply
+from umaserve.serving.sessions import SessionManager
+
+log = logging.getLogger(__name__)
+
+PAYLOADS_PER_TURN = 32
+"""A client that floods gets its share of a turn, and the rest of its input waits."""
+
+
+class Codec(Protocol):
+    """Bytes to payloads and back."""
+
+    @property
+    def buffered(self) -> int: ...
+
+    def receive_data(self, data: bytes) -> None: ...
+
+    def next_payload(self) -> bytes | None: ...
+
+    def send(self, payload: bytes) -> bytes: ...
+
+
+class Dialect(Protocol):
+    """Payloads to messages and back."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def receive(self, payload: bytes) -> Command: ...
+
+    def send(self, output: Output) -> Reply | None: ...
+
+    def fail(self, error: RequestError) -> Reply: ...
+
+
+class Connection:
+    """Handler of one channel. A mistake of ours in handling it costs this client its connection, and nobody else."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        codec: Codec,
+        dialect: Dialect,
+        sessions: SessionManager,
+        *,
+        peer: str,
+        idle_timeout: float,
+        metrics: Callable[[], Metrics],
+        lost: Callable[[Connection], None],
+    ) -> None:
+        self.channel = channel
+        self._loop = loop
+        self._codec = codec
+        self._dialect = dialect
+        self._sessions = sessions
+        self._peer = peer
+        self._idle_timeout = idle_timeout
+        self._metrics = metrics
+        self._lost = lost
+        self._backlog = False
+        """Whether whole payloads may wait in the codec for the next turn."""
+        self._session = sessions.open(self._deliver, peer, loop.now())
+        self._idle = loop.call_later(idle_timeout, self._on_idle)
+        channel.handler = self
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._codec.receive_data(data)
+        self._handle_payloads()
+
+    def input_ended(self) -> None:
+        self._handle_payloads()
+
+    def wants_data(self) -> bool:
+        return not self._backlog and (self._dialect.ready or self._codec.buffered < READ_PER_TURN)
+
+    def drained(self) -> None:
+        self._sessions.release(self._session)
+
+    def connection_lost(self) -> None:
+        self._idle.cancel()
+        self._sessions.abandon(self._session)
+        self._lost(self)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _handle_payloads(self) -> None:
+        self._backlog = False
+        try:
+            for _ in range(PAYLOADS_PER_TURN):
+                if not self.channel.open or not self._dialect.ready or not self._handle_one():
+                    break
+            else:
+                self._backlog = True
+                self._loop.call_soon(self._handle_payloads)
+        except Exception:
+            log.exception("%s: closed, since handling its input failed", self._peer)
+            self.channel.abort()
+        if self.channel.ended and not self._backlog and not self._session.running:
+            self.channel.close()
+
+    def _handle_one(self) -> bool:
+        try:
+            payload = self._codec.next_payload()
+            if payload is None:
+                return False
+            # Only whole payloads count as a sign of life: a byte now and then keeps nobody's connection open.
+            self._idle.postpone(self._loop.now() + self._idle_timeout)
+            self._dispatch(self._dialect.receive(payload))
+        except RequestError as error:
+            self._reply(self._dialect.fail(error))
+        return True
+
+    def _dispatch(self, command: Command) -> None:
+        match command:
+            case Generate():
+                self._sessions.request(self._session, command, self._loop.now())
+            case Cancel():
+                self._sessions.cancel(self._session, command.id)
+            case GetMetrics():
+                self._reply(self._dialect.send(self._metrics()))
+
+    # -- replies -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, output: Output | RequestError) -> None:
+        """The session's sink."""
+        try:
+            if isinstance(output, RequestError):
+                self._reply(self._dialect.fail(output))
+            else:
+                self._reply(self._dialect.send(output))
+        except Exception:
+            log.exception("%s: closed, since a reply could not be made", self._peer)
+            self.channel.abort()
+            return
+        if isinstance(output, Finished | RequestError):
+            self._next_request()
+
+    def _next_request(self) -> None:
+        if not self.channel.open:
+            return
+        self._session = self._sessions.open(self._deliver, self._peer, self._loop.now())
+        self._idle.postpone(self._loop.now() + self._idle_timeout)
+        self._loop.call_soon(self._handle_payloads)
+
+    def _reply(self, reply: Reply | None) -> None:
+        if reply is None:
+            return
+        self.channel.write(self._codec.send(reply.payload))
+        if reply.close:
+            self._sessions.abandon(self._session)
+            self.channel.close()
+        elif self.channel.congested:
+            self._sessions.hold(self._session)
+
+    def _on_idle(self) -> None:
+        if self._session.running:
+            self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
+        elif self.channel.open:
+            log.info("%s: closed, since no request came for %g s", self._peer, self._idle_timeout)
+            self.channel.close()
