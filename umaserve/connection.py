@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -89,7 +90,8 @@ class Connection:
         return not self._backlog and (self._dialect.ready or self._codec.buffered < READ_PER_TURN)
 
     def drained(self) -> None:
-        self._sessions.release(self._session)
+        # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
+        self._loop.call_soon(functools.partial(self._sessions.release, self._session))
 
     def connection_lost(self) -> None:
         self._idle.cancel()

@@ -25,18 +25,22 @@ class TextStream:
 
     def finish(self) -> str:
         """All that is still held; afterwards nothing is."""
-        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        text, _stopped = self._release(self._decoder.decode(b"", final=True))
+        text, self._held = text + self._held, ""
         return text
 
     def _release(self, new: str) -> tuple[str, bool]:
         if not self._stops:
             return new, False
         text = self._held + new
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        # The stop that is complete first ends the text, and not the one that begins first: a stream whose tokens are
+        # shorter would have seen only that one.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
+            _end, at = min(found)
             self._held = ""
             self._decoder.reset()
-            return text[: min(found)], True
+            return text[:at], True
         keep = max(_border(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

@@ -33,8 +33,8 @@ class WorkerThread:
         self._jobs.put((job, done))
 
     def collect(self) -> None:
-        """Call back for all jobs that have finished."""
-        while self._results:
+        """Call back for the jobs that have finished; one that finishes meanwhile has its own wake-up."""
+        for _ in range(len(self._results)):
             done, result = self._results.popleft()
             done(result)
 

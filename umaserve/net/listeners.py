@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -66,17 +67,28 @@ class SocketFile:
         self._inode = os.stat(path).st_ino
 
     def remove(self) -> None:
-        """Unlink the socket's file, if it is still ours, and its lock."""
-        try:
-            if os.stat(self.path).st_ino == self._inode:
-                os.unlink(self.path)
-        except FileNotFoundError:
+        """Unlink the socket's file and its lock, where they are still ours; a second call does nothing."""
+        if self._lock_fd < 0:
+            return
+        if not _unlink_own(self.path, self._inode):
             log.warning("socket %s: somebody else removed it", self.path)
         self._unlock()
 
     def _unlock(self) -> None:
-        os.unlink(f"{self.path}.lock")
+        _unlink_own(f"{self.path}.lock", os.fstat(self._lock_fd).st_ino)
         os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def _unlink_own(path: str, inode: int) -> bool:
+    """Remove the file, unless it is gone or has become another one; whether it was there."""
+    try:
+        own = os.lstat(path).st_ino == inode
+    except FileNotFoundError:
+        return False
+    if own:
+        os.unlink(path)
+    return own
 
 
 def _lock(lock_path: str, path: str) -> int:
@@ -85,10 +97,11 @@ def _lock(lock_path: str, path: str) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A daemon that ended between open and flock took this very file away: lock the one that is there now.
-            if os.path.exists(lock_path) and os.stat(lock_path).st_ino == os.fstat(fd).st_ino:
-                os.truncate(fd, 0)
-                os.write(fd, f"{os.getpid()}\n".encode())
-                return fd
+            with contextlib.suppress(FileNotFoundError):
+                if os.lstat(lock_path).st_ino == os.fstat(fd).st_ino:
+                    os.truncate(fd, 0)
+                    os.write(fd, f"{os.getpid()}\n".encode())
+                    return fd
         except BlockingIOError:
             holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
@@ -111,7 +124,8 @@ def _remove_stale(path: str) -> None:
         raise ConfigError(f"socket {path}: a file that is no socket is in the way: move it, or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        if probe.connect_ex(path) in (0, errno.EAGAIN):
+        # Only a refusal proves it dead: a live one says EPROTOTYPE if it is of another type, EACCES if it isn't for us.
+        if probe.connect_ex(path) != errno.ECONNREFUSED:
             raise ConfigError(f"socket {path}: another program listens on it: stop that one, or choose another path")
     os.unlink(path)
 
@@ -147,6 +161,8 @@ class Listener:
 
     def _on_ready(self, _events: int) -> None:
         for _ in range(ACCEPTS_PER_TURN):
+            if self._sock.fileno() < 0:
+                return  # Closed by whoever came before in this turn.
             try:
                 sock, _address = self._sock.accept()
             except (BlockingIOError, ConnectionAbortedError):

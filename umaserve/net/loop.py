@@ -52,7 +52,7 @@ class Loop:
             return  # The buffer is full of wake-ups that the loop has yet to read.
 
     def _on_wake(self, _events: int) -> None:
-        self._wake_out.recv(4096)
+        """Nothing more to do: the poll has ended, which is what the wake-up was for."""
 
     def set_interest(self, sock: socket.socket, events: int, ready: Ready) -> None:
         """Watch ``sock`` for ``events`` (READ, WRITE, both, or 0 to stop watching)."""
@@ -62,7 +62,7 @@ class Loop:
                 self._selector.register(sock, events, ready)
         elif not events:
             self._selector.unregister(sock)
-        elif key.events != events or key.data is not ready:
+        elif key.events != events or key.data != ready:
             self._selector.modify(sock, events, ready)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
@@ -86,6 +86,9 @@ class Loop:
 
     def turn(self) -> None:
         ready = self._selector.select(self._timeout())
+        # Emptied before ``after_poll``, never after: a wake-up that comes while that runs must end the next poll.
+        if any(key.fileobj is self._wake_out for key, _ in ready):
+            self._wake_out.recv(4096)
         self.after_poll()
         for key, events in ready:
             key.data(events)

@@ -9,6 +9,9 @@ import numpy as np
 FORGETTING = 0.98
 """Weight of a tick for each later one: about the last 50 count."""
 
+MIN_TICK_S = 1e-6
+"""A coarse clock may show no time at all for a tick, which would be an infinite weight."""
+
 _PRIOR_S = (2e-3, 5e-3, 5e-3, 0.0)
 _PRIOR_WEIGHT = 1e-3
 
@@ -51,10 +54,14 @@ class CostModel:
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
         rows = decode_rows + prefill_rows
-        # Relative error counts: a long prefill must not drown what the short ticks say.
-        x = np.array([1.0, decode_rows, prefill_rows, rows * cached / 1000]) / seconds
+        seconds = max(seconds, MIN_TICK_S)
+        # Relative error counts: a long prefill must not drown what the short ticks say. Relative to the prediction: to
+        # the time itself, slow ticks would weigh less than fast ones, and a noisy box would seem faster than it is.
+        predicted = self.cost.seconds(decode_rows, prefill_rows, cached)
+        scale = min(max(predicted, seconds / 10), seconds * 10)
+        x = np.array([1.0, decode_rows, prefill_rows, rows * cached / 1000]) / scale
         self._xx = FORGETTING * self._xx + np.outer(x, x)
-        self._xy = FORGETTING * self._xy + x
+        self._xy = FORGETTING * self._xy + x * (seconds / scale)
         ridge = _PRIOR_WEIGHT * (np.diag(self._xx) + 1e-9)
         theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * self._prior)
         fixed, decode, prefill, attention = (max(0.0, float(value)) for value in theta)

@@ -273,7 +273,8 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing is left to be delivered or cleared."""
-        return self._in_flight is None and not self._holders and not any(True for _ in self._sessions.running())
+        running = any(True for _ in self._sessions.running())
+        return self._in_flight is None and not self._holders and not running and not self._sessions.undelivered
 
     def snapshot(self) -> dict[str, int | float | str]:
         """The scheduler's part of the metrics."""

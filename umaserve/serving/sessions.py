@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -79,7 +80,7 @@ class Session:
     computed: int = 0
     """Tokens of this sequence in the KV cache."""
     generated: list[int] = field(default_factory=list)
-    outbox: list[Output | RequestError] = field(default_factory=list)
+    outbox: deque[Output | RequestError] = field(default_factory=deque)
     requested_at: float = 0.0
     started_at: float | None = None
     first_token_at: float | None = None
@@ -136,10 +137,8 @@ class SessionManager:
 
     def abandon(self, session: Session) -> None:
         """The client is gone: nothing is delivered any more."""
-        if session.state in (State.DONE, State.ERRORED):
-            self._with_output.pop(session.id, None)
-            return
-        self._end(session, Event.FINISH)
+        if session.state not in (State.DONE, State.ERRORED):
+            self._end(session, Event.FINISH)
         session.outbox.clear()
         self._with_output.pop(session.id, None)
 
@@ -193,13 +192,19 @@ class SessionManager:
         """Sessions with a request that has not ended, oldest first."""
         return iter(self._running.values())
 
+    @property
+    def undelivered(self) -> bool:
+        """Whether outputs wait for ``deliver``."""
+        return bool(self._with_output)
+
     def deliver(self) -> Iterator[tuple[Session, Output | RequestError]]:
         """Hand each queued output to its sink, and give it to the caller as well, after it was handed over."""
         while self._with_output:
             sessions, self._with_output = self._with_output, {}
             for session in sessions.values():
-                outputs, session.outbox = session.outbox, []
-                for output in outputs:
+                # One by one, since a sink may abandon this session or another.
+                while session.outbox:
+                    output = session.outbox.popleft()
                     session.sink(output)
                     yield session, output
 

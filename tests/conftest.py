@@ -1,0 +1,37 @@
+"""What several test files share: one daemon with the default model."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("daemon")
+from daemon import Daemon
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory):
+    """A daemon with its defaults, shared; every test leaves it as idle as it was."""
+    # One compute thread: several stumble over one another wherever another program, such as pytest, has a core.
+    daemon = Daemon(tmp_path_factory.mktemp("daemon"), env={"UMA_THREADS": "1"})
+    yield daemon
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+@pytest.fixture
+def own_daemon(tmp_path):
+    """Makes daemons with flags of the test's own, and one compute thread.
+
+    """
+    made = []
+
+    def make(*flags: str, env: dict[str, str] | None = None, **options) -> Daemon:
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        made.append(Daemon(directory, *flags, env={"UMA_THREADS": "1"} | (env or {}), **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+        assert "Traceback" not in daemon.logs, daemon.logs

@@ -1,0 +1,151 @@
+"""The real daemon in a subprocess, and a client of the contract's own words: a socket, struct and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+READY_S = 120
+ANSWER_S = 120
+
+
+class Daemon:
+    """``python -m umaserve`` on a socket in ``directory``; ``logs`` is what it wrote to standard error."""
+
+    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None, wait: bool = True, **popen):
+        self.path = str(directory / "uma.sock")
+        self._log_path = directory / "log"
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "umaserve", "--socket", self.path, *flags],
+                env=variables | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                **popen,
+            )
+        if wait:
+            self.wait_until_ready()
+
+    @property
+    def logs(self) -> str:
+        return self._log_path.read_text()
+
+    def wait_for_socket(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.logs
+            try:
+                self.connect().close()
+            except (FileNotFoundError, ConnectionRefusedError):
+                time.sleep(0.005)
+            else:
+                return
+        raise AssertionError(f"no socket:\n{self.logs}")
+
+    def wait_until_ready(self) -> None:
+        self.wait_for_socket()
+        self.wait_for(lambda values: values["state"] == "ready")
+
+    def wait_for(self, condition, seconds: float = READY_S) -> dict:
+        """Metrics for which ``condition`` holds; fails if that never comes."""
+        deadline = time.monotonic() + seconds
+        while True:
+            values = self.metrics()
+            if condition(values):
+                return values
+            assert time.monotonic() < deadline, f"never so: {values}\n{self.logs}"
+            time.sleep(0.01)
+
+    def wait_until_quiet(self) -> dict:
+        """Metrics when all sequences and their KV are gone."""
+        return self.wait_for(lambda v: v["active_sessions"] == v["waiting_sessions"] == v["kv_cells_used"] == 0)
+
+    def connect(self) -> Wire:
+        return Wire(self.path)
+
+    def metrics(self) -> dict:
+        with self.connect() as wire:
+            wire.send({"type": "metrics"})
+            return wire.receive()
+
+    def ask(self, prompt: str = "Once upon a time", **fields) -> list[dict]:
+        """All events of one request."""
+        with self.connect() as wire:
+            wire.send({"id": "t", "prompt": prompt, **fields})
+            return wire.receive_all()
+
+    def text(self, prompt: str = "Once upon a time", **fields) -> str:
+        return "".join(event["text"] for event in self.ask(prompt, **fields)[:-1])
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+class Wire:
+    """One connection, frame by frame (contract: uds-framed-json, Transport & Framing)."""
+
+    def __init__(self, path: str):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(ANSWER_S)
+        try:
+            self.sock.connect(path)
+        except BaseException:
+            self.sock.close()
+            raise
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def send(self, value: dict) -> None:
+        self.sock.sendall(frame(value))
+
+    def receive(self) -> dict | None:
+        """The next event; ``None`` at the end of the stream."""
+        header = self._exactly(4)
+        if header is None:
+            return None
+        return json.loads(self._exactly(struct.unpack("<I", header)[0]))
+
+    def receive_until(self, *events: str) -> dict:
+        """The next event of one of these kinds; what comes before it is dropped."""
+        while (event := self.receive()) is not None:
+            if event["event"] in events:
+                return event
+        raise AssertionError(f"the stream ended before any of {events}")
+
+    def receive_all(self) -> list[dict]:
+        events = []
+        while (event := self.receive()) is not None:
+            events.append(event)
+        return events
+
+    def _exactly(self, n: int) -> bytes | None:
+        data = b""
+        while len(data) < n:
+            part = self.sock.recv(n - len(data))
+            if not part:
+                assert not data, f"the stream ended within a frame: {data!r}"
+                return None
+            data += part
+        return data
+
+
+def frame(value: dict | bytes) -> bytes:
+    payload = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return struct.pack("<I", len(payload)) + payload
