@@ -20,9 +20,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def own_daemon(tmp_path):
-    """Makes daemons with flags of the test's own, and one compute thread.
-
-    """
+    """Makes daemons with flags of the test's own, and one compute thread."""
     made = []
 
     def make(*flags: str, env: dict[str, str] | None = None, **options) -> Daemon:
