@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite("daemon")
-from daemon import Daemon
+from daemon import Daemon  # noqa: E402
 
 
 @pytest.fixture(scope="session")

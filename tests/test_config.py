@@ -82,7 +82,7 @@ PATHS = {"socket": 1, "model": 0}
 """The fewest characters of each."""
 
 PARTNERS = {
-    "n_batch": {"n_ubatch": "1"},
+    "n_batch": {"n_ubatch": "1", "parallel": "1"},
     "n_ubatch": {"n_batch": "65536"},
     "max_frame_bytes": {"max_prompt_bytes": "1"},
     "max_prompt_bytes": {"max_frame_bytes": "1GiB"},
@@ -463,6 +463,10 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
         " lower max_prompt_bytes or raise max_frame_bytes"
         " (max_prompt_bytes: default, max_frame_bytes: environment UMA_MAX_FRAME_BYTES)"
     )
+    assert refusal({"parallel": "32", "n_batch": "16", "n_ubatch": "16"}) == (
+        "parallel (32) is above n_batch (16): a tick has a token of each sequence; lower parallel or raise n_batch"
+        " (parallel: flag, n_batch: flag)"
+    )
     assert file_refusal(file, 'flash_attn = "off"\nkv_type = "q8_0"') == (
         'kv_type "q8_0" is quantized and flash_attn is "off":'
         ' set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
@@ -471,7 +475,7 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
 
 
 def test_equal_is_no_conflict() -> None:
-    assert Config(n_batch=7, n_ubatch=7, max_frame_bytes=99, max_prompt_bytes=99).n_ubatch == 7
+    assert Config(n_batch=7, n_ubatch=7, parallel=7, max_frame_bytes=99, max_prompt_bytes=99).n_ubatch == 7
 
 
 @pytest.mark.parametrize("flash_attn", CHOICE["flash_attn"])
@@ -507,7 +511,7 @@ def test_print_config_says_where_each_value_came_from(file: Path) -> None:
 def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path) -> None:
     if values.get("flash_attn") == "off":
         values["kv_type"] = "f16"
-    values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512))
+    values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512), values.get("parallel", 16))
     values["max_frame_bytes"] = max(values.get("max_frame_bytes", 1 << 20), values.get("max_prompt_bytes", 1 << 18))
     loaded = load(parse(*(as_flag(key, value) for key, value in values.items())), {})
     again = load_file(file, render(loaded))
@@ -559,3 +563,10 @@ def test_the_annotated_file_explains_every_setting_just_above_it() -> None:
     lines = ANNOTATED.read_text().splitlines()
     for above, line in itertools.pairwise(lines):
         assert line.startswith("#") or not line or above.startswith("# "), f"not explained: {line}"
+
+
+def test_the_readme_has_a_row_for_every_flag() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    table = [line for line in readme.splitlines() if line.startswith("| `--")]
+    for setting in SETTINGS.values():
+        assert any(f"`{setting.flag}`" in line.split("|")[1] for line in table), setting.flag

@@ -210,6 +210,11 @@ class Config:
         if self.n_ubatch > self.n_batch:
             found = f"n_ubatch ({self.n_ubatch}) is above n_batch ({self.n_batch})"
             raise Conflict(f"{found}: lower n_ubatch or raise n_batch", "n_ubatch", "n_batch")
+        if self.parallel > self.n_batch:
+            found = f"parallel ({self.parallel}) is above n_batch ({self.n_batch})"
+            raise Conflict(
+                f"{found}: a tick has a token of each sequence; lower parallel or raise n_batch", "parallel", "n_batch"
+            )
         if self.max_prompt_bytes > self.max_frame_bytes:
             prompt, frame = _short(self.max_prompt_bytes), _short(self.max_frame_bytes)
             found = f"max_prompt_bytes ({prompt}) is above max_frame_bytes ({frame})"

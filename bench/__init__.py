@@ -1,0 +1,1 @@
+"""Measures umaserve against a bare llama.cpp loop, and the wire by itself: ``python -m bench``."""

@@ -1,0 +1,105 @@
+"""The main question: what of a bare llama.cpp loop's speed reaches the clients of the daemon?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.processes import daemon, trace_of
+from bench.report import number, progress, table
+from bench.trace import Measures, measures, medians
+from bench.workload import WARM_UP_TOKENS
+
+_NOTES = """\
+Tokens/s, steady: all streams together, from the last stream's first token until the first stream ends, the same phase
+on both sides (a dash where the first had ended by then: ask for more --tokens). Tokens/s, whole: from the first request
+to the last token, prompts included. Ratios: the median of the pairs' ratios, and in brackets the smallest and largest;
+everything else is the median of the runs. Each run is a fresh process, warmed up, and a pair's two runs follow each
+other, in alternating order.
+"""
+
+_LATENCY_NOTES = """\
+In ms. TTFT: the bare loop's from the start of the first decode, with the prompts tokenized before; the daemon's from
+before the client connects. Gaps: between two tokens of one stream, over its whole life. The bare loop computes
+all prompts before any stream goes on; the daemon goes on with the streams that have begun while it computes the others.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One run of each, one right after the other."""
+
+    bare: Measures
+    served: Measures
+
+
+def run_bare(clients: int, tokens: int) -> Measures:
+    return measures(trace_of("bench.bare", clients, tokens))
+
+
+def run_served(clients: int, tokens: int) -> Measures:
+    with daemon("umaserve", UMA_MAX_TOKENS=str(max(tokens, WARM_UP_TOKENS))) as path:
+        return measures(trace_of("bench.load", path, clients, tokens))
+
+
+def report(clients: Sequence[int], tokens: int, repeats: int) -> str:
+    """Run all pairs and tell what was found."""
+    pairs: dict[int, list[Pair]] = {n: [] for n in clients}
+    for repeat in range(repeats):
+        for n in clients:
+            progress(f"decode, pair {repeat + 1} of {repeats}, {n} clients")
+            pairs[n].append(_pair(n, tokens, bare_first=repeat % 2 == 0))
+    return f"""\
+## Decode: {tokens} tokens for each client, pairs of runs: {repeats}
+
+{_speed_table(pairs)}
+{_NOTES}
+{_latency_table(pairs)}
+{_LATENCY_NOTES}"""
+
+
+def _pair(clients: int, tokens: int, *, bare_first: bool) -> Pair:
+    if bare_first:
+        bare = run_bare(clients, tokens)
+        served = run_served(clients, tokens)
+    else:
+        served = run_served(clients, tokens)
+        bare = run_bare(clients, tokens)
+    return Pair(bare, served)
+
+
+def _speed_table(pairs: dict[int, list[Pair]]) -> str:
+    header = ["clients", "steady: bare", "umaserve", "ratio", "whole: bare", "umaserve", "ratio"]
+    rows = [
+        [
+            str(clients),
+            *_compared([(pair.bare.steady_rate, pair.served.steady_rate) for pair in runs]),
+            *_compared([(pair.bare.whole_rate, pair.served.whole_rate) for pair in runs]),
+        ]
+        for clients, runs in pairs.items()
+    ]
+    return table(header, rows)
+
+
+def _compared(rates: Sequence[tuple[float, float]]) -> list[str]:
+    bare, served = zip(*rates, strict=True)
+    ratios = [after / before for before, after in rates]
+    middle = statistics.median(ratios)
+    ratio = "-" if math.isnan(sum(ratios)) else f"{middle:.1%} ({min(ratios):.1%} to {max(ratios):.1%})"
+    return [number(statistics.median(bare)), number(statistics.median(served)), ratio]
+
+
+def _latency_table(pairs: dict[int, list[Pair]]) -> str:
+    header = ["clients", "", "TTFT p50", "TTFT max", "gap p50", "gap p95", "gap max", "cores of the generator"]
+    rows = []
+    for clients, runs in pairs.items():
+        for name, found in (
+            ("bare", medians([pair.bare for pair in runs])),
+            ("umaserve", medians([pair.served for pair in runs])),
+        ):
+            times = (found.ttft_p50, found.ttft_max, found.gap_p50, found.gap_p95, found.gap_max)
+            cores = f"{found.observer_cores:.2f}" if name == "umaserve" else ""
+            rows.append([str(clients), name, *map(number, times), cores])
+    return table(header, rows)

@@ -1,0 +1,54 @@
+"""A stand-in for the model behind the real server: its ticks take no time, so that what is left is the wire's.
+
+Run as a process of its own; settings come from UMA_* variables, as the daemon's do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from umaserve import config, logs
+from umaserve.config import Config
+from umaserve.engine.text import TextStream
+from umaserve.messages import Generate
+from umaserve.server import Server
+from umaserve.serving.ticks import Capacity, Outcome, Prepared, Tick, TickResult
+
+_PROMPT = [0] * 30
+_TOKEN = 0
+_SAMPLER = object()
+_PIECES = [b" token"]
+_UNBOUNDED = 1 << 30
+_TOLD_S = 1e-3
+"""What a tick says it took: the cost model needs some time to divide by."""
+
+
+class StandInEngine:
+    """Implements ``serving.ticks.Engine`` without a model: every stream gets the same token in every tick."""
+
+    name = "stand-in"
+    capacity = Capacity(slots=256, cells=_UNBOUNDED, sequence_tokens=_UNBOUNDED, batch_tokens=8192)
+    end_tokens: frozenset[int] = frozenset()
+
+    def prepare(self, request: Generate) -> Prepared:
+        assert request.max_tokens is not None
+        return Prepared(_PROMPT, request.max_tokens, TextStream(_PIECES, request.stop), _SAMPLER)
+
+    def run(self, tick: Tick) -> TickResult:
+        tokens = [None if run.sampler is None else _TOKEN for run in tick.runs]
+        return TickResult(Outcome.DONE, tokens, _TOLD_S)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def load(_config: Config, _progress: Callable[[float], bool]) -> StandInEngine:
+    return StandInEngine()
+
+
+if __name__ == "__main__":
+    settings = config.load({}, os.environ).config
+    logs.configure(settings.log_level, settings.log_format)
+    sys.exit(Server(settings, load).run())

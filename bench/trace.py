@@ -1,0 +1,86 @@
+"""When each token of each stream came, and what follows from that. The same for all that is measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import orjson
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Seconds on the monotonic clock."""
+
+    asked: float
+    tokens: list[float]
+    """The arrival of each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run of several streams at once."""
+
+    streams: list[Stream]
+    cpu_s: float
+    """CPU time that the observing process took for itself meanwhile."""
+
+    def dump(self) -> bytes:
+        return orjson.dumps(self)
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Trace:
+        values = orjson.loads(dumped)
+        return cls([Stream(**stream) for stream in values["streams"]], values["cpu_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Rates in tokens a second over all streams, times in ms."""
+
+    steady_rate: float
+    """While all streams decode: after the last of the first tokens, until the first stream ends. NaN if never."""
+    whole_rate: float
+    """From the first request to the last token."""
+    ttft_p50: float
+    ttft_max: float
+    gap_p50: float
+    """Gaps are those between two tokens of one stream, also while other prompts are still computed."""
+    gap_p95: float
+    gap_max: float
+    observer_cores: float
+
+
+def measures(trace: Trace) -> Measures:
+    """The measures of one run."""
+    streams = trace.streams
+    asked = min(stream.asked for stream in streams)
+    ended = max(stream.tokens[-1] for stream in streams)
+    ttft = np.array([stream.tokens[0] - stream.asked for stream in streams]) * 1000
+    gaps = np.concatenate([np.diff(stream.tokens) for stream in streams]) * 1000
+    return Measures(
+        steady_rate=_steady_rate(streams),
+        whole_rate=sum(len(stream.tokens) for stream in streams) / (ended - asked),
+        ttft_p50=float(np.percentile(ttft, 50)),
+        ttft_max=float(ttft.max()),
+        gap_p50=float(np.percentile(gaps, 50)),
+        gap_p95=float(np.percentile(gaps, 95)),
+        gap_max=float(gaps.max()),
+        observer_cores=trace.cpu_s / (ended - asked),
+    )
+
+
+def medians(runs: Sequence[Measures]) -> Measures:
+    """Each measure's median over several runs."""
+    return Measures(*(statistics.median(getattr(run, field.name) for run in runs) for field in fields(Measures)))
+
+
+def _steady_rate(streams: Sequence[Stream]) -> float:
+    begin = max(stream.tokens[0] for stream in streams)
+    end = min(stream.tokens[-1] for stream in streams)
+    if begin >= end:
+        return math.nan
+    return sum(begin < token <= end for stream in streams for token in stream.tokens) / (end - begin)
