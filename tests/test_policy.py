@@ -29,6 +29,9 @@ from umaserve.serving.policy import (
 NOW = 1000.0
 COST = Cost(0.002, 0.004, 0.003, 0.0005)
 
+# A busy box makes no test fail.
+untimed = settings(deadline=None)
+
 
 def prompt(id_: int, **fields: object) -> Prompt:
     plain = Prompt(id_, 10, NOW, 1.0, Priority.INTERACTIVE, False, 20)
@@ -97,12 +100,14 @@ def planned_first(snapshot: Snapshot) -> list[int]:
 # Over random snapshots.
 
 
+@untimed
 @given(snapshots())
 def test_every_stream_that_can_go_on_gets_its_token(snapshot: Snapshot) -> None:
     ids = [stream.id for stream in snapshot.streams]
     assert list(plan(snapshot).decode) == ids[: snapshot.batch_tokens]
 
 
+@untimed
 @given(snapshots())
 def test_no_batch_and_no_prompt_is_overfilled(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -113,6 +118,7 @@ def test_no_batch_and_no_prompt_is_overfilled(snapshot: Snapshot) -> None:
         assert 1 <= tokens <= by_id(snapshot)[id_].remaining
 
 
+@untimed
 @given(snapshots())
 def test_more_than_the_floor_keeps_the_tightest_target(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -135,6 +141,7 @@ def startable(snapshot: Snapshot) -> list[Prompt]:
     return prompts
 
 
+@untimed
 @given(snapshots())
 def test_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -146,6 +153,7 @@ def test_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapshot: Snap
         assert one_more >= budget(snapshot) * (1 - 1e-9)
 
 
+@untimed
 @given(snapshots())
 def test_slots_and_cells_are_never_promised_twice(snapshot: Snapshot) -> None:
     planned = [by_id(snapshot)[id_] for id_, _ in plan(snapshot).prefill]
@@ -154,6 +162,7 @@ def test_slots_and_cells_are_never_promised_twice(snapshot: Snapshot) -> None:
     assert sum(prompt.cells for prompt in new) <= snapshot.free_cells
 
 
+@untimed
 @given(snapshots())
 def test_nobody_is_overtaken_but_by_those_who_have_started(snapshot: Snapshot) -> None:
     prefill = dict(plan(snapshot).prefill)
@@ -167,6 +176,7 @@ def test_nobody_is_overtaken_but_by_those_who_have_started(snapshot: Snapshot) -
             assert behind.started
 
 
+@untimed
 @given(snapshots())
 def test_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Snapshot) -> None:
     order = [by_id(snapshot)[id_] for id_ in planned_first(snapshot)]
@@ -175,6 +185,7 @@ def test_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Snapshot)
         assert not aged_before_the_other_came
 
 
+@untimed
 @given(snapshots())
 def test_the_plan_depends_on_nothing_but_the_snapshot(snapshot: Snapshot) -> None:
     shuffled = dataclasses.replace(snapshot, prompts=list(reversed(snapshot.prompts)))
@@ -237,6 +248,7 @@ PLANS = {
         snapshot([prompt(1, cells=21), prompt(2, cells=1), prompt(3, started=True)], free_cells=20, free_slots=2),
         Plan((), ((3, 10),)),
     ),
+    "cells for one of two": (snapshot([prompt(1), prompt(2)], free_cells=39), Plan((), ((1, 10),))),
     "one slot for two": (snapshot([prompt(1), prompt(2)], free_slots=1), Plan((), ((1, 10),))),
 }
 
@@ -460,7 +472,7 @@ observations = st.tuples(
 )
 
 
-@settings(deadline=None)
+@untimed
 @given(st.lists(observations.filter(lambda tick: tick[0] + tick[1] > 0), max_size=30))
 def test_a_cost_is_never_negative_whatever_was_seen(seen: list[tuple[int, int, int, float]]) -> None:
     model = CostModel()
@@ -471,6 +483,7 @@ def test_a_cost_is_never_negative_whatever_was_seen(seen: list[tuple[int, int, i
         assert model.cost.prefill_row_s > 0
 
 
+@untimed
 @given(costs, st.floats(0.0, 2.0), st.integers(0, 64), st.integers(0, 10**5))
 def test_the_most_rows_within_a_time_agree_with_the_time_they_take(
     cost: Cost, seconds: float, decode: int, cached: int

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from standin import SHORT, EngineFailure, StandInEngine, SteppedWorker, answer
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, FinishReason, Generate, Output, Priority, Token
@@ -16,6 +15,10 @@ from umaserve.serving.policy import AGING_S
 from umaserve.serving.scheduler import Scheduler, Targets
 from umaserve.serving.sessions import Session, SessionManager, State
 from umaserve.serving.ticks import Outcome
+
+# Its assertions must hold under -O as well.
+pytest.register_assert_rewrite("standin")
+from standin import SHORT, EngineFailure, StandInEngine, SteppedWorker, answer  # noqa: E402
 
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
 
@@ -512,6 +515,14 @@ def test_the_scheduler_is_not_idle_before_the_last_words_are_delivered(world: Wo
     world.turn_until(lambda: world.scheduler.idle)
 
 
+def test_the_scheduler_is_not_idle_before_the_last_slot_is_cleared(world: World) -> None:
+    client = held(world)
+    world.abandon(client)
+    assert not world.compute.jobs
+    assert not world.scheduler.idle
+    world.finish()
+
+
 def test_failing_all_ends_all(world: World) -> None:
     clients = [world.arrive(f"{LONG[: number * 10]}!", max_tokens=30) for number in range(7)]
     world.turn_until(lambda: any(client.text for client in clients))
@@ -529,6 +540,7 @@ def test_failing_all_ends_all(world: World) -> None:
 def test_what_is_counted(world: World) -> None:
     clients = [world.arrive("one two three", max_tokens=6), world.arrive("four", max_tokens=6)]
     world.turn_until(lambda: all(client.end for client in clients))
+    world.turns(5)
     metrics = world.scheduler.metrics
     assert metrics.tokens_generated == sum(len(client.expected) for client in clients)
     assert metrics.prompt_tokens == len("one two three" + "four")

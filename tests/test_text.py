@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from umaserve.engine.text import TextStream
+
+# A busy box makes no test fail.
+untimed = settings(deadline=None)
 
 
 def run(pieces: list[bytes], stops: list[str]) -> tuple[list[str], bool]:
@@ -47,6 +50,7 @@ few = "aé🙂"
 stop_strings = st.lists(st.text(few, min_size=1, max_size=4), max_size=4)
 
 
+@untimed
 @given(cuts(any_text.map(str.encode)))
 def test_any_tokenization_gives_the_same_text_in_whole_characters(pieces: list[bytes]) -> None:
     released, _ = run(pieces, [])
@@ -56,12 +60,14 @@ def test_any_tokenization_gives_the_same_text_in_whole_characters(pieces: list[b
     assert "".join(released).count("\ufffd") == text.count("\ufffd")
 
 
+@untimed
 @given(cuts(st.binary(max_size=30) | st.lists(st.sampled_from(b"a\x80\xbf\xc3\xe2\xf0\xff")).map(bytes)))
 def test_bytes_that_are_no_text_are_replaced_the_same_way_however_they_are_cut(pieces: list[bytes]) -> None:
     released, _ = run(pieces, [])
     assert "".join(released) == b"".join(pieces).decode(errors="replace")
 
 
+@untimed
 @given(cuts(st.text(few, max_size=30).map(str.encode)), stop_strings)
 @example([b"abcd"], ["abcd", "bc"])
 @example([b"a", b"b", b"c", b"d"], ["abcd", "bc"])
@@ -73,6 +79,7 @@ def test_the_text_ends_before_the_stop_that_is_complete_first(pieces: list[bytes
     assert ("".join(released), stopped) == expected(b"".join(pieces).decode(), stops)
 
 
+@untimed
 @given(cuts(st.text(few, max_size=30).map(str.encode)), stop_strings)
 def test_nothing_is_sent_that_may_still_become_a_stop_and_all_else_is(pieces: list[bytes], stops: list[str]) -> None:
     released, stopped = run(pieces, stops)

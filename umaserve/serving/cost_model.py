@@ -49,7 +49,8 @@ class CostModel:
         self._prior = np.array(_PRIOR_S)
         self._xx = np.zeros((4, 4))
         self._xy = np.zeros(4)
-        self.cost = Cost()
+        self._cost = Cost()
+        self._stale = False
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
@@ -57,12 +58,22 @@ class CostModel:
         seconds = max(seconds, MIN_TICK_S)
         # Relative error counts: a long prefill must not drown what the short ticks say. Relative to the prediction: to
         # the time itself, slow ticks would weigh less than fast ones, and a noisy box would seem faster than it is.
-        predicted = self.cost.seconds(decode_rows, prefill_rows, cached)
+        predicted = self._cost.seconds(decode_rows, prefill_rows, cached)
         scale = min(max(predicted, seconds / 10), seconds * 10)
         x = np.array([1.0, decode_rows, prefill_rows, rows * cached / 1000]) / scale
         self._xx = FORGETTING * self._xx + np.outer(x, x)
         self._xy = FORGETTING * self._xy + x * (seconds / scale)
+        self._stale = True
+
+    @property
+    def cost(self) -> Cost:
+        """What the ticks so far say. Solved when asked for, since ticks without prefill ask nothing."""
+        if self._stale:
+            self._cost, self._stale = self._solved(), False
+        return self._cost
+
+    def _solved(self) -> Cost:
         ridge = _PRIOR_WEIGHT * (np.diag(self._xx) + 1e-9)
         theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * self._prior)
         fixed, decode, prefill, attention = (max(0.0, float(value)) for value in theta)
-        self.cost = Cost(fixed, decode, max(prefill, 1e-7), attention)
+        return Cost(fixed, decode, max(prefill, 1e-7), attention)

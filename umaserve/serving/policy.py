@@ -78,6 +78,8 @@ class Plan:
 def plan(snapshot: Snapshot) -> Plan:
     """The next tick; empty when nothing can be done."""
     decode = tuple(stream.id for stream in snapshot.streams[: snapshot.batch_tokens])
+    if not snapshot.prompts:
+        return Plan(decode, ())
     rows = _prefill_rows(snapshot, len(decode))
     free_slots, free_cells = snapshot.free_slots, snapshot.free_cells
     prefill: list[tuple[int, int]] = []

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, FinishReason, Output, Token
 from umaserve.metrics import ServingMetrics
-from umaserve.serving.cost_model import CostModel
+from umaserve.serving.cost_model import Cost, CostModel
 from umaserve.serving.policy import Plan, Prompt, Snapshot, Stream, plan
 from umaserve.serving.sessions import Session, SessionManager, State
 from umaserve.serving.ticks import Engine, Outcome, Prepared, Run, Tick, TickResult
@@ -132,12 +132,13 @@ class Scheduler:
             if isinstance(result, BaseException):
                 log.error("a tick failed", exc_info=result)
                 result = TickResult(Outcome.FAILED, (), 0.0)
+            self._accept(tick, sessions, result)
+            self.pump()
+            # Learned after the next tick was submitted, which can do without what this one shows.
             if tick.runs and result.outcome is Outcome.DONE:
                 self._cost.observe(decode_rows, prefill_rows, cached, result.seconds)
                 self.metrics.ticks.add(result.seconds)
                 self.metrics.last_batch_size = decode_rows + prefill_rows
-            self._accept(tick, sessions, result)
-            self.pump()
 
         self._in_flight = sessions
         self._compute.submit(lambda: self._engine.run(tick), finished)
@@ -179,7 +180,8 @@ class Scheduler:
             free_cells=capacity.cells - self._slots.promised_cells,
             cached=self.cells_used,
             batch_tokens=capacity.batch_tokens,
-            cost=self._cost.cost,
+            # Only prefill is planned by cost, and solving for it takes longer than all the rest of the plan.
+            cost=self._cost.cost if prompts else Cost(),
         )
 
     def _tick(self, the_plan: Plan) -> tuple[Tick, list[Session]]:
