@@ -314,6 +314,23 @@ def test_wake_ups_neither_block_nor_keep_the_loop_awake(loop: WatchedLoop) -> No
         loop._wake_out.recv(1)
 
 
+def test_a_wake_up_while_results_are_collected_is_not_lost(loop: WatchedLoop) -> None:
+    collected: list[bool] = []
+
+    def collect() -> None:
+        # As from a worker that finishes its next job while the results of the last are being collected.
+        if not collected:
+            loop.wake()
+        collected.append(True)
+
+    loop.after_poll = collect
+    loop.wake()
+    loop.turn()
+    loop.call_later(20.0, nothing)
+    loop.turn()
+    assert len(collected) == 2
+
+
 def test_the_wake_descriptor_takes_signal_numbers(loop: WatchedLoop) -> None:
     os.write(loop.wake_fd, b"\x0f")
     turned: list[bool] = []

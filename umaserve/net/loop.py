@@ -66,7 +66,7 @@ class Loop:
             self._selector.modify(sock, events, ready)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` once in the next turn, which then does not sleep."""
+        """Run ``callback`` once, still in this turn or in the next, which then does not sleep."""
         self._posted.append(callback)
 
     def call_at_turn_end(self, callback: Callable[[], None]) -> None:
