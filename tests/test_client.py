@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
-
 from daemon import Daemon, frame
+
 from umaserve import client
 from umaserve.client import AsyncClient, Client, ServerError
 
