@@ -30,21 +30,21 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def greedy_by_hand():
-    """llama.cpp's own greedy answers, one sequence at a time, as token ids."""
+    """llama.cpp's own greedy answers, one sequence at a time: for each step the logits of all tokens."""
     model = Model(find(""), Config(n_ctx=512, parallel=1), lambda _fraction: True)
     memory, batch = llama_cpp.llama_get_memory(model.context), Batch(512)
 
-    def answer(prompt: str, n: int) -> list[int]:
+    def answer(prompt: str, n: int) -> list[np.ndarray]:
         llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
-        tokens, start, answer = model.tokenize(prompt), 0, []
-        while len(answer) < n:
+        tokens, start, steps = model.tokenize(prompt), 0, []
+        while len(steps) < n:
             (row,) = batch.fill([Run(0, start, tokens, object())])
             assert llama_cpp.llama_decode(model.context, batch.native) == 0
             start += len(tokens)
             logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(model.context, row), (model.n_vocab,))
+            steps.append(logits.copy())
             tokens = [int(np.argmax(logits))]
-            answer += tokens
-        return answer
+        return steps
 
     yield {prompt: answer(prompt, 24) for prompt in PROMPTS}
     model.free()
@@ -69,16 +69,29 @@ def at_once(daemon: Daemon, requests: list[dict]) -> list[list[dict]]:
     return answers
 
 
+def check_greedy(events: list[dict], steps: list[np.ndarray], rounding: float, prompt: str) -> None:
+    """Each token is the reference's best; or, once, one that is as good to within ``rounding``, which ends the check.
+
+    The shape of a batch changes the order of llama.cpp's sums, so that two tokens that are nearly equally good may
+    change places; what follows is then another text.
+    """
+    for index, (token, logits) in enumerate(zip(ids(events), steps, strict=True)):
+        assert logits[token] >= logits.max() - rounding, f"{prompt!r}: token {index}"
+        if token != np.argmax(logits):
+            assert index >= 4, f"{prompt!r}: only {index} tokens are the same"
+            return
+
+
 def test_greedy_is_llama_cpps_own_alone(daemon: Daemon, greedy_by_hand):
     for prompt, expected in greedy_by_hand.items():
-        assert ids(daemon.ask(prompt, max_tokens=24, ignore_eos=True)) == expected, prompt
+        check_greedy(daemon.ask(prompt, max_tokens=24, ignore_eos=True), expected, 0.0, prompt)
         assert daemon.metrics()["last_batch_size"] == 1
 
 
 def test_greedy_is_llama_cpps_own_in_a_batch_of_eight(daemon: Daemon, greedy_by_hand):
     requests = [{"prompt": prompt, "max_tokens": 24, "ignore_eos": True} for prompt in PROMPTS]
     for prompt, events in zip(PROMPTS, at_once(daemon, requests), strict=True):
-        assert ids(events) == greedy_by_hand[prompt], prompt
+        check_greedy(events, greedy_by_hand[prompt], 0.5, prompt)
 
 
 def test_a_long_prompt_in_chunks_beside_a_stream_changes_neither(daemon: Daemon):
