@@ -164,6 +164,27 @@ def test_a_grammar_that_is_complete_ends_even_when_the_end_is_masked(daemon: Dae
         assert events[-1]["reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    ['root ::= "a"+', "root ::= " + "(" * 900 + '"a"' + ")" * 900, 'root ::= ("a"{0,1000}){0,1000} "b"{900}'],
+    ids=["simple", "deep", "repeated"],
+)
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 10},
+        {"repeat_penalty": 1e-46},
+        {"temperature": 1, "repeat_penalty": 1e-30},
+    ],
+    ids=str,
+)
+def test_extreme_settings_beside_a_grammar_keep_to_it(daemon: Daemon, grammar: str, extreme: dict):
+    open_ended = {"top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 5, "logit_bias": {"81": -100}}
+    text = daemon.text("Hi", grammar=grammar, **open_ended, **extreme)
+    assert set(text) <= {"a", "b"}
+
+
 def test_a_json_schema_binds_the_text(daemon: Daemon):
     schema = {
         "type": "object",

@@ -101,9 +101,9 @@ def test_a_frame_too_large_is_refused_on_its_header_while_the_client_still_sends
     ("fields", "words"),
     [
         ({"logit_bias": {"999999": 1}}, "logit_bias: expected token ids below 49152"),
-        ({"grammar": "root ::= ("}, "grammar: expected GBNF"),
-        ({"grammar": "root ::= " + "(" * 1000 + '"a"' + ")" * 1000}, "grammar: expected parentheses"),
-        ({"grammar": 'root ::= ("a"{0,1000}){0,1000}{0,1000}'}, "grammar: expected repetitions"),
+        ({"grammar": "root ::= ("}, "grammar: expected a closing parenthesis"),
+        ({"grammar": "root ::= " + "(" * 1000 + '"a"' + ")" * 1000}, "grammar: expected parentheses nested"),
+        ({"grammar": 'root ::= "a"{0,1000}{1000}{1000}'}, "grammar: expected at most 100000 elements"),
         ({"json_schema": {"type": "array", "minItems": 10**9}}, "json_schema.minItems: expected"),
         ({"json_schema": {"$ref": "https://example.com/x"}}, "json_schema.$ref: expected"),
         ({"json_schema": {"$ref": "#/nowhere"}}, "json_schema: expected"),

@@ -9,35 +9,23 @@ from typing import Any
 
 from llama_cpp import llama_grammar
 
+from umaserve.engine import gbnf
 from umaserve.errors import Fault, RequestError
 
 log = logging.getLogger(__name__)
 
 MAX_REPEAT = 1000
 MAX_NESTING = 64
-MAX_GBNF_BYTES = 512 * 1024
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
-_REPEAT = re.compile(r"\{\s*([0-9]*)\s*(?:,\s*([0-9]*)\s*)?\}")
+_PATTERN_REPEAT = re.compile(r"\{\s*([0-9]*)\s*(?:,\s*([0-9]*)\s*)?\}")
 
 
 def check_gbnf(grammar: str, field: str = "grammar") -> str:
-    """``grammar`` itself, if its nesting and repetitions are such that llama.cpp can expand it; or ``RequestError``.
-
-    The parser recurses for each parenthesis and copies a repeated group for each repetition, nested ones for each of
-    theirs: unchecked, a short text overflows the stack or fills the memory.
-    """
-    depth = deepest = 0
-    for character in grammar:
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    if deepest > MAX_NESTING:
-        raise _refused(field, f"parentheses nested at most {MAX_NESTING} deep", f"{deepest}")
-    product = 1
-    for match in _REPEAT.finditer(grammar):
-        # Whether groups nest is the parser's to know; the product over all bounds it.
-        product *= max(1, *(int(count[:9]) for count in match.groups() if count))
-        if product > MAX_REPEAT * MAX_REPEAT:
-            raise _refused(field, f"repetitions that multiply to at most {MAX_REPEAT * MAX_REPEAT}", "more")
+    """``grammar`` itself, if llama.cpp can take it safely; or ``RequestError``."""
+    try:
+        gbnf.check(grammar)
+    except gbnf.GbnfError as error:
+        raise RequestError(Fault.BAD_REQUEST, f"{field}: expected {error}") from None
     return grammar
 
 
@@ -52,9 +40,7 @@ def gbnf_of_schema(schema_text: str) -> str:
         raise _refused(
             "json_schema", "a schema that can be made a grammar", f"{type(error).__name__}: {error}"
         ) from None
-    if len(grammar) > MAX_GBNF_BYTES:
-        raise _refused("json_schema", f"one whose grammar takes at most {MAX_GBNF_BYTES} bytes", f"{len(grammar)}")
-    return grammar
+    return check_gbnf(grammar, "json_schema")
 
 
 def _check_schema(value: Any, path: str, depth: int) -> None:
@@ -67,13 +53,23 @@ def _check_schema(value: Any, path: str, depth: int) -> None:
         return
     for key, item in value.items():
         here = f"{path}.{key[:64]}"
-        if key == "$ref" and not (isinstance(item, str) and item.startswith("#")):
+        # An object here is a property that is named as the keyword is.
+        if key == "$ref" and not isinstance(item, dict) and not (isinstance(item, str) and item.startswith("#")):
             raise _refused(here, 'a reference within the schema ("#/…")', str(item)[:64])
-        if key in _COUNTS and not (isinstance(item, int) and 0 <= item <= MAX_REPEAT):
+        if key in _COUNTS and not isinstance(item, dict) and not (isinstance(item, int) and 0 <= item <= MAX_REPEAT):
             raise _refused(here, f"a whole number from 0 to {MAX_REPEAT}", str(item)[:64])
         if key == "pattern" and isinstance(item, str):
-            check_gbnf(item, here)
+            _check_pattern(item, here)
         _check_schema(item, here, depth + 1)
+
+
+def _check_pattern(pattern: str, path: str) -> None:
+    """The converter writes repetitions out before their result can be measured."""
+    written_out = len(pattern)
+    for match in _PATTERN_REPEAT.finditer(pattern):
+        written_out *= max([1, *(int(count) for count in match.groups() if count)])
+        if written_out > gbnf.MAX_ELEMENTS:
+            raise _refused(path, f"at most {gbnf.MAX_ELEMENTS} characters once repetitions are written out", "more")
 
 
 def _refused(field: str, expected: str, got: str) -> RequestError:

@@ -18,6 +18,9 @@ from umaserve.messages import Sampling
 PENALTY_WINDOW = 64
 """The last tokens that ``repeat_penalty`` looks at, the prompt's among them."""
 
+MIN_TEMPERATURE = 1e-3
+"""Below it sampling is greedy, which it would be in all but name; dividing by it could overflow."""
+
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 Logits = npt.NDArray[np.float32]
@@ -44,7 +47,7 @@ def _native(tokens: npt.NDArray[Any]) -> Any:
 class Sampler:
     """One sequence's sampler: biases, then penalties, cut-offs and temperature, then the grammar's word on the result.
 
-    Used on the compute thread only. Its C objects are freed with it.
+    Made and shown the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it.
     """
 
     def __init__(self, vocab: Any, n_vocab: int, end_tokens: Sequence[int], sampling: Sampling, grammar: str | None):
@@ -61,7 +64,7 @@ class Sampler:
         self._bias_ids = np.array(list(biases), np.int64)
         self._biases = np.array(list(biases.values()), np.float32)
         self._grammar = None if grammar is None else self._owned(_grammar(vocab, grammar))
-        plain = sampling.temperature == 0 and sampling.repeat_penalty == 1
+        plain = sampling.temperature < MIN_TEMPERATURE and sampling.repeat_penalty == 1
         self._chain = None if plain else self._owned(_chain(n_vocab, sampling))
 
     def _owned(self, native: Any) -> Any:
@@ -94,7 +97,10 @@ class Sampler:
             return int(np.argmax(logits))
         native = candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(native))
-        return int(native.data[native.selected].id)
+        token = int(native.data[native.selected].id)
+        # Extreme settings drive the probabilities out of floating point's range, and llama.cpp then takes any token,
+        # also one that is masked; accepting one that the grammar forbids would end the process.
+        return token if logits[token] != -np.inf else int(np.argmax(logits))
 
     def _by_grammar(self, token: int, logits: Logits, candidates: Candidates) -> int | None:
         """``token`` if the grammar allows it, else the choice among those that it does; ``None`` if there are none.
@@ -131,7 +137,7 @@ def _chain(n_vocab: int, sampling: Sampling) -> Any:
 
     if sampling.repeat_penalty != 1:
         add(llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, sampling.repeat_penalty, 0.0, 0.0))
-    if sampling.temperature == 0:
+    if sampling.temperature < MIN_TEMPERATURE:
         add(llama_cpp.llama_sampler_init_greedy())
         return chain
     if sampling.top_k:

@@ -1,0 +1,229 @@
+"""GBNF read before llama.cpp reads it, since its parser ends or hangs the process on some grammars.
+
+llama.cpp recurses for each parenthesis, copies what is repeated for each repetition, looks for left recursion along
+every path, misses the left recursion that hides behind rules which may be empty, and aborts on token rules. What could
+meet one of these is refused here, in time linear in the grammar's length.
+
+Syntax: llama.cpp, grammars/README.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_NESTING = 1000
+MAX_ELEMENTS = 100_000
+"""Characters, classes and references after all repetitions are written out."""
+MAX_PATHS = 10_000
+"""Ways to the first character of a rule."""
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space> (?: \s | \#[^\n]* )+ )
+    | (?P<define> [A-Za-z0-9_-]+ (?= \s* ::= ) )
+    | (?P<is> ::= )
+    | (?P<name> [A-Za-z0-9_-]+ )
+    | (?P<literal> " (?: [^"\\\n] | \\. )* " )
+    | (?P<class> \[ (?: [^\]\\\n] | \\. )* \] )
+    | (?P<repeat> [*+?] | \{ \s* [0-9]+ \s* (?: , \s* [0-9]* \s* )? \} )
+    | (?P<mark> [().|] )
+    """,
+    re.VERBOSE,
+)
+
+
+class GbnfError(ValueError):
+    """The grammar is malformed or beyond the limits; the message says what was expected."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """One element of a sequence: a rule's name, a group, or text (neither)."""
+
+    unit: int = 1
+    """Elements that a repetition copies; a group is a rule of its own, so just a reference to it."""
+    copies: int = 0
+    """Elements that repetitions have added."""
+    nullable: bool = False
+    name: str | None = None
+    group: _Alternatives | None = None
+
+    @property
+    def size(self) -> int:
+        return self.unit + self.copies
+
+
+@dataclass(slots=True)
+class _Alternatives:
+    sequences: list[list[_Item]] = field(default_factory=lambda: [[]])
+
+    @property
+    def size(self) -> int:
+        return sum(1 + sum(item.size for item in sequence) for sequence in self.sequences)
+
+
+def check(grammar: str) -> None:
+    """Raise ``GbnfError`` unless llama.cpp can parse and expand ``grammar`` safely."""
+    rules = _parse(grammar)
+    if "root" not in rules:
+        raise GbnfError('a rule "root"')
+    if sum(rule.size for rule in rules.values()) > MAX_ELEMENTS:
+        raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
+    _check_first(rules, _nullable(rules))
+
+
+def _tokens(grammar: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(grammar):
+        match = _TOKEN.match(grammar, at)
+        if match is None:
+            line = grammar.count("\n", 0, at) + 1
+            raise GbnfError(f"GBNF without token rules; line {line} goes wrong at {grammar[at : at + 16]!r}")
+        at = match.end()
+        kind = match.lastgroup or ""
+        if kind != "space":
+            yield kind, match[0]
+
+
+def _parse(grammar: str) -> dict[str, _Alternatives]:
+    rules: dict[str, _Alternatives] = {}
+    stack: list[_Alternatives] = []
+    for kind, text in _tokens(grammar):
+        if kind == "define":
+            if len(stack) > 1:
+                raise GbnfError("a closing parenthesis before the next rule")
+            stack = [rules.setdefault(text, _Alternatives([]))]
+            stack[0].sequences.append([])
+            continue
+        if not stack:
+            raise GbnfError("rules of the form: name ::= what it stands for")
+        sequence = stack[-1].sequences[-1]
+        match kind, text:
+            case "is", _:
+                continue
+            case "name", _:
+                sequence.append(_Item(name=text))
+            case "literal", _:
+                sequence.append(_Item(unit=max(1, len(text) - 2), nullable=text == '""'))
+            case ("class", _) | ("mark", "."):
+                sequence.append(_Item())
+            case "mark", "|":
+                stack[-1].sequences.append([])
+            case "mark", "(":
+                group = _Alternatives()
+                sequence.append(_Item(group=group))
+                stack.append(group)
+                if len(stack) > MAX_NESTING:
+                    raise GbnfError(f"parentheses nested at most {MAX_NESTING} deep")
+            case "mark", ")":
+                if len(stack) == 1:
+                    raise GbnfError("an opening parenthesis for each closing one")
+                size = stack.pop().size
+                stack[-1].sequences[-1][-1].copies += size
+            case "repeat", _:
+                if not sequence:
+                    raise GbnfError(f"something to repeat before {text}")
+                _repeat(sequence[-1], text)
+    if len(stack) > 1:
+        raise GbnfError("a closing parenthesis for each opening one")
+    return rules
+
+
+def _repeat(item: _Item, text: str) -> None:
+    counts = [int(count) for count in re.findall("[0-9]+", text)]
+    low = counts[0] if counts else int(text == "+")
+    # Each optional copy is a rule of its own: the copy, a reference to the next such rule, and an end.
+    item.copies += (item.unit + 2) * max([low + 1, *counts])
+    item.unit = item.unit * low + 1
+    item.nullable = item.nullable or low == 0
+    if item.size > MAX_ELEMENTS:
+        raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
+
+
+def _nullable(rules: dict[str, _Alternatives]) -> set[str]:
+    """The rules that may stand for nothing: those that become so when all that are known are tried, until none does."""
+    waiting: dict[str, list[str]] = {}
+    """For a rule, those whose turn comes again when it turns out to be nullable."""
+    for name, rule in rules.items():
+        for used in _names(rule):
+            waiting.setdefault(used, []).append(name)
+    found: set[str] = set()
+    queue = list(rules)
+    while queue:
+        name = queue.pop()
+        if name not in found and _may_be_empty(rules[name], found):
+            found.add(name)
+            queue += waiting.get(name, [])
+    return found
+
+
+def _names(alternatives: _Alternatives) -> Iterator[str]:
+    pending = [alternatives]
+    while pending:
+        for sequence in pending.pop().sequences:
+            for item in sequence:
+                if item.name is not None:
+                    yield item.name
+                if item.group is not None:
+                    pending.append(item.group)
+
+
+def _may_be_empty(alternatives: _Alternatives, nullable: set[str]) -> bool:
+    """Whether ``alternatives`` may stand for nothing. Groups are marked on the way, the inner ones first."""
+    order = [alternatives]
+    for group in order:
+        order += [item.group for sequence in group.sequences for item in sequence if item.group is not None]
+    empty: dict[int, bool] = {}
+    for group in reversed(order):
+        for sequence in group.sequences:
+            for item in sequence:
+                inner = item.group is not None and empty[id(item.group)]
+                item.nullable = item.nullable or inner or item.name in nullable
+        empty[id(group)] = any(all(item.nullable for item in sequence) for sequence in group.sequences)
+    return empty[id(alternatives)]
+
+
+def _first(alternatives: _Alternatives) -> Iterator[str]:
+    """The rules that may come first, once for each way."""
+    pending = [alternatives]
+    while pending:
+        for sequence in pending.pop().sequences:
+            for item in sequence:
+                if item.name is not None:
+                    yield item.name
+                if item.group is not None:
+                    pending.append(item.group)
+                if not item.nullable:
+                    break
+
+
+def _check_first(rules: dict[str, _Alternatives], nullable: set[str]) -> None:
+    for rule in rules.values():
+        _may_be_empty(rule, nullable)
+    paths: dict[str, int] = {}
+    open_rules: set[str] = set()
+    for start in rules:
+        stack = [start]
+        while stack:
+            name = stack[-1]
+            if name in paths:
+                stack.pop()
+                continue
+            if name not in rules:
+                raise GbnfError(f"a rule for {name[:64]!r}")
+            first = list(_first(rules[name]))
+            if name in open_rules:
+                stack.pop()
+                open_rules.discard(name)
+                paths[name] = 1 + sum(paths[used] for used in first)
+                if paths[name] > MAX_PATHS:
+                    raise GbnfError(f"at most {MAX_PATHS} ways to begin the rule {name[:64]!r}")
+                continue
+            open_rules.add(name)
+            for used in first:
+                if used in open_rules:
+                    raise GbnfError(f"no left recursion; {used[:64]!r} may begin with itself")
+                if used not in paths:
+                    stack.append(used)
