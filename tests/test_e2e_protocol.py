@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 
 import pytest
 from daemon import Daemon, Wire, frame
@@ -182,6 +183,16 @@ def test_a_client_that_only_finished_sending_gets_its_answer(daemon: Daemon):
         assert wire.receive_all()[-1]["reason"] == "length"
 
 
+@pytest.mark.parametrize("fields", [{"max_tokens": 1}, {"grammar": "root ::= ("}], ids=["eos", "error"])
+def test_the_last_words_reach_a_client_that_finishes_sending_at_any_time(daemon: Daemon, fields: dict):
+    for round_ in range(40):
+        with daemon.connect() as wire:
+            wire.send({"id": "h", "prompt": "Once", **fields})
+            time.sleep(round_ % 8 * 0.002)
+            wire.sock.shutdown(socket.SHUT_WR)
+            assert wire.receive_all()[-1]["event"] in ("eos", "error"), round_
+
+
 def test_keep_alive_by_flag_and_by_field(own_daemon):
     daemon = own_daemon("--keep-alive")
     with daemon.connect() as wire:
@@ -271,6 +282,10 @@ def test_newline_mode(own_daemon):
     lines.say(b"My favourite colour is\nMy favourite colour is\r\n")
     lines.wire.sock.shutdown(socket.SHUT_WR)
     assert [lines.line(), lines.line(), lines.line()] == [answer, answer, ""]
+    last = Lines(daemon)
+    last.say(b"My favourite colour is")
+    last.wire.sock.shutdown(socket.SHUT_WR)
+    assert last.line() == answer
 
 
 def test_a_line_too_long(own_daemon):

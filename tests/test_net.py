@@ -695,7 +695,21 @@ def test_a_failed_write_is_told_after_the_write(pair: Pair) -> None:
     assert pair.lost == 1
 
 
-def test_a_stalled_peer_is_closed_and_one_that_reads_a_little_is_not(pair: Pair) -> None:
+def test_a_byte_now_and_then_does_not_keep_a_congested_channel_open(pair: Pair) -> None:
+    pair.fill_kernel()
+    pair.channel.write(b"x" * 1_000_000)
+    assert pair.channel.congested
+    for _ in range(2):
+        pair.pass_time(STALL_S * 0.4)
+        pair.peer_reads(200_000)
+        pair.loop.turns()
+        assert pair.lost == 0
+    pair.pass_time(STALL_S * 0.3)
+    assert pair.lost == 1
+
+
+def test_a_stalled_peer_is_closed_and_one_that_reads_a_little_is_not(loop: WatchedLoop, clock: Clock) -> None:
+    pair = Pair(loop, clock, high_water=2_000_000)
     pair.fill_kernel()
     pair.channel.write(b"x" * 1_000_000)
     pair.loop.turns()

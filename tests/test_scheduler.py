@@ -72,7 +72,7 @@ class World:
 
     def arrive(self, prompt: str, **fields: object) -> Client:
         client = Client(Generate(f"r{len(self.clients)}", prompt, **fields))
-        client.session = self.sessions.open(client.receive, "uid:1000", self.now)
+        client.session = self.sessions.open(client.receive, "uid:1000")
         self.sessions.request(client.session, client.request, self.now)
         self.clients.append(client)
         return client
@@ -615,4 +615,35 @@ def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
                 assert client.gone, end
     if not failures:
         assert all(client.end is not Fault.DECODE_FAILED for client in clients)
+    world.finish()
+
+
+# Preparing.
+
+
+def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(world: World) -> None:
+    first = world.arrive("first", max_tokens=2)
+    world.scheduler.pump()
+    patient = world.arrive("patient", max_tokens=2, priority=Priority.BACKGROUND)
+    gone = world.arrive("gone", max_tokens=2)
+    hasty = world.arrive("hasty", max_tokens=2)
+    world.scheduler.pump()
+    assert len(world.preparing.jobs) == 1
+    world.abandon(gone)
+    order = []
+    prepare = world.engine.prepare
+    world.engine.prepare = lambda request: (order.append(request.prompt), prepare(request))[1]
+    world.turn_until(lambda: all(client.end for client in (first, patient, hasty)))
+    assert order == ["first", "hasty", "patient"]
+    world.finish()
+
+
+def test_a_result_that_cannot_be_taken_fails_its_tick_and_nobody_else(world: World) -> None:
+    client = world.arrive("first", max_tokens=8)
+    world.turn_until(lambda: client.outputs)
+    session = client.session
+    assert session.prepared is not None
+    session.prepared.text.push = lambda token: (_ for _ in ()).throw(IndexError(token))
+    world.turn_until(lambda: client.end)
+    assert client.end is Fault.DECODE_FAILED
     world.finish()

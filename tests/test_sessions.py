@@ -36,7 +36,7 @@ def ignore(_output: Output | RequestError) -> None:
 
 
 def opened(manager: SessionManager, sink: Callable[[Output | RequestError], None] = ignore) -> Session:
-    return manager.open(sink, "uid:1000", 1.0)
+    return manager.open(sink, "uid:1000")
 
 
 def running(manager: SessionManager, sink: Callable[[Output | RequestError], None] = ignore) -> Session:

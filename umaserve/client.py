@@ -45,6 +45,13 @@ def _frame(value: Event) -> bytes:
     return FrameCodec.send(orjson.dumps(value))
 
 
+def _send(sock: socket.socket, value: Event) -> None:
+    try:
+        sock.sendall(_frame(value))
+    except BrokenPipeError:
+        return  # The server has closed already; why, it said in what is still to be read.
+
+
 def _request(prompt: str | None, options: Event) -> Event:
     request = {"id": f"c{next(_ids)}", **options}
     if prompt is not None:
@@ -71,7 +78,7 @@ class Stream:
         self.end: Event | None = None
         self._sock = sock
         self._codec = FrameCodec(MAX_EVENT_BYTES)
-        sock.sendall(_frame(request))
+        _send(sock, request)
 
     def __enter__(self) -> Stream:
         return self
@@ -89,7 +96,7 @@ class Stream:
 
     def cancel(self) -> None:
         """Ask for the end at the next token; go on iterating to see it."""
-        self._sock.sendall(_frame({"event": "cancel", "id": self.id}))
+        _send(self._sock, {"event": "cancel", "id": self.id})
 
     def close(self) -> None:
         """Leave; a generation that still runs ends with it."""
@@ -126,7 +133,7 @@ class Client:
     def metrics(self) -> Event:
         """One snapshot."""
         with self._connect() as sock:
-            sock.sendall(_frame({"type": "metrics"}))
+            _send(sock, {"type": "metrics"})
             codec = FrameCodec(MAX_EVENT_BYTES)
             while (payload := codec.next_payload()) is None:
                 data = sock.recv(_READ)

@@ -12,11 +12,11 @@ from umaserve.messages import Cancel, Command, Finished, Generate, GetMetrics, M
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
 from umaserve.protocol.uds import Reply
-from umaserve.serving.sessions import SessionManager
+from umaserve.serving.sessions import SessionManager, State
 
 log = logging.getLogger(__name__)
 
-PAYLOADS_PER_TURN = 32
+PAYLOADS_PER_TURN = 8
 """A client that floods gets its share of a turn, and the rest of its input waits."""
 
 
@@ -27,6 +27,8 @@ class Codec(Protocol):
     def buffered(self) -> int: ...
 
     def receive_data(self, data: bytes) -> None: ...
+
+    def receive_eof(self) -> None: ...
 
     def next_payload(self) -> bytes | None: ...
 
@@ -73,7 +75,7 @@ class Connection:
         self._lost = lost
         self._backlog = False
         """Whether whole payloads may wait in the codec for the next turn."""
-        self._session = sessions.open(self._deliver, peer, loop.now())
+        self._session = sessions.open(self._deliver, peer)
         self._idle = loop.call_later(idle_timeout, self._on_idle)
         channel.handler = self
 
@@ -84,6 +86,7 @@ class Connection:
         self._handle_payloads()
 
     def input_ended(self) -> None:
+        self._codec.receive_eof()
         self._handle_payloads()
 
     def wants_data(self) -> bool:
@@ -92,6 +95,8 @@ class Connection:
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
         self._loop.call_soon(functools.partial(self._sessions.release, self._session))
+        if self._backlog:
+            self._loop.call_soon(self._handle_payloads)
 
     def connection_lost(self) -> None:
         self._idle.cancel()
@@ -104,6 +109,9 @@ class Connection:
         self._backlog = False
         try:
             for _ in range(PAYLOADS_PER_TURN):
+                if self.channel.overfull:
+                    self._backlog = True  # until the channel has drained
+                    break
                 if not self.channel.open or not self._dialect.ready or not self._handle_one():
                     break
             else:
@@ -112,7 +120,8 @@ class Connection:
         except Exception:
             log.exception("%s: closed, since handling its input failed", self._peer)
             self.channel.abort()
-        if self.channel.ended and not self._backlog and not self._session.running:
+        # Not merely "does not run": a session that has just ended still has its last words to deliver.
+        if self.channel.ended and not self._backlog and self._session.state is State.RECV_REQ:
             self.channel.close()
 
     def _handle_one(self) -> bool:
@@ -155,7 +164,7 @@ class Connection:
     def _next_request(self) -> None:
         if not self.channel.open:
             return
-        self._session = self._sessions.open(self._deliver, self._peer, self._loop.now())
+        self._session = self._sessions.open(self._deliver, self._peer)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)
 
@@ -170,7 +179,7 @@ class Connection:
             self._sessions.hold(self._session)
 
     def _on_idle(self) -> None:
-        if self._session.running:
+        if self._session.state is not State.RECV_REQ:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         elif self.channel.open:
             log.info("%s: closed, since no request came for %g s", self._peer, self._idle_timeout)

@@ -169,7 +169,7 @@ class Server:
         else:
             for _ in self._sessions.deliver():
                 continue
-        if self._ending is None and self._state is State.DRAINING and (self._scheduler is None or self._scheduler.idle):
+        if self._state is State.DRAINING and (self._scheduler is None or self._scheduler.idle):
             self._begin_farewell()
         if self._ending is not None:
             self._stop_when_said()
@@ -273,14 +273,21 @@ class Server:
             self._fail_all("request: the server is shutting down; try again later")
             return
         self._scheduler.refuse_waiting()
-        self._loop.call_later(self._config.drain_timeout, self._scheduler.fail_running)
+        self._loop.call_later(self._config.drain_timeout, self._end_drain)
+
+    def _end_drain(self) -> None:
+        """The time is over, also for a decode that does not return."""
+        if self._scheduler is not None:
+            self._scheduler.fail_running()
+        self._begin_farewell()
 
     def _fail_all(self, message: str) -> None:
         for session in list(self._sessions.running()):
             self._sessions.fail(session, RequestError(Fault.SHUTTING_DOWN, message))
 
     def _begin_farewell(self) -> None:
-        self._ending = self._loop.call_later(FAREWELL_S, self._loop.stop)
+        if self._ending is None:
+            self._ending = self._loop.call_later(FAREWELL_S, self._loop.stop)
 
     def _stop_when_said(self) -> None:
         for connection in self._connections:
@@ -306,6 +313,8 @@ class Server:
             log.warning("a call into llama.cpp does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
         self._loop.close()
         log.info("stopped")
         return self._status

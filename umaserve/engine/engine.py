@@ -29,7 +29,7 @@ def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
 
 
 class LlamaEngine:
-    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` and ``close`` belong to the compute thread."""
+    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is the compute thread's, ``close`` comes after it."""
 
     def __init__(self, model: Model, config: Config) -> None:
         self._model = model

@@ -52,4 +52,6 @@ class WorkerThread:
             except BaseException as error:
                 result = error
             self._results.append((done, result))
+            # Idle, the thread must not keep the last job's sessions and samplers alive.
+            del item, job, done, result
             self._wake()

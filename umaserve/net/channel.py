@@ -53,7 +53,7 @@ class Channel:
 
     ``write`` only queues; the kernel is handed what it takes before the loop sleeps. Above ``high_water``
     queued bytes it is ``congested``, until half of that is left. A peer that takes nothing for ``stall_timeout``
-    seconds while bytes wait for it is closed.
+    seconds while bytes wait for it, or leaves the channel congested for as long, is closed.
     """
 
     def __init__(self, loop: Loop, sock: socket.socket, *, high_water: int, stall_timeout: float) -> None:
@@ -70,7 +70,7 @@ class Channel:
         self._phase = _Phase.OPEN
         self._eof = False
         self.congested = False
-        self._progress_at = 0.0
+        self._congested_at = self._progress_at = 0.0
         self._timer: Timer | None = None
         """Checks for a stall while bytes wait; the linger deadline after."""
         self._touch()
@@ -79,6 +79,11 @@ class Channel:
     def queued(self) -> int:
         """Bytes written that the kernel has not taken."""
         return len(self._queue)
+
+    @property
+    def overfull(self) -> bool:
+        """Whether so much waits for the peer that its input should wait too."""
+        return self.queued > 2 * self._high_water
 
     @property
     def open(self) -> bool:
@@ -96,6 +101,7 @@ class Channel:
             # Only what the kernel refuses counts: a burst that it takes at once is no backpressure.
             self._send()
             self.congested = self.queued > self._high_water
+            self._congested_at = self._loop.now()
 
     def close(self) -> None:
         """Write what is queued, then end the stream so that a peer still sending can read the last words."""
@@ -138,7 +144,7 @@ class Channel:
         # 3. After our last words, input is read only to be discarded.
         # 4. Before, it is read while the handler has room, and while the peer reads its replies.
         discarding = self._phase is not _Phase.OPEN
-        if discarding or (self.queued <= 2 * self._high_water and self.handler.wants_data()):
+        if discarding or (not self.overfull and self.handler.wants_data()):
             events |= READ
         return events
 
@@ -216,11 +222,12 @@ class Channel:
         self._timer = None
         if not self._queue:
             return
-        left = self._progress_at + self._stall_timeout - self._loop.now()
+        # Who stays congested is judged from when that began: a byte now and then is no reading.
+        left = (self._congested_at if self.congested else self._progress_at) + self._stall_timeout - self._loop.now()
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_stall)
         else:
-            log.info("closed: the peer read nothing for %g s", self._stall_timeout)
+            log.info("closed: the peer read too little for %g s", self._stall_timeout)
             self.abort()
 
     def _begin_linger(self) -> None:

@@ -33,6 +33,9 @@ class FrameCodec:
     def receive_data(self, data: bytes) -> None:
         self._buffer += data
 
+    def receive_eof(self) -> None:
+        """The peer sends no more; a frame that is not whole never will be."""
+
     def next_payload(self) -> bytes | None:
         """The next whole payload, or ``None`` until more bytes come."""
         if self._length is None:
@@ -75,6 +78,11 @@ class LineCodec:
 
     def receive_data(self, data: bytes) -> None:
         self._buffer += data
+
+    def receive_eof(self) -> None:
+        """The peer sends no more, which ends a last line too."""
+        if self._buffer and not self._buffer.endswith(b"\n"):
+            self._buffer += b"\n"
 
     def next_payload(self) -> bytes | None:
         """The next whole line without its ending, or ``None`` until more bytes come."""

@@ -65,6 +65,8 @@ class Scheduler:
         self._now = clock
         self._cost = CostModel()
         self._slots = _Slots(free=list(reversed(range(engine.capacity.slots))), ended=[])
+        self._unprepared: list[Session] = []
+        self._preparing_one = False
         self._holders: dict[int, Session] = {}
         """Sessions that hold a slot, by id, also when they have ended and the slot is still to be taken back."""
         self._in_flight: list[Session] | None = None
@@ -73,9 +75,10 @@ class Scheduler:
     # -- one turn of the loop ------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Prepare what arrived, and start the next tick unless one runs."""
-        for session in self._sessions.take_arrived():
-            self._prepare(session)
+        """Prepare the next request that arrived, and start the next tick, unless one runs already."""
+        self._unprepared += self._sessions.take_arrived()
+        if self._unprepared and not self._preparing_one:
+            self._prepare_next()
         if self._in_flight is None:
             self._submit()
 
@@ -97,11 +100,18 @@ class Scheduler:
 
     # -- preparing -----------------------------------------------------------------------------------------------
 
-    def _prepare(self, session: Session) -> None:
+    def _prepare_next(self) -> None:
+        """One at a time, so that those who leave meanwhile cost nothing, and by class."""
+        self._unprepared = [session for session in self._unprepared if session.running]
+        if not self._unprepared:
+            return
+        session = min(self._unprepared, key=_class_and_age)
+        self._unprepared.remove(session)
         request = session.request
         assert request is not None
 
         def prepared(result: Prepared | BaseException) -> None:
+            self._preparing_one = False
             if session.state is not State.PREFILL:
                 return
             if isinstance(result, Prepared):
@@ -112,6 +122,7 @@ class Scheduler:
                 log.error("request %s: preparing it failed", request.id, exc_info=result)
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
 
+        self._preparing_one = True
         self._preparing.submit(lambda: self._engine.prepare(request), prepared)
 
     # -- a tick: snapshot, plan, submit --------------------------------------------------------------------------
@@ -132,7 +143,11 @@ class Scheduler:
             if isinstance(result, BaseException):
                 log.error("a tick failed", exc_info=result)
                 result = TickResult(Outcome.FAILED, (), 0.0)
-            self._accept(tick, sessions, result)
+            try:
+                self._accept(tick, sessions, result)
+            except Exception:
+                log.exception("a tick's result could not be taken")
+                self._fail_all(sessions)
             self.pump()
             # Learned after the next tick was submitted, which can do without what this one shows.
             if tick.runs and result.outcome is Outcome.DONE:
@@ -223,12 +238,15 @@ class Scheduler:
                 if youngest.running:
                     self._sessions.fail(youngest, RequestError(Fault.DECODE_FAILED, "decode: the KV cache is full"))
             case Outcome.FAILED:
-                for session in sessions:
-                    if session.running:
-                        self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode: llama.cpp failed"))
+                self._fail_all(sessions)
             case Outcome.DONE:
                 for session, run, token in zip(sessions, tick.runs, result.tokens, strict=True):
                     self._advance(session, run, token)
+
+    def _fail_all(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            if session.running:
+                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode: llama.cpp failed"))
 
     def _advance(self, session: Session, run: Run, token: int | None) -> None:
         if session.state is State.PREFILL:
@@ -294,6 +312,11 @@ class Scheduler:
 def _cells(session: Session) -> int:
     assert session.prepared is not None
     return len(session.prepared.tokens) + session.prepared.max_tokens
+
+
+def _class_and_age(session: Session) -> tuple[int, int]:
+    assert session.request is not None
+    return session.request.priority, session.id
 
 
 def _shutting_down() -> RequestError:

@@ -72,7 +72,6 @@ class Session:
     id: int
     sink: Sink
     peer: str
-    opened_at: float
     state: State = State.RECV_REQ
     request: Generate | None = None
     prepared: Prepared | None = None
@@ -112,13 +111,13 @@ class SessionManager:
         self.draining = False
         self._ids = itertools.count(1)
         self._running: dict[int, Session] = {}
-        self._arrived: list[Session] = []
+        self._arrived: dict[int, Session] = {}
         self._with_output: dict[int, Session] = {}
 
-    def open(self, sink: Sink, peer: str, now: float) -> Session:
+    def open(self, sink: Sink, peer: str) -> Session:
         """A session that waits for its request. ``sink`` gets its outputs, and a ``RequestError`` if it fails."""
         self.totals.sessions += 1
-        return Session(next(self._ids), sink, peer, now)
+        return Session(next(self._ids), sink, peer)
 
     def request(self, session: Session, request: Generate, now: float) -> None:
         """Start ``request``; raises ``RequestError`` while the daemon shuts down."""
@@ -128,7 +127,7 @@ class SessionManager:
         session.request = request
         session.requested_at = now
         self._running[session.id] = session
-        self._arrived.append(session)
+        self._arrived[session.id] = session
 
     def cancel(self, session: Session, request_id: str) -> None:
         """End a running request; one that has ended, or another id, is no error: a cancel may cross the end."""
@@ -178,11 +177,12 @@ class SessionManager:
     def _end(self, session: Session, event: Event) -> None:
         self._move(session, event)
         self._running.pop(session.id, None)
+        self._arrived.pop(session.id, None)
 
     def take_arrived(self) -> list[Session]:
         """Sessions whose request came since the last call and still stands."""
-        arrived, self._arrived = self._arrived, []
-        return [session for session in arrived if session.running]
+        arrived, self._arrived = self._arrived, {}
+        return list(arrived.values())
 
     def get(self, session_id: int) -> Session:
         """The running session of this id."""
