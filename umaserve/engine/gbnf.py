@@ -159,7 +159,8 @@ def _nullable(rules: dict[str, _Alternatives]) -> set[str]:
     return found
 
 
-def _names(alternatives: _Alternatives) -> Iterator[str]:
+def _names(alternatives: _Alternatives, *, first: bool = False) -> Iterator[str]:
+    """The rules that ``alternatives`` refer to, once for each time; with ``first`` those that may come first."""
     pending = [alternatives]
     while pending:
         for sequence in pending.pop().sequences:
@@ -168,6 +169,8 @@ def _names(alternatives: _Alternatives) -> Iterator[str]:
                     yield item.name
                 if item.group is not None:
                     pending.append(item.group)
+                if first and not item.nullable:
+                    break
 
 
 def _may_be_empty(alternatives: _Alternatives, nullable: set[str]) -> bool:
@@ -185,20 +188,6 @@ def _may_be_empty(alternatives: _Alternatives, nullable: set[str]) -> bool:
     return empty[id(alternatives)]
 
 
-def _first(alternatives: _Alternatives) -> Iterator[str]:
-    """The rules that may come first, once for each way."""
-    pending = [alternatives]
-    while pending:
-        for sequence in pending.pop().sequences:
-            for item in sequence:
-                if item.name is not None:
-                    yield item.name
-                if item.group is not None:
-                    pending.append(item.group)
-                if not item.nullable:
-                    break
-
-
 def _check_first(rules: dict[str, _Alternatives], nullable: set[str]) -> None:
     for rule in rules.values():
         _may_be_empty(rule, nullable)
@@ -213,7 +202,7 @@ def _check_first(rules: dict[str, _Alternatives], nullable: set[str]) -> None:
                 continue
             if name not in rules:
                 raise GbnfError(f"a rule for {name[:64]!r}")
-            first = list(_first(rules[name]))
+            first = list(_names(rules[name], first=True))
             if name in open_rules:
                 stack.pop()
                 open_rules.discard(name)
