@@ -20,11 +20,12 @@ class ProgressBar:
         if self._active:
             done = round(WIDTH * fraction)
             bar = "█" * done + "░" * (WIDTH - done)
-            self._stream.write(f"\r{self._label} {bar} {fraction:4.0%}")
+            # The cursor goes back, so that a line of the log takes the bar's place.
+            self._stream.write(f"{self._label} {bar} {fraction:4.0%}\r")
             self._stream.flush()
 
     def clear(self) -> None:
         """Take the line away, so that the log goes on where it was."""
         if self._active:
-            self._stream.write("\r\x1b[K")
+            self._stream.write("\x1b[K")
             self._stream.flush()

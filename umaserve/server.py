@@ -80,6 +80,7 @@ class Server:
         """Bytes received and sent by connections that have ended."""
         self._state = State.LOADING
         self._progress = 0.0
+        self._bar = ProgressBar("loading the model", sys.stderr)
         self._started_at = self._loop.now()
         self._stop_signals = 0
         self._ending: Timer | None = None
@@ -94,7 +95,7 @@ class Server:
         self._watch_dog()
         self._loop.after_poll = self._collect
         self._loop.before_sleep = self._end_turn
-        self._show_progress(ProgressBar("loading the model", sys.stderr))
+        self._show_progress()
         self._compute.submit(lambda: self._load(self._config, self._on_progress), self._on_loaded)
         try:
             self._loop.run()
@@ -116,14 +117,13 @@ class Server:
         self._progress = fraction
         return self._stop_signals == 0
 
-    def _show_progress(self, bar: ProgressBar) -> None:
+    def _show_progress(self) -> None:
         if self._state is State.LOADING:
-            bar.show(self._progress)
-            self._loop.call_later(PROGRESS_S, lambda: self._show_progress(bar))
-        else:
-            bar.clear()
+            self._bar.show(self._progress)
+            self._loop.call_later(PROGRESS_S, self._show_progress)
 
     def _on_loaded(self, result: LoadedEngine | BaseException) -> None:
+        self._bar.clear()
         if self._state is State.DRAINING:
             self._engine = None if isinstance(result, BaseException) else result
             return
