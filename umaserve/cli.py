@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"umaserve: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -109,22 +112,20 @@ def _ask(arguments: Sequence[str]) -> int:
 
 
 def _print_stream(stream: Stream, *, raw_events: bool) -> None:
-    events = iter(stream)
-    cancelled = False
-    while True:
-        try:
-            event = next(events, None)
-        except KeyboardInterrupt:
-            if cancelled:
-                raise
-            cancelled = True
-            stream.cancel()
-            events = iter(stream)
-            continue
-        if event is None:
-            break
+    _cancel_on_interrupt(stream)
+    for event in stream:
         _write(orjson.dumps(event).decode() + "\n" if raw_events else event["text"])
     _write(orjson.dumps(stream.end).decode() + "\n" if raw_events else "\n")
+
+
+def _cancel_on_interrupt(stream: Stream) -> None:
+    """Ctrl-C asks the server for the end, wherever it strikes; a second one ends this program."""
+
+    def cancel(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stream.cancel()
+
+    signal.signal(signal.SIGINT, cancel)
 
 
 def _write(text: str) -> None:
