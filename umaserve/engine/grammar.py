@@ -15,7 +15,7 @@ from umaserve.errors import Fault, RequestError
 log = logging.getLogger(__name__)
 
 MAX_REPEAT = 1000
-MAX_NESTING = 64
+MAX_SCHEMA_DEPTH = 64
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 _PATTERN_REPEAT = re.compile(r"\{\s*([0-9]*)\s*(?:,\s*([0-9]*)\s*)?\}")
 
@@ -44,8 +44,8 @@ def gbnf_of_schema(schema_text: str) -> str:
 
 
 def _check_schema(value: Any, path: str, depth: int) -> None:
-    if depth > MAX_NESTING:
-        raise _refused(path, f"at most {MAX_NESTING} levels", "more")
+    if depth > MAX_SCHEMA_DEPTH:
+        raise _refused(path, f"at most {MAX_SCHEMA_DEPTH} levels", "more")
     if isinstance(value, list):
         for index, item in enumerate(value):
             _check_schema(item, f"{path}[{index}]", depth + 1)
