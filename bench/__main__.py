@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import decode, idle, wire
+from bench import decode, dialects, idle, llama_server, wire
 from bench.report import load_average, machine
 from umaserve import config
 from umaserve.config import Config, Loaded
@@ -17,7 +17,9 @@ from umaserve.engine import gguf
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
 
-DECODE_CLIENTS = (1, 4, 8, 16)
+MEASUREMENTS = ("decode", "dialects", "wire", "idle")
+WITH_MODEL = {"decode", "dialects"}
+MODEL_CLIENTS = (1, 4, 8, 16)
 WIRE_CLIENTS = (1, 16, 256)
 
 
@@ -27,19 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.threads is not None:
         os.environ["UMA_THREADS"] = str(options.threads)
-    wanted = [options.only] if options.only else ["decode", "wire", "idle"]
+    wanted = {options.only} if options.only else {*MEASUREMENTS}
     try:
         loaded = config.load({}, os.environ)
-        model = _model_file(loaded.config) if "decode" in wanted else "no model"
+        model = _model_file(loaded.config) if wanted & WITH_MODEL else "no model"
+        llama_server.binary()
     except (ConfigError, ModelError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    decode_clients = options.clients or DECODE_CLIENTS
-    if "decode" in wanted and max(decode_clients) > loaded.config.parallel:
+    model_clients = options.clients or MODEL_CLIENTS
+    if wanted & WITH_MODEL and max(model_clients) > loaded.config.parallel:
         parser.error(f"more clients than sequences ({loaded.config.parallel}): raise UMA_PARALLEL")
     before = load_average()
     try:
         if "decode" in wanted:
-            print(decode.report(decode_clients, options.tokens, options.repeats), flush=True)
+            print(decode.report(model_clients, options.tokens, options.repeats), flush=True)
+        if "dialects" in wanted:
+            print(dialects.report(model_clients, options.tokens, options.repeats), flush=True)
         if "wire" in wanted:
             print(wire.report(options.clients or WIRE_CLIENTS, options.repeats), flush=True)
         if "idle" in wanted:
@@ -57,24 +62,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m bench",
         description="Measure umaserve against a bare llama.cpp loop, and the wire by itself.",
-        epilog="The bare loop and the daemon take their settings from the same UMA_* variables, and UMA_CONFIG.",
+        epilog="The bare loop, the daemon and llama-server take their settings from the same UMA_* variables, and "
+        "UMA_CONFIG. llama-server is measured where LLAMA_SERVER names its binary.",
         allow_abbrev=False,
     )
-    parser.add_argument("--only", choices=("decode", "wire", "idle"), help="one of the measurements (default: all)")
+    parser.add_argument("--only", choices=MEASUREMENTS, help="one of the measurements (default: all)")
     parser.add_argument(
         "--clients",
         type=_at_least(1),
         nargs="+",
         metavar="N",
-        help=f"clients at once (default: decode {_spaced(DECODE_CLIENTS)}, wire {_spaced(WIRE_CLIENTS)})",
+        help=f"clients at once (default: {_spaced(MODEL_CLIENTS)}; wire {_spaced(WIRE_CLIENTS)})",
     )
     parser.add_argument(
-        "--tokens", type=_at_least(2), default=128, metavar="N", help="of each decode stream (default: %(default)s)"
+        "--tokens", type=_at_least(2), default=128, metavar="N", help="of each stream (default: %(default)s)"
     )
     parser.add_argument(
         "--repeats", type=_at_least(1), default=3, metavar="N", help="of each run (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=_at_least(1), metavar="N", help="compute threads of both sides")
+    parser.add_argument("--threads", type=_at_least(1), metavar="N", help="compute threads of each side")
     return parser
 
 

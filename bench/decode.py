@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.processes import daemon, trace_of
-from bench.report import number, progress, table
+from bench.conversations import UNIX_SOCKET
+from bench.processes import trace_of, trace_over
+from bench.report import LATENCIES, latencies, number, progress, ratio, table
 from bench.trace import Measures, measures, medians
-from bench.workload import WARM_UP_TOKENS
 
 _NOTES = """\
 Tokens/s, steady: all streams together, from the last stream's first token until the first stream ends, the same phase
@@ -40,8 +39,7 @@ def run_bare(clients: int, tokens: int) -> Measures:
 
 
 def run_served(clients: int, tokens: int) -> Measures:
-    with daemon("umaserve", UMA_MAX_TOKENS=str(max(tokens, WARM_UP_TOKENS))) as path:
-        return measures(trace_of("bench.load", path, clients, tokens))
+    return measures(trace_over(UNIX_SOCKET, "umaserve", clients, tokens))
 
 
 def report(clients: Sequence[int], tokens: int, repeats: int) -> str:
@@ -85,21 +83,17 @@ def _speed_table(pairs: dict[int, list[Pair]]) -> str:
 
 def _compared(rates: Sequence[tuple[float, float]]) -> list[str]:
     bare, served = zip(*rates, strict=True)
-    ratios = [after / before for before, after in rates]
-    middle = statistics.median(ratios)
-    ratio = "-" if math.isnan(sum(ratios)) else f"{middle:.1%} ({min(ratios):.1%} to {max(ratios):.1%})"
-    return [number(statistics.median(bare)), number(statistics.median(served)), ratio]
+    return [number(statistics.median(bare)), number(statistics.median(served)), ratio(rates)]
 
 
 def _latency_table(pairs: dict[int, list[Pair]]) -> str:
-    header = ["clients", "", "TTFT p50", "TTFT max", "gap p50", "gap p95", "gap max", "cores of the generator"]
+    header = ["clients", "", *LATENCIES, "cores of the generator"]
     rows = []
     for clients, runs in pairs.items():
         for name, found in (
             ("bare", medians([pair.bare for pair in runs])),
             ("umaserve", medians([pair.served for pair in runs])),
         ):
-            times = (found.ttft_p50, found.ttft_max, found.gap_p50, found.gap_p95, found.gap_max)
             cores = f"{found.observer_cores:.2f}" if name == "umaserve" else ""
-            rows.append([str(clients), name, *map(number, times), cores])
+            rows.append([str(clients), name, *latencies(found), cores])
     return table(header, rows)

@@ -25,11 +25,11 @@ def report() -> str:
     """Open the connections and tell what they cost."""
     progress(f"idle, {_CONNECTIONS} connections")
     _raise_descriptor_limit(_CONNECTIONS + _SPARE_DESCRIPTORS)
-    with daemon("bench.standin", UMA_MAX_SESSIONS=str(2 * _CONNECTIONS)) as path, contextlib.ExitStack() as opened:
-        before = _rss(path, 0)
+    with daemon("bench.standin", UMA_MAX_SESSIONS=str(2 * _CONNECTIONS)) as at, contextlib.ExitStack() as opened:
+        before = _rss(at.socket, 0)
         for _ in range(_CONNECTIONS):
-            opened.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
-        after = _rss(path, _CONNECTIONS)
+            opened.enter_context(socket.socket(socket.AF_UNIX)).connect(at.socket)
+        after = _rss(at.socket, _CONNECTIONS)
     header = ["idle connections", "resident before, MiB", "after, MiB", "KiB for each"]
     each = (after - before) / _CONNECTIONS / 1024
     row = [str(_CONNECTIONS), f"{before / 2**20:.1f}", f"{after / 2**20:.1f}", f"{each:.1f}"]

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from bench.conversations import UNIX_SOCKET
 from bench.trace import Trace
+from bench.workload import WARM_UP_TOKENS
 from umaserve.client import Client
 
 _POLL_S = 0.05
 _STOP_S = 20.0
+
+
+class Addresses(NamedTuple):
+    """Where a daemon listens."""
+
+    socket: str
+    http: str
 
 
 def trace_of(module: str, *arguments: object) -> Trace:
@@ -24,32 +35,57 @@ def trace_of(module: str, *arguments: object) -> Trace:
     return Trace.load(done.stdout)
 
 
+def trace_over(dialect: str, module: str, clients: int, tokens: int) -> Trace:
+    """Run ``module`` as a daemon, and the load generator against it."""
+    with daemon(module, UMA_MAX_TOKENS=str(max(tokens, WARM_UP_TOKENS))) as at:
+        return trace_of("bench.load", dialect, at.socket if dialect == UNIX_SOCKET else at.http, clients, tokens)
+
+
 @contextlib.contextmanager
-def daemon(module: str, **settings: str) -> Iterator[str]:
-    """Run ``module`` as a daemon on a socket of its own; gives the socket's path once the daemon is ready."""
+def daemon(module: str, **settings: str) -> Iterator[Addresses]:
+    """Run ``module`` as a daemon on addresses of its own, which it gives once the daemon is ready."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        path = os.path.join(folder, "uma.sock")
-        environment = _environment(UMA_SOCK=path, UMA_PROTOCOL="json", **settings)
-        process = subprocess.Popen([sys.executable, "-m", module], env=environment)
-        try:
-            _await_ready(path, process)
-            yield path
-        finally:
-            _stop(process)
+        at = Addresses(os.path.join(folder, "uma.sock"), free_address())
+        own = {"UMA_SOCK": at.socket, "UMA_PROTOCOL": "json", "UMA_HTTP": at.http}
+        with running(
+            [sys.executable, "-m", module],
+            lambda: Client(at.socket).metrics()["state"] == "ready",
+            **own,
+            **settings,
+        ):
+            yield at
 
 
-def _environment(**settings: str) -> dict[str, str]:
+@contextlib.contextmanager
+def running(command: Sequence[str], is_ready: Callable[[], bool], **variables: str) -> Iterator[None]:
+    """Run a server, from when ``is_ready``, which may raise ``OSError``. What it prints goes to standard error."""
+    process = subprocess.Popen(command, env=_environment(**variables), stdout=sys.stderr)
+    try:
+        _await(is_ready, process)
+        yield
+    finally:
+        _stop(process)
+
+
+def free_address() -> str:
+    """An address of this machine on whose port nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        return f"{host}:{port}"
+
+
+def _environment(**variables: str) -> dict[str, str]:
     # Errors only: a warning of the model's loader would be repeated by every run.
-    return {**os.environ, "UMA_LOG_LEVEL": "error", **settings}
+    return {**os.environ, "UMA_LOG_LEVEL": "error", **variables}
 
 
-def _await_ready(path: str, process: subprocess.Popen[bytes]) -> None:
+def _await(is_ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     while process.poll() is None:
         with contextlib.suppress(OSError):
-            if Client(path).metrics()["state"] == "ready":
+            if is_ready():
                 return
         time.sleep(_POLL_S)
-    raise RuntimeError(f"the daemon ended with status {process.returncode} before it was ready")
+    raise RuntimeError(f"{process.args!r} ended with status {process.returncode} before it was ready")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -6,10 +6,12 @@ import importlib.metadata
 import math
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.trace import Measures
 from umaserve import __version__
 from umaserve.cores import usable_cores
 
@@ -24,6 +26,23 @@ def number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> str:
+    """What the second is of the first: the pairs' median, with the smallest and the largest."""
+    ratios = [after / before for before, after in pairs]
+    if math.isnan(sum(ratios)):
+        return "-"
+    return f"{statistics.median(ratios):.1%} ({min(ratios):.1%} to {max(ratios):.1%})"
+
+
+LATENCIES = ("TTFT p50", "TTFT max", "gap p50", "gap p95", "gap max")
+"""The columns of `latencies`."""
+
+
+def latencies(found: Measures) -> list[str]:
+    """In ms."""
+    return [*map(number, (found.ttft_p50, found.ttft_max, found.gap_p50, found.gap_p95, found.gap_max))]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

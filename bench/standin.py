@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from umaserve import config, logs
 from umaserve.config import Config
 from umaserve.engine.text import TextStream
-from umaserve.messages import Generate
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Answer, Embed, Embedded, Generate, ModelInfo, Query
 from umaserve.server import Server
 from umaserve.serving.ticks import Capacity, Outcome, Prepared, Tick, TickResult
 
@@ -31,10 +32,33 @@ class StandInEngine:
     name = "stand-in"
     capacity = Capacity(slots=256, cells=_UNBOUNDED, sequence_tokens=_UNBOUNDED, batch_tokens=8192)
     end_tokens: frozenset[int] = frozenset()
+    info = ModelInfo(
+        name=name,
+        architecture="none",
+        quantization="none",
+        parameters=0,
+        size_bytes=0,
+        context_tokens=_UNBOUNDED,
+        training_tokens=_UNBOUNDED,
+        vocabulary=len(_PIECES),
+        embedding_length=0,
+        chat_template=None,
+        bos="",
+        eos="",
+    )
 
     def prepare(self, request: Generate) -> Prepared:
         assert request.max_tokens is not None
         return Prepared(_PROMPT, request.max_tokens, TextStream(_PIECES, request.stop), _SAMPLER)
+
+    def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
+        return prepared
+
+    def answer(self, query: Query) -> Answer:
+        raise RequestError(Fault.BAD_REQUEST, f"{type(query).__name__}: a stand-in has no vocabulary")
+
+    def embed(self, query: Embed) -> Embedded:
+        raise RequestError(Fault.BAD_REQUEST, "model: a stand-in makes no embeddings")
 
     def run(self, tick: Tick) -> TickResult:
         tokens = [None if run.sampler is None else _TOKEN for run in tick.runs]

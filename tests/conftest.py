@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("daemon")
+pytest.register_assert_rewrite("daemon", "http_wire")
 from daemon import Daemon  # noqa: E402
 
 
@@ -12,7 +12,8 @@ from daemon import Daemon  # noqa: E402
 def daemon(tmp_path_factory: pytest.TempPathFactory):
     """A daemon with its defaults, shared; every test leaves it as idle as it was."""
     # One compute thread: several stumble over one another wherever another program, such as pytest, has a core.
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), env={"UMA_THREADS": "1"})
+    flags = ("--http", "127.0.0.1:0", "--debug-echo")
+    daemon = Daemon(tmp_path_factory.mktemp("daemon"), *flags, env={"UMA_THREADS": "1"})
     yield daemon
     assert daemon.stop() == 0, daemon.logs
     assert "Traceback" not in daemon.logs, daemon.logs

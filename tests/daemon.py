@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -37,6 +38,11 @@ class Daemon:
     @property
     def logs(self) -> str:
         return self._log_path.read_text()
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of a daemon that was started with ``--http HOST:0``."""
+        return re.findall(r"listening at=(\S+) protocol=http", self.logs)[-1]
 
     def wait_for_socket(self) -> None:
         deadline = time.monotonic() + READY_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,8 +12,21 @@ from typing import Any
 
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate
-from umaserve.serving.ticks import Capacity, Outcome, Prepared, Tick, TickResult
+from umaserve.messages import (
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    Generate,
+    Logprobs,
+    ModelInfo,
+    Query,
+    Scored,
+    TokenIds,
+    Tokenize,
+    Tokenized,
+)
+from umaserve.serving.ticks import Capacity, Outcome, Prepared, Run, Tick, TickResult
 
 END = 0
 DEFAULT_MAX_TOKENS = 16
@@ -47,6 +62,17 @@ def answer(prompt: str, max_tokens: int = DEFAULT_MAX_TOKENS, stop: Sequence[str
     return text
 
 
+def scored(token: int, rank: int = 0) -> Scored:
+    """What the stand-in says of a token that is the ``rank``-th likeliest, from 0."""
+    return Scored(token, PIECES[token], -0.5 - rank)
+
+
+def vector(text: bytes) -> list[float]:
+    """The embedding of ``text``: of unit length, and another for another text."""
+    angle = zlib.crc32(text) / 2**32
+    return [math.cos(angle), math.sin(angle)]
+
+
 class EngineFailure(Exception):
     """What the engine raises when it is told to; the scheduler knows nothing of it."""
 
@@ -62,7 +88,8 @@ class StandInEngine:
     """Implements ``serving.ticks.Engine`` and asserts what the seam promises.
 
     ``failures`` holds what the next ticks with runs end in: an outcome, an exception, or ``None`` for a tick that
-    goes well. A prompt of "raise" makes ``prepare`` raise, one of "refuse" makes it refuse.
+    goes well. A prompt of "raise" makes ``prepare`` raise, one of "refuse" makes it refuse, and so do ``change`` and
+    ``embed``.
     """
 
     def __init__(self, *, slots: int = 4, cells: int = 400, batch_tokens: int = 16, sequence_tokens: int = 200) -> None:
@@ -72,15 +99,65 @@ class StandInEngine:
         self.ticks: list[Tick] = []
         self.failures: deque[Outcome | type[EngineFailure] | None] = deque()
 
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            name="stand-in",
+            architecture="none",
+            quantization="none",
+            parameters=0,
+            size_bytes=0,
+            context_tokens=self.capacity.sequence_tokens,
+            training_tokens=self.capacity.sequence_tokens,
+            vocabulary=len(PIECES),
+            embedding_length=len(vector(b"")),
+            chat_template=None,
+            bos="",
+            eos=PIECES[END].decode(),
+        )
+
     def prepare(self, request: Generate) -> Prepared:
-        assert isinstance(request.prompt, str)
-        if request.prompt == "raise":
-            raise EngineFailure("told to")
-        tokens = tuple(request.prompt.encode())
+        tokens = _tokens(request)
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
-        if request.prompt == "refuse" or len(tokens) + max_tokens > self.capacity.sequence_tokens:
+        self._check_length(tokens, max_tokens)
+        text = TextStream(PIECES, request.stop)
+        return Prepared(tokens, max_tokens, text, StandInSampler(tokens), request.logprobs)
+
+    def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
+        assert isinstance(prepared.sampler, StandInSampler)
+        assert prepared.sampler.prompt == prepared.tokens
+        sequence = list(prepared.tokens)
+        for token in generated:
+            assert token == next_token(sequence), "changed with another sequence's tokens"
+            sequence.append(token)
+        _tokens(request)
+        max_tokens = request.max_tokens or prepared.max_tokens
+        self._check_length(prepared.tokens, max_tokens)
+        prepared.text.set_stops(request.stop)
+        return dataclasses.replace(prepared, max_tokens=max_tokens)
+
+    def answer(self, query: Query) -> Tokenized | Detokenized:
+        match query:
+            case Tokenize(text):
+                return Tokenized(list(text.encode()), [PIECES[token] for token in text.encode()])
+            case Detokenize(ids):
+                if not all(0 <= token < len(PIECES) for token in ids):
+                    raise RequestError(Fault.BAD_REQUEST, "tokens: out of range")
+                return Detokenized(bytes(ids).decode(errors="replace"))
+            case Embed():
+                raise AssertionError("embeddings are asked of embed")
+
+    def embed(self, query: Embed) -> Embedded:
+        texts = [bytes(one.ids) if isinstance(one, TokenIds) else one.encode() for one in query.inputs]
+        if b"raise" in texts:
+            raise EngineFailure("told to")
+        if b"refuse" in texts:
+            raise RequestError(Fault.CONTEXT_EXCEEDED, "input: too long")
+        return Embedded([vector(text) for text in texts], sum(map(len, texts)))
+
+    def _check_length(self, tokens: Sequence[int], max_tokens: int) -> None:
+        if len(tokens) + max_tokens > self.capacity.sequence_tokens:
             raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt: too long")
-        return Prepared(tokens, max_tokens, TextStream(PIECES, request.stop), StandInSampler(tokens))
 
     def run(self, tick: Tick) -> TickResult:
         self.ticks.append(tick)
@@ -100,7 +177,12 @@ class StandInEngine:
             self.sequences[run.slot] += run.tokens
         self._check_cells()
         sampled = [self._sample(run.slot, run.sampler) for run in tick.runs]
-        return TickResult(Outcome.DONE, sampled, 0.01 * bool(tick.runs))
+        logprobs = {
+            index: _logprobs(run, token)
+            for index, (run, token) in enumerate(zip(tick.runs, sampled, strict=True))
+            if token is not None and run.logprobs is not None
+        }
+        return TickResult(Outcome.DONE, sampled, 0.01 * bool(tick.runs), logprobs)
 
     def _sample(self, slot: int, sampler: object) -> int | None:
         if sampler is None:
@@ -123,6 +205,29 @@ class StandInEngine:
     def _check_cells(self) -> None:
         assert sum(map(len, self.sequences)) <= self.capacity.cells
         assert all(len(sequence) <= self.capacity.sequence_tokens for sequence in self.sequences)
+
+
+def _tokens(request: Generate) -> tuple[int, ...]:
+    match request.prompt:
+        case TokenIds(ids):
+            return ids
+        case str() as prompt:
+            pass
+        case turns:
+            prompt = "".join(turn.content for turn in turns)
+    if prompt == "raise":
+        raise EngineFailure("told to")
+    if prompt == "refuse":
+        raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt: too long")
+    return tuple(prompt.encode())
+
+
+def _logprobs(run: Run, token: int) -> Logprobs:
+    """The chosen token is the likeliest, and the others follow by their ids."""
+    assert run.logprobs is not None
+    others = [other for other in range(ord("a"), ord("z") + 1) if other != token]
+    best = [token, *others][: run.logprobs]
+    return Logprobs(scored(token), tuple(scored(one, rank) for rank, one in enumerate(best)))
 
 
 class SteppedWorker:

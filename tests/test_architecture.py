@@ -15,6 +15,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 ALLOWED = {
     "protocol": {"protocol", "errors", "messages"},
     "net": {"net", "errors"},
+    "http": {"http", "protocol", "serving", "net", "errors", "messages"}
+    | {"connection", "services", "detached", "config", "keys", "addresses"},
     "serving": {"serving", "errors", "messages", "metrics"},
     "engine": {"engine", "serving", "errors", "messages", "config", "cores"},
 }
@@ -22,8 +24,12 @@ ALLOWED = {
 
 FOREIGN = {
     "llama_cpp": {"engine"},
-    "socket": {"net", "client", "server"},
+    "socket": {"net", "client", "entrances"},
+    "ssl": {"net"},
     "selectors": {"net"},
+    "h11": {"protocol"},
+    "wsproto": {"protocol"},
+    "prometheus_client": {"metrics"},
     "asyncio": {"client"},
     "threading": {"engine", "server"},
 }

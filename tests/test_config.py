@@ -8,16 +8,19 @@ import itertools
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, asdict, fields
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.config import SETTINGS, Config, Conflict, Loaded, add_arguments, load, render
 from umaserve.errors import ConfigError
+
+# A busy box makes no test fail.
+untimed = settings(deadline=None)
 
 ANNOTATED = Path(__file__).parent.parent / "conf" / "umaserve.toml"
 
@@ -29,11 +32,33 @@ DEFAULTS: dict[str, Any] = {
     "keep_alive": False,
     "idle_timeout": 300.0,
     "drain_timeout": 10.0,
+    "http": "",
+    "http_socket": "",
+    "tls_cert": "",
+    "tls_key": "",
+    "api_keys": "",
+    "insecure": False,
+    "allow_host": (),
+    "allow_origin": (),
+    "cors_origin": (),
+    "header_timeout": 10.0,
+    "body_timeout": 30.0,
+    "ping_interval": 20.0,
+    "resume_window": 60.0,
+    "resume_bytes": 16777216,
+    "feedback_log": "",
+    "debug_echo": False,
     "max_sessions": 1024,
     "max_frame_bytes": 1048576,
     "max_prompt_bytes": 262144,
     "max_tokens": 512,
     "tx_high_water": 65536,
+    "max_queue": 256,
+    "request_timeout": 600.0,
+    "rate_requests": 0.0,
+    "rate_tokens": 0.0,
+    "memory_reserve": 67108864,
+    "content_filter": "",
     "slo_ttft_ms": 1000.0,
     "slo_tbt_ms": 100.0,
     "model": "",
@@ -46,12 +71,14 @@ DEFAULTS: dict[str, Any] = {
     "n_gpu_layers": -1,
     "flash_attn": "auto",
     "kv_type": "f16",
+    "pooling": "model",
     "log_level": "info",
     "log_format": "text",
 }
 WHOLE = {
     "max_sessions": (1, 65536),
     "max_tokens": (1, 1048576),
+    "max_queue": (1, 65536),
     "n_ctx": (64, 4194304),
     "parallel": (1, 256),
     "n_batch": (1, 65536),
@@ -64,10 +91,19 @@ SIZE = {
     "max_frame_bytes": (64, 1 << 30),
     "max_prompt_bytes": (1, 1 << 30),
     "tx_high_water": (1024, 64 << 20),
+    "resume_bytes": (0, 1 << 30),
+    "memory_reserve": (0, 1 << 40),
 }
 REAL = {
     "idle_timeout": (0.05, 86400.0),
     "drain_timeout": (0.0, 3600.0),
+    "header_timeout": (0.05, 3600.0),
+    "body_timeout": (0.05, 3600.0),
+    "ping_interval": (0.05, 3600.0),
+    "resume_window": (0.0, 3600.0),
+    "request_timeout": (0.0, 86400.0),
+    "rate_requests": (0.0, 1e9),
+    "rate_tokens": (0.0, 1e9),
     "slo_ttft_ms": (1.0, 3600000.0),
     "slo_tbt_ms": (1.0, 3600000.0),
 }
@@ -75,21 +111,41 @@ CHOICE = {
     "protocol": ["json", "newline"],
     "flash_attn": ["auto", "on", "off"],
     "kv_type": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+    "pooling": ["model", "mean", "cls", "last"],
     "log_level": ["debug", "info", "warning", "error"],
     "log_format": ["text", "json"],
 }
-PATHS = {"socket": 1, "model": 0}
+PATHS = {
+    "socket": 1,
+    "http_socket": 0,
+    "tls_cert": 0,
+    "tls_key": 0,
+    "api_keys": 0,
+    "feedback_log": 0,
+    "content_filter": 0,
+    "model": 0,
+}
 """The fewest characters of each."""
+SWITCHES = ["keep_alive", "insecure", "debug_echo"]
+WORDS = ["allow_host", "allow_origin", "cors_origin"]
 
-PARTNERS = {
+PARTNERS: dict[str, dict[str, Any]] = {
     "n_batch": {"n_ubatch": "1", "parallel": "1"},
     "n_ubatch": {"n_batch": "65536"},
     "max_frame_bytes": {"max_prompt_bytes": "1"},
     "max_prompt_bytes": {"max_frame_bytes": "1GiB"},
+    "http": {"insecure": True},
 }
 """What else must be set so that every value of a setting holds together with the rest."""
 
-WRONG_TYPE = ["true", "1.5", "7", '"no such thing"', "[1]", "{a = 1}", "1979-05-27", "07:32:00", "nan"]
+HOSTS = ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]", "box.example"]
+WRONG_TYPE = ["true", "1.5", "7", '"no such thing"', "[1]", '["a b"]', "{a = 1}", "1979-05-27", "07:32:00", "nan"]
+
+
+def partners_of(key: str, value: Any) -> dict[str, Any]:
+    if key in ("tls_cert", "tls_key") and value:
+        return {"http": "localhost:0", "tls_key" if key == "tls_cert" else "tls_cert": "the other"}
+    return PARTNERS.get(key, {})
 
 
 def values_of(key: str) -> st.SearchStrategy[Any]:
@@ -104,15 +160,26 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(CHOICE[key])
     if key in PATHS:
         return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=PATHS[key])
-    return {"socket_mode": st.integers(0, 0o777), "keep_alive": st.booleans()}[key]
+    if key in SWITCHES:
+        return st.booleans()
+    if key in WORDS:
+        word = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters=","), min_size=1)
+        return st.lists(word, max_size=64).map(tuple)
+    if key == "http":
+        return st.just("") | st.builds("{}:{}".format, st.sampled_from(HOSTS), st.integers(0, 65535))
+    return {"socket_mode": st.integers(0, 0o777)}[key]
 
 
 def as_text(key: str, value: Any) -> str:
     """The value as a flag or a variable spells it."""
+    if key in WORDS:
+        return ",".join(value)
     return f"{value:04o}" if key == "socket_mode" else str(value)
 
 
 def as_toml(key: str, value: Any) -> str:
+    if key in WORDS:
+        return "[" + ",".join(as_toml("", word) for word in value) + "]"
     if key == "socket_mode" or isinstance(value, str):
         return '"' + "".join(f"\\U{ord(char):08x}" for char in as_text(key, value)) + '"'
     return str(value).lower()
@@ -129,10 +196,15 @@ def variable(key: str) -> str:
     return "UMA_SOCK" if key == "socket" else f"UMA_{key.upper()}"
 
 
+@functools.cache
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(made)
+    return made
+
+
 def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_arguments(parser)
-    return parser.parse_args(arguments)
+    return parser().parse_args(arguments)
 
 
 def load_file(file: Path, text: str | bytes, flags: Mapping[str, object] | None = None) -> Loaded:
@@ -181,7 +253,7 @@ def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
 
 
 def test_the_tables_of_this_test_cover_every_setting() -> None:
-    tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, "socket_mode", "keep_alive"]
+    tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http"]
     assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
 
 
@@ -191,11 +263,20 @@ def test_the_config_is_frozen() -> None:
 
 
 @every_setting
+@untimed
 @given(data=st.data())
 def test_flag_then_environment_then_file_then_default(key: str, data: st.DataObject, file: Path) -> None:
     draw = st.none() | values_of(key)
     from_flag, from_environment, from_file = (data.draw(draw, label) for label in ("flag", "env", "file"))
-    arguments = [as_flag(*partner) for partner in PARTNERS.get(key, {}).items()]
+    ranked = [
+        (from_flag, "flag"),
+        (from_environment, f"environment {variable(key)}"),
+        (from_file, f"file {file}"),
+        (DEFAULTS[key], "default"),
+    ]
+    value, origin = next(one for one in ranked if one[0] is not None)
+    partners = partners_of(key, value)
+    arguments = [as_flag(*partner) for partner in partners.items()]
     environ = {}
     if from_flag is not None:
         arguments.append(as_flag(key, from_flag))
@@ -207,17 +288,10 @@ def test_flag_then_environment_then_file_then_default(key: str, data: st.DataObj
 
     loaded = load(parse(*arguments), environ)
 
-    ranked = [
-        (from_flag, "flag"),
-        (from_environment, f"environment {variable(key)}"),
-        (from_file, f"file {file}"),
-        (DEFAULTS[key], "default"),
-    ]
-    value, origin = next(one for one in ranked if one[0] is not None)
     assert getattr(loaded.config, key) == value
     assert type(getattr(loaded.config, key)) is type(DEFAULTS[key])
     assert loaded.origins[key] == origin
-    others = DEFAULTS.keys() - PARTNERS.get(key, {}).keys() - {key}
+    others = DEFAULTS.keys() - partners.keys() - {key}
     assert all(loaded.origins[other] == "default" for other in others)
     assert all(getattr(loaded.config, other) == DEFAULTS[other] for other in others)
 
@@ -336,6 +410,13 @@ def test_refused_in_a_file(file: Path) -> None:
     assert file_refusal(file, 'n_ctx = "64"').endswith(f'{expected} the string "64"')
 
 
+ADDRESS_EXPECTED = 'expected an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080", or an empty string'
+WORDS_EXPECTED = (
+    "expected an array (a flag or variable: a comma-separated list) of at most 64 strings,"
+    " each 1 to 256 printable ASCII characters without spaces and commas"
+)
+
+
 @pytest.mark.parametrize(
     ("key", "text", "error"),
     [
@@ -358,6 +439,15 @@ def test_refused_in_a_file(file: Path) -> None:
         ("socket", "a\0b", 'expected a path in UTF-8, not empty, got the string "a\\u0000b"'),
         ("model", "a\udcff", 'expected a path in UTF-8, got the string "a\\udcff"'),
         ("protocol", "xml", 'expected one of "json", "newline", got the string "xml"'),
+        ("http", "8080", f'{ADDRESS_EXPECTED}, got the string "8080"'),
+        ("http", "[fe80::1%a\nb]:80", f'{ADDRESS_EXPECTED}, got the string "[fe80::1%a\\nb]:80"'),
+        ("allow_host", "a,,b", f'{WORDS_EXPECTED}, got the string "a,,b"'),
+        ("rate_requests", "-1", "expected a number of requests/minute from 0 to 1000000000, got the number -1.0"),
+        (
+            "resume_bytes",
+            "2GiB",
+            'expected a size from 0 to 1GiB, such as 65536 or "64KiB", got the string "2GiB"',
+        ),
         ("keep_alive", "yes", 'expected true or false, got the string "yes"'),
         ("socket_mode", "1000", 'expected an octal string from "0000" to "0777", got the string "1000"'),
         ("socket_mode", "0668", 'expected an octal string from "0000" to "0777", got the string "0668"'),
@@ -371,7 +461,7 @@ def test_refused_in_a_flag_and_a_variable(key: str, text: str, error: str) -> No
 @every_setting
 def test_a_file_holds_values_of_the_right_type_only(key: str, file: Path) -> None:
     fits = {
-        "keep_alive": {"true"},
+        **{key: {"true"} for key in SWITCHES},
         **{key: {"7"} for key in WHOLE | SIZE},
         **{key: {"1.5", "7"} for key in REAL},
     }
@@ -379,6 +469,28 @@ def test_a_file_holds_values_of_the_right_type_only(key: str, file: Path) -> Non
     for value in WRONG_TYPE:
         if value not in fits.get(key, set()):
             assert file_refusal(file, f"{key} = {value}").startswith(f"{file}: {key}: expected ")
+
+
+@pytest.mark.parametrize("word", ["", "a b", "é", "a\x7f", "a\n", "\0", "x" * 257])
+@pytest.mark.parametrize("key", WORDS)
+def test_a_word_is_printable_ascii_without_spaces(key: str, word: str, file: Path) -> None:
+    assert refusal({}, {variable(key): f"good,{word}"}).startswith(f"environment {variable(key)}: {WORDS_EXPECTED}")
+    text = f"{key} = {as_toml(key, ['good', word])}"
+    assert file_refusal(file, text).startswith(f"{file}: {key}: {WORDS_EXPECTED}")
+
+
+def test_a_word_has_no_comma_and_no_undecodable_byte(file: Path) -> None:
+    expected = f'{file}: allow_host: {WORDS_EXPECTED}, got the array ["a,b"]'
+    assert file_refusal(file, 'allow_host = ["a,b"]') == expected
+    assert refusal({"allow_host": "a\udcff"}).endswith('got the string "a\\udcff"')
+
+
+def test_there_may_be_64_words_of_256_characters(file: Path) -> None:
+    listed = ["x" * 256] * 64
+    assert load({"allow_host": ",".join(listed)}, {}).config.allow_host == tuple(listed)
+    assert load_file(file, f"allow_host = {as_toml('allow_host', listed)}").config.allow_host == tuple(listed)
+    assert refusal({}, {"UMA_ALLOW_HOST": ",".join([*listed, "x"])}).startswith("environment UMA_ALLOW_HOST: expected")
+    assert file_refusal(file, f"allow_host = {as_toml('allow_host', [*listed, 'x'])}").startswith(f"{file}: allow_host")
 
 
 def test_the_mode_is_not_a_bare_number(file: Path) -> None:
@@ -433,6 +545,7 @@ def test_a_file_that_is_not_toml(text: bytes, file: Path) -> None:
     assert file_refusal(file, text).startswith(f"{file}: not valid TOML: ")
 
 
+@untimed
 @given(text=st.binary() | st.text().map(str.encode))
 def test_any_file_at_all_loads_or_is_refused_in_a_line(text: bytes, file: Path) -> None:
     try:
@@ -442,6 +555,7 @@ def test_any_file_at_all_loads_or_is_refused_in_a_line(text: bytes, file: Path) 
 
 
 @every_setting
+@untimed
 @given(text=st.text(st.characters()))
 def test_any_text_at_all_loads_or_is_refused_in_a_line(key: str, text: str) -> None:
     for flags, environ in (({key: text}, {}), ({}, {variable(key): text})):
@@ -472,6 +586,47 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
         ' set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
         f" (kv_type: file {file}, flash_attn: file {file})"
     )
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "192.0.2.1:0", "[2001:db8::1]:80", "box.example:80"])
+def test_http_beyond_loopback_needs_keys_or_the_word_insecure(address: str) -> None:
+    assert refusal({"http": address}) == (
+        f"http ({address}) is no loopback address and api_keys names no file:"
+        " make keys with umaserve keys add and name their file, or say --insecure (http: flag, api_keys: default)"
+    )
+    assert Config(http=address, api_keys="keys.json").http == address
+    assert Config(http=address, insecure=True).http == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.1.2.3:80", "[::1]:80", "localhost:8080"])
+def test_http_on_loopback_needs_no_keys(address: str) -> None:
+    assert load({"http": address}, {}).config.http == address
+
+
+def test_tls_needs_both_files_and_http() -> None:
+    assert refusal({"tls_cert": "c", "http": "localhost:0"}) == (
+        "tls_cert is set and tls_key is not: set both or neither (tls_cert: flag, tls_key: default)"
+    )
+    assert refusal({"tls_key": "k", "http": "localhost:0"}) == (
+        "tls_key is set and tls_cert is not: set both or neither (tls_key: flag, tls_cert: default)"
+    )
+    assert refusal({"tls_cert": "c", "tls_key": "k", "http_socket": "h"}) == (
+        "tls_cert and tls_key are set and http is not: set http to an address, or neither of them"
+        " (tls_cert: flag, tls_key: flag, http: default)"
+    )
+    assert Config(tls_cert="c", tls_key="k", http="localhost:0").tls_key == "k"
+
+
+def test_two_protocols_cannot_share_a_socket() -> None:
+    assert refusal({"http_socket": "/run/uma.sock"}) == (
+        "http_socket and socket are both /run/uma.sock: choose another path for one of them"
+        " (http_socket: flag, socket: default)"
+    )
+
+
+def test_what_concerns_only_http_is_harmless_without_it() -> None:
+    loaded = load({"insecure": True, "allow_host": "*", "allow_origin": "*", "cors_origin": "*", "api_keys": "k"}, {})
+    assert loaded.config.http == ""
 
 
 def test_equal_is_no_conflict() -> None:
@@ -507,11 +662,17 @@ def test_print_config_says_where_each_value_came_from(file: Path) -> None:
     } <= set(lines)
 
 
+@untimed
 @given(values=st.fixed_dictionaries({}, optional={key: values_of(key) for key in DEFAULTS}))
 def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path) -> None:
     if values.get("flash_attn") == "off":
         values["kv_type"] = "f16"
     values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512), values.get("parallel", 16))
+    values["insecure"] = True
+    if values.get("tls_cert") or values.get("tls_key"):
+        files = {"tls_cert": "c", "tls_key": "k"}
+        values |= {key: values.get(key) or name for key, name in files.items()}
+        values["http"] = values.get("http") or "[::1]:0"
     values["max_frame_bytes"] = max(values.get("max_frame_bytes", 1 << 20), values.get("max_prompt_bytes", 1 << 18))
     loaded = load(parse(*(as_flag(key, value) for key, value in values.items())), {})
     again = load_file(file, render(loaded))
@@ -541,21 +702,25 @@ def test_help_has_every_flag_with_its_default_and_variable() -> None:
         assert f"(default {SETTINGS[key].kind.render(DEFAULTS[key])}, " in line
     assert any("--config PATH" in line and "UMA_CONFIG" in line for line in lines)
     assert any("--keep-alive, --no-keep-alive" in line for line in lines)
-    assert {"serving:", "limits:", "targets:", "engine:", "logging:"} <= set(lines)
+    assert {"serving:", "http:", "limits:", "targets:", "engine:", "logging:"} <= set(lines)
 
 
 # The annotated file
 
 
-def test_the_annotated_file_holds_every_setting_at_its_default() -> None:
+HTTP_IS_ON = {"http": "127.0.0.1:8080"}
+"""The one setting that the annotated file has otherwise than the defaults."""
+
+
+def test_the_annotated_file_holds_every_setting_at_its_default_but_http() -> None:
     table = tomllib.loads(ANNOTATED.read_text())
     assert list(table) == list(DEFAULTS)
     loaded = load({"config": str(ANNOTATED)}, {})
-    assert loaded.config == Config()
+    assert loaded.config == replace(Config(), **HTTP_IS_ON)
 
 
 def test_the_annotated_file_spells_the_values_as_print_config_does() -> None:
-    printed = tomllib.loads(render(load({}, {})))
+    printed = tomllib.loads(render(load(HTTP_IS_ON, {})))
     assert tomllib.loads(ANNOTATED.read_text()) == printed
 
 

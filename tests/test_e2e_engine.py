@@ -31,7 +31,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def greedy_by_hand():
     """llama.cpp's own greedy answers, one sequence at a time: for each step the logits of all tokens."""
-    model = Model(find(""), Config(n_ctx=512, parallel=1), lambda _fraction: True)
+    model = Model(find(""), Config(n_ctx=512, parallel=1, threads=1), lambda _fraction: True)
     memory, batch = llama_cpp.llama_get_memory(model.context), Batch(512)
 
     def answer(prompt: str, n: int) -> list[np.ndarray]:

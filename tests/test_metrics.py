@@ -7,8 +7,10 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from umaserve.metrics import WINDOW, ServingMetrics, TickTimes, Window, resident_bytes
+from umaserve.metrics import WINDOW, ServingMetrics, TickTimes, Window, exposition, resident_bytes
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
@@ -78,15 +80,110 @@ def test_tick_times() -> None:
 
 
 def test_the_snapshot_is_flat_and_rounded() -> None:
-    metrics = ServingMetrics(tokens_generated=3)
-    metrics.ticks.add(0.0123456789)
-    metrics.ttft.add(0.25)
+    metrics = ServingMetrics()
+    metrics.tokens_generated = 3
+    metrics.observe_tick(0.0123456789)
+    metrics.observe_first_token("uds", 0.25)
+    metrics.observe_start("uds", 0.125)
     snapshot = metrics.snapshot()
     assert snapshot["tokens_generated_total"] == 3
     assert snapshot["decode_ms_last"] == 12.346
     assert snapshot["batch_calls_total"] == 1
+    assert snapshot["queue_ms_p95"] == 125.0
     assert (snapshot["ttft_ms_p50"], snapshot["ttft_ms_p95"], snapshot["tbt_ms_p50"]) == (250.0, 250.0, 0.0)
     assert all(isinstance(value, int | float | str) for value in snapshot.values())
+
+
+def test_the_mean_time_of_a_request_follows_the_latest_and_skips_what_never_started() -> None:
+    metrics = ServingMetrics()
+    metrics.observe_end("uds", "shutting_down", 0, 0, 0.0)
+    assert metrics.request_s == 0
+    metrics.observe_end("uds", "stop", 1, 1, 2.0)
+    assert metrics.request_s == 2.0
+    metrics.observe_end("openai", "stop", 1, 1, 4.0)
+    assert metrics.request_s == pytest.approx(2.2)
+    metrics.observe_end("openai", "cancelled", 0, 0, 0.0)
+    assert metrics.request_s == pytest.approx(2.2)
+
+
+# What Prometheus reads.
+
+
+def exposed(metrics: ServingMetrics, values: dict[str, int | float | str]) -> dict[str, Metric]:
+    text = exposition(metrics.registry, {**metrics.snapshot(), **values}).decode()
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families), "no name comes twice"
+    assert all(family.name.startswith("umaserve") and family.documentation for family in families)
+    return {family.name: family for family in families}
+
+
+def sample(family: Metric, name: str, **labels: str) -> float:
+    (value,) = [one.value for one in family.samples if one.name == name and one.labels == labels]
+    return value
+
+
+def test_the_exposition_has_each_flat_value_by_its_kind() -> None:
+    metrics = ServingMetrics()
+    metrics.tokens_generated = 3
+    families = exposed(metrics, {"rss_bytes": 12345, "uptime_s": 0.25, "model": 'a "name"\\', "state": "ready"})
+    assert (families["umaserve_tokens_generated"].type, families["umaserve_rss_bytes"].type) == ("counter", "gauge")
+    assert sample(families["umaserve_tokens_generated"], "umaserve_tokens_generated_total") == 3
+    assert sample(families["umaserve_rss_bytes"], "umaserve_rss_bytes") == 12345
+    assert sample(families["umaserve_uptime_s"], "umaserve_uptime_s") == 0.25
+    assert sample(families["umaserve_info"], "umaserve_info", model='a "name"\\', state="ready") == 1
+    for name, value in metrics.snapshot().items():
+        family = families[f"umaserve_{name}".removesuffix("_total")]
+        assert sample(family, f"umaserve_{name}") == value
+
+
+HISTOGRAMS = {
+    "umaserve_queue_seconds": ServingMetrics.observe_start,
+    "umaserve_time_to_first_token_seconds": ServingMetrics.observe_first_token,
+    "umaserve_time_between_tokens_seconds": ServingMetrics.observe_next_token,
+}
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_histograms_are_by_dialect(name: str) -> None:
+    metrics = ServingMetrics()
+    for dialect, seconds in (("uds", 0.02), ("uds", 1.5), ("openai", 0.3)):
+        HISTOGRAMS[name](metrics, dialect, seconds)
+    family = exposed(metrics, {})[name]
+    assert family.type == "histogram"
+    assert sample(family, f"{name}_count", dialect="uds") == 2
+    assert sample(family, f"{name}_sum", dialect="uds") == pytest.approx(1.52)
+    assert sample(family, f"{name}_count", dialect="openai") == 1
+    buckets = [one.value for one in family.samples if one.name.endswith("_bucket") and one.labels["dialect"] == "uds"]
+    assert buckets == sorted(buckets)
+    assert sample(family, f"{name}_bucket", dialect="uds", le="+Inf") == 2
+    assert sample(family, f"{name}_bucket", dialect="uds", le="0.5") == 1
+
+
+def test_counters_are_by_dialect_and_by_how_a_request_ended() -> None:
+    metrics = ServingMetrics()
+    metrics.observe_end("uds", "stop", 5, 7, 1.0)
+    metrics.observe_end("uds", "stop", 1, 2, 1.0)
+    metrics.observe_end("openai", "timed_out", 3, 0, 1.0)
+    families = exposed(metrics, {})
+    requests = families["umaserve_requests"]
+    assert requests.type == "counter"
+    assert sample(requests, "umaserve_requests_total", dialect="uds", end="stop") == 2
+    assert sample(requests, "umaserve_requests_total", dialect="openai", end="timed_out") == 1
+    for name, expected in (("prompt", 6), ("completion", 9)):
+        family = families[f"umaserve_request_{name}_tokens"]
+        assert sample(family, f"umaserve_request_{name}_tokens_total", dialect="uds") == expected
+
+
+def test_ticks_are_a_histogram_too() -> None:
+    metrics = ServingMetrics()
+    metrics.observe_tick(0.02)
+    family = exposed(metrics, {})["umaserve_tick_seconds"]
+    assert (family.type, sample(family, "umaserve_tick_seconds_count")) == ("histogram", 1)
+
+
+def test_an_exposition_leaves_nothing_behind() -> None:
+    metrics = ServingMetrics()
+    assert exposed(metrics, {"connections": 1}).keys() == exposed(metrics, {"connections": 2}).keys()
 
 
 def test_resident_bytes_are_whole_pages_of_this_process() -> None:

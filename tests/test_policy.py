@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +19,7 @@ from umaserve.serving.policy import (
     HEADROOM,
     IDLE_TICK_S,
     PREFILL_FLOOR,
+    Held,
     Plan,
     Prompt,
     Snapshot,
@@ -74,6 +75,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         cached=draw(st.integers(0, 20_000)),
         batch_tokens=draw(st.integers(1, 10) | st.integers(1, 600)),
         cost=draw(costs),
+        held=[Held(-1 - id_, cells) for id_, cells in enumerate(draw(st.lists(st.integers(1, 500), max_size=5)))],
     )
 
 
@@ -130,7 +132,9 @@ def test_more_than_the_floor_keeps_the_tightest_target(snapshot: Snapshot) -> No
 
 def startable(snapshot: Snapshot) -> list[Prompt]:
     """Prompts that a tick may compute: those that run, and those in front of the first that does not fit."""
-    prompts, slots, cells = [], snapshot.free_slots, snapshot.free_cells
+    prompts = []
+    slots = snapshot.free_slots + len(snapshot.held)
+    cells = snapshot.free_cells + sum(one.cells for one in snapshot.held)
     for prompt in (by_id(snapshot)[id_] for id_ in planned_first(snapshot)):
         if not prompt.started:
             slots, cells = slots - 1, cells - prompt.cells
@@ -156,10 +160,29 @@ def test_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapshot: Snap
 @untimed
 @given(snapshots())
 def test_slots_and_cells_are_never_promised_twice(snapshot: Snapshot) -> None:
-    planned = [by_id(snapshot)[id_] for id_, _ in plan(snapshot).prefill]
-    new = [prompt for prompt in planned if not prompt.started]
-    assert len(new) <= snapshot.free_slots
-    assert sum(prompt.cells for prompt in new) <= snapshot.free_cells
+    the_plan = plan(snapshot)
+    assert fits(snapshot, started_by(snapshot, the_plan), the_plan.evict)
+
+
+def started_by(snapshot: Snapshot, the_plan: Plan) -> list[Prompt]:
+    planned = [by_id(snapshot)[id_] for id_, _ in the_plan.prefill]
+    return [prompt for prompt in planned if not prompt.started]
+
+
+def fits(snapshot: Snapshot, new: list[Prompt], evicted: Sequence[int]) -> bool:
+    """Whether there is room for the new ones without the evicted."""
+    cells = snapshot.free_cells + sum(one.cells for one in snapshot.held if one.id in evicted)
+    return len(new) <= snapshot.free_slots + len(evicted) and sum(prompt.cells for prompt in new) <= cells
+
+
+@untimed
+@given(snapshots())
+def test_the_held_give_way_in_their_order_and_no_more_of_them_than_are_needed(snapshot: Snapshot) -> None:
+    the_plan = plan(snapshot)
+    evicted = list(the_plan.evict)
+    assert evicted == [one.id for one in snapshot.held][: len(evicted)]
+    if evicted:
+        assert not fits(snapshot, started_by(snapshot, the_plan), evicted[:-1])
 
 
 @untimed
@@ -250,6 +273,42 @@ PLANS = {
     ),
     "cells for one of two": (snapshot([prompt(1), prompt(2)], free_cells=39), Plan((), ((1, 10),))),
     "one slot for two": (snapshot([prompt(1), prompt(2)], free_slots=1), Plan((), ((1, 10),))),
+    "nobody needs the place of the held": (snapshot([prompt(1)], held=[Held(8, 20)]), Plan((), ((1, 10),))),
+    "nobody waits": (snapshot([], free_slots=0, held=[Held(8, 20)]), Plan((), ())),
+    "a slot of the one held longest": (
+        snapshot([prompt(1)], free_slots=0, held=[Held(8, 20), Held(7, 30)]),
+        Plan((), ((1, 10),), (8,)),
+    ),
+    "cells of as many as it takes": (
+        snapshot([prompt(1, cells=60)], free_cells=15, held=[Held(8, 20), Held(7, 30), Held(6, 90)]),
+        Plan((), ((1, 10),), (8, 7)),
+    ),
+    "a slot and cells": (
+        snapshot([prompt(1)], free_slots=0, free_cells=0, held=[Held(8, 5), Held(7, 15), Held(6, 90)]),
+        Plan((), ((1, 10),), (8, 7)),
+    ),
+    "a place for each of two": (
+        snapshot([prompt(1), prompt(2)], free_slots=1, held=[Held(8, 20), Held(7, 20)]),
+        Plan((), ((1, 10), (2, 10)), (8,)),
+    ),
+    "it would not help": (
+        snapshot([prompt(1, cells=66)], free_cells=15, held=[Held(8, 20), Held(7, 30)]),
+        Plan((), ()),
+    ),
+    "it would help the one behind, who overtakes nobody": (
+        snapshot([prompt(1, cells=66), prompt(2, cells=1)], free_slots=0, free_cells=15, held=[Held(8, 20)]),
+        Plan((), ()),
+    ),
+    "not for a prompt that has no rows in this tick": (
+        snapshot(
+            [prompt(2, remaining=99, started=True), prompt(3)], [Stream(1, 0.001)], free_slots=0, held=[Held(8, 9)]
+        ),
+        Plan((1,), ((2, 8),)),
+    ),
+    "not for one that has started": (
+        snapshot([prompt(1, started=True)], free_slots=0, free_cells=0, held=[Held(8, 20)]),
+        Plan((), ((1, 10),)),
+    ),
 }
 
 

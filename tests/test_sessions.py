@@ -12,11 +12,27 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Finished, FinishReason, Generate, Output, Token
+from umaserve.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Modify,
+    Output,
+    Pause,
+    Priority,
+    Resume,
+    Steered,
+    Timing,
+    Token,
+)
+from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.sessions import (
+    MAX_CHANGES,
     RUNNING,
     TRANSITIONS,
     Event,
+    Hold,
+    Origin,
     Session,
     SessionManager,
     State,
@@ -25,6 +41,8 @@ from umaserve.serving.sessions import (
 from umaserve.serving.ticks import Prepared
 
 REQUEST = Generate("r", "hello")
+ORIGIN = Origin("uds", "uid:1000")
+NOW = 5.0
 
 
 def failure() -> RequestError:
@@ -35,8 +53,21 @@ def ignore(_output: Output | RequestError) -> None:
     pass
 
 
+def manage() -> SessionManager:
+    return SessionManager(clock=lambda: NOW)
+
+
 def opened(manager: SessionManager, sink: Callable[[Output | RequestError], None] = ignore) -> Session:
-    return manager.open(sink, "uid:1000")
+    return manager.open(sink, ORIGIN)
+
+
+def prepared(stops: tuple[str, ...] = ()) -> Prepared:
+    return Prepared([5, 6, 7], 10, TextStream([b"x\n"], stops), None)
+
+
+def end(session: Session, reason: FinishReason) -> Finished:
+    """The end at ``NOW`` of a request that was made at 2.0 and never began."""
+    return Finished(reason, session.usage, Timing(3.0, 3.0, 3.0))
 
 
 def running(manager: SessionManager, sink: Callable[[Output | RequestError], None] = ignore) -> Session:
@@ -54,9 +85,14 @@ def deliver(manager: SessionManager) -> list[tuple[Session, Output | RequestErro
 # Written out a second time: a move can't be added without a test saying so.
 MOVES = {
     State.RECV_REQ: {"request": State.PREFILL, "finish": State.DONE},
-    State.PREFILL: {"prompt done": State.DECODE, "finish": State.DONE, "fail": State.ERRORED},
-    State.DECODE: {"hold": State.STREAM, "finish": State.DONE, "fail": State.ERRORED},
-    State.STREAM: {"release": State.DECODE, "finish": State.DONE, "fail": State.ERRORED},
+    State.PREFILL: {
+        "prompt done": State.DECODE,
+        "evict": State.PREFILL,
+        "finish": State.DONE,
+        "fail": State.ERRORED,
+    },
+    State.DECODE: {"hold": State.STREAM, "evict": State.PREFILL, "finish": State.DONE, "fail": State.ERRORED},
+    State.STREAM: {"release": State.DECODE, "evict": State.PREFILL, "finish": State.DONE, "fail": State.ERRORED},
     State.DONE: {},
     State.ERRORED: {},
 }
@@ -64,8 +100,9 @@ MOVES = {
 METHODS: dict[Event, Callable[[SessionManager, Session], None]] = {
     Event.REQUEST: lambda manager, session: manager.request(session, REQUEST, 2.0),
     Event.PROMPT_DONE: lambda manager, session: manager.prompt_done(session),
-    Event.HOLD: lambda manager, session: manager.hold(session),
-    Event.RELEASE: lambda manager, session: manager.release(session),
+    Event.HOLD: lambda manager, session: manager.hold(session, Hold.READER),
+    Event.RELEASE: lambda manager, session: manager.release(session, Hold.READER),
+    Event.EVICT: lambda manager, session: manager.evicted(session),
     Event.FINISH: lambda manager, session: manager.finish(session, FinishReason.STOP),
     Event.FAIL: lambda manager, session: manager.fail(session, failure()),
 }
@@ -76,7 +113,7 @@ FORGIVING = {Event.HOLD, Event.RELEASE}
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)), ids=lambda value: value.name)
 def test_every_event_in_every_state(state: State, event: Event) -> None:
-    manager = SessionManager()
+    manager = manage()
     session = opened(manager)
     session.state = state
     expected = MOVES[state].get(event.value)
@@ -103,7 +140,7 @@ def test_running_is_what_can_still_fail() -> None:
 
 
 def test_outputs_come_in_order_and_the_end_comes_last() -> None:
-    manager = SessionManager()
+    manager = manage()
     got: list[Output | RequestError] = []
     session = running(manager, got.append)
     manager.put(session, Token("a", 1))
@@ -112,28 +149,29 @@ def test_outputs_come_in_order_and_the_end_comes_last() -> None:
     assert got == []
     assert manager.undelivered
     told = deliver(manager)
-    assert got == [Token("a", 1), Token("b", 2), Finished(FinishReason.LENGTH, session.usage)]
+    assert got == [Token("a", 1), Token("b", 2), end(session, FinishReason.LENGTH)]
     assert told == [(session, output) for output in got]
     assert not manager.undelivered
     assert deliver(manager) == []
 
 
 def test_the_end_releases_what_was_held_back() -> None:
-    manager = SessionManager()
+    manager = manage()
     got: list[Output | RequestError] = []
     session = running(manager, got.append)
-    session.prepared = Prepared([5, 6, 7], 10, TextStream([b"x\n"], ["\n\n"]), None)
+    session.prepared = prepared(("\n\n",))
+    session.text = AnswerText(session.prepared.text, None)
     session.generated.append(0)
-    text, _ = session.prepared.text.push(0)
+    text, _ = session.text.push(0)
     manager.put(session, Token(text, 0))
     manager.cancel(session, "r")
     deliver(manager)
-    assert got == [Token("x", 0), Token("\n", 0), Finished(FinishReason.CANCELLED, session.usage)]
+    assert got == [Token("x", 0), Token("\n", 0, elapsed_s=3.0), end(session, FinishReason.CANCELLED)]
     assert (session.usage.prompt_tokens, session.usage.completion_tokens) == (3, 1)
 
 
 def test_an_error_names_its_request() -> None:
-    manager = SessionManager()
+    manager = manage()
     got: list[Output | RequestError] = []
     manager.fail(running(manager, got.append), failure())
     deliver(manager)
@@ -142,7 +180,7 @@ def test_an_error_names_its_request() -> None:
 
 @pytest.mark.parametrize("others_end", [None, "finish", "fail"])
 def test_a_sink_may_abandon_itself_and_others(others_end: str | None) -> None:
-    manager = SessionManager()
+    manager = manage()
     got: list[str] = []
 
     def leave(_output: Output | RequestError) -> None:
@@ -164,7 +202,7 @@ def test_a_sink_may_abandon_itself_and_others(others_end: str | None) -> None:
 
 
 def test_a_sink_may_end_its_session() -> None:
-    manager = SessionManager()
+    manager = manage()
     got: list[Output | RequestError] = []
 
     def cancel_at_first(output: Output | RequestError) -> None:
@@ -175,11 +213,11 @@ def test_a_sink_may_end_its_session() -> None:
     manager.put(session, Token("a", 1))
     manager.put(session, Token("b", 2))
     deliver(manager)
-    assert got == [Token("a", 1), Token("b", 2), Finished(FinishReason.CANCELLED, session.usage)]
+    assert got == [Token("a", 1), Token("b", 2), end(session, FinishReason.CANCELLED)]
 
 
 def test_the_caller_hears_of_an_output_when_it_was_handed_over() -> None:
-    manager = SessionManager()
+    manager = manage()
     got: list[Output | RequestError] = []
     session = running(manager, got.append)
     for number in range(3):
@@ -189,11 +227,244 @@ def test_the_caller_hears_of_an_output_when_it_was_handed_over() -> None:
         assert got[-1] is output
 
 
+def test_the_end_says_how_long_it_took() -> None:
+    manager = manage()
+    got: list[Output | RequestError] = []
+    session = running(manager, got.append)
+    session.started_at, session.first_made_at = 2.5, 4.0
+    manager.finish(session, FinishReason.STOP)
+    deliver(manager)
+    assert got == [Finished(FinishReason.STOP, session.usage, Timing(0.5, 2.0, 3.0))]
+
+
+def test_an_end_whose_text_cannot_be_checked_is_a_failure() -> None:
+    manager = manage()
+    session = running(manager)
+    session.text = AnswerText(prepared().text, None)
+    session.text.finish = lambda: (_ for _ in ()).throw(failure())
+    manager.cancel(session, "r")
+    assert session.state is State.ERRORED
+    ((_, error),) = deliver(manager)
+    assert isinstance(error, RequestError)
+    assert (error.fault, error.request_id) == (Fault.DECODE_FAILED, "r")
+
+
+def test_who_leaves_before_the_end_was_delivered_is_told_of_once() -> None:
+    manager = manage()
+    left: list[Session] = []
+    manager.left = left.append
+    new, runs, ended, delivered = opened(manager), running(manager), running(manager), running(manager)
+    manager.finish(delivered, FinishReason.STOP)
+    deliver(manager)
+    manager.finish(ended, FinishReason.STOP)
+    for session in (new, runs, ended, delivered) * 2:
+        manager.abandon(session)
+    assert left == [runs, ended]
+
+
+# Holds and steering.
+
+
+@pytest.mark.parametrize("first", Hold)
+@pytest.mark.parametrize("second", Hold)
+def test_a_stream_goes_on_when_no_hold_is_left(first: Hold, second: Hold) -> None:
+    manager = manage()
+    session = running(manager)
+    manager.prompt_done(session)
+    manager.hold(session, first)
+    manager.hold(session, second)
+    manager.release(session, first)
+    assert session.state is (State.DECODE if first is second else State.STREAM)
+    manager.release(session, second)
+    assert session.state is State.DECODE
+    assert list(manager.held()) == []
+
+
+@pytest.mark.parametrize("why", Hold)
+def test_a_hold_before_the_first_token_waits_for_it_unless_it_is_the_readers(why: Hold) -> None:
+    manager = manage()
+    session = running(manager)
+    manager.hold(session, why)
+    assert session.state is State.PREFILL
+    assert list(manager.held()) == ([] if why is Hold.READER else [session])
+    manager.prompt_done(session)
+    assert session.state is (State.DECODE if why is Hold.READER else State.STREAM)
+
+
+def test_the_held_are_listed_from_their_first_hold_on() -> None:
+    manager = manage()
+    one, two, three = (running(manager) for _ in range(3))
+    for session in (one, two, three):
+        manager.prompt_done(session)
+    for session in (two, three, one, two):
+        manager.hold(session, Hold.PAUSE)
+    manager.hold(two, Hold.READER)
+    manager.release(two, Hold.PAUSE)
+    assert list(manager.held()) == [two, three, one]
+    manager.release(two, Hold.READER)
+    manager.hold(two, Hold.DETACHED)
+    manager.cancel(three, "r")
+    assert list(manager.held()) == [one, two]
+
+
+@pytest.mark.parametrize("why", Hold)
+def test_nothing_is_held_that_does_not_run(why: Hold) -> None:
+    manager = manage()
+    new, done = opened(manager), running(manager)
+    manager.cancel(done, "r")
+    for session in (new, done):
+        manager.hold(session, why)
+        manager.release(session, why)
+    assert (new.state, done.state) == (State.RECV_REQ, State.DONE)
+    assert list(manager.held()) == []
+
+
+def test_who_lost_its_place_waits_again_with_what_it_has_made() -> None:
+    manager = manage()
+    session = running(manager)
+    session.slot, session.computed = 3, 7
+    session.generated += [1, 2]
+    manager.prompt_done(session)
+    manager.hold(session, Hold.PAUSE)
+    manager.evicted(session)
+    assert (session.state, session.slot, session.computed) == (State.PREFILL, None, 0)
+    assert session.generated == [1, 2]
+    assert manager.waiting == 0, "it is still held"
+    manager.release(session, Hold.PAUSE)
+    assert (session.state, manager.waiting) == (State.PREFILL, 1)
+
+
+def test_pause_and_resume_are_acknowledged_in_order() -> None:
+    manager = manage()
+    session = running(manager)
+    manager.prompt_done(session)
+    commands = [Pause(), Resume(), Resume(), Pause(), Pause()]
+    for command in commands:
+        manager.steer(session, command)
+        manager.put(session, Token("x", 1))
+    assert session.state is State.STREAM
+    expected = [output for command in commands for output in (Steered(command), Token("x", 1))]
+    assert [output for _, output in deliver(manager)] == expected
+
+
+@pytest.mark.parametrize("command", [Pause(), Resume(), Modify(REQUEST)], ids=lambda command: type(command).__name__)
+def test_steering_what_does_not_run_is_ignored(command: Pause | Resume | Modify) -> None:
+    manager = manage()
+    done = running(manager)
+    manager.finish(done, FinishReason.STOP)
+    for session in (opened(manager), done):
+        manager.steer(session, command)
+    assert [type(output) for _, output in deliver(manager)] == [Finished]
+    assert manager.take_changes() == []
+
+
+def test_modifications_wait_until_the_request_is_prepared_and_stay_in_order() -> None:
+    manager = manage()
+    early, late, gone = (running(manager) for _ in range(3))
+    changes = [Modify(Generate("r", "hello", number + 1)) for number in range(3)]
+    for session, change in itertools.product((early, late, gone), changes):
+        manager.steer(session, change)
+    late.prepared = gone.prepared = prepared()
+    manager.abandon(gone)
+    assert manager.take_changes() == [(late, change) for change in changes]
+    assert manager.take_changes() == []
+    early.prepared = prepared()
+    assert manager.take_changes() == [(early, change) for change in changes]
+    assert deliver(manager) == [], "who applies them says so"
+
+
+def test_more_modifications_than_may_wait_are_refused() -> None:
+    manager = manage()
+    session = running(manager)
+    changes = [Modify(Generate("r", "hello", number + 1)) for number in range(MAX_CHANGES + 1)]
+    for change in changes:
+        manager.steer(session, change)
+    ((_, refused),) = deliver(manager)
+    assert isinstance(refused, Steered)
+    assert refused.command is changes[-1]
+    assert f"{MAX_CHANGES} modifications" in (refused.refusal or "")
+    session.prepared = prepared()
+    assert manager.take_changes() == [(session, change) for change in changes[:-1]]
+
+
+# Admission and time.
+
+
+@pytest.mark.parametrize("asked", Priority)
+@pytest.mark.parametrize("granted", Priority)
+def test_no_request_gets_a_better_class_than_its_origin_is_granted(asked: Priority, granted: Priority) -> None:
+    manager = manage()
+    session = manager.open(ignore, Origin("uds", "uid:1000", priority=granted))
+    manager.request(session, Generate("r", "hello", priority=asked), 2.0)
+    assert session.request is not None
+    assert session.request.priority is max(asked, granted)
+    assert (session.request.id, session.request.prompt) == ("r", "hello")
+
+
+def test_who_is_not_admitted_leaves_nothing_behind() -> None:
+    asked: list[tuple[Origin, int, float]] = []
+
+    def admit(origin: Origin, waiting: int, now: float) -> None:
+        asked.append((origin, waiting, now))
+        if len(asked) > 2:
+            raise RequestError(Fault.RATE_LIMITED, "request: no")
+
+    manager = SessionManager(admit, clock=lambda: NOW)
+    first, second, third = running(manager), running(manager), opened(manager)
+    first.slot = 0
+    with pytest.raises(RequestError) as refused:
+        manager.request(third, REQUEST, 4.0)
+    assert refused.value.request_id == "r"
+    assert asked == [(ORIGIN, 0, 2.0), (ORIGIN, 1, 2.0), (ORIGIN, 1, 4.0)]
+    assert third.state is State.RECV_REQ
+    assert manager.take_arrived() == [first, second]
+
+
+def test_only_those_without_a_place_and_without_a_hold_wait() -> None:
+    manager = manage()
+    sessions = [running(manager) for _ in range(4)]
+    sessions[0].slot = 0
+    manager.hold(sessions[1], Hold.PAUSE)
+    manager.cancel(sessions[2], "r")
+    assert manager.waiting == 1
+
+
+@pytest.mark.parametrize(("seconds", "expired"), [(2.9, True), (3.0, False), (100.0, False)])
+def test_a_request_that_takes_too_long_fails_whatever_it_does(seconds: float, expired: bool) -> None:
+    manager = manage()
+    waits, streams, paused = (running(manager) for _ in range(3))
+    young = opened(manager)
+    manager.request(young, REQUEST, 4.9)
+    for session in (streams, paused):
+        manager.prompt_done(session)
+    manager.hold(paused, Hold.PAUSE)
+    manager.expire(seconds)
+    errors = dict(deliver(manager))
+    assert set(errors) == ({waits, streams, paused} if expired else set())
+    for error in errors.values():
+        assert isinstance(error, RequestError)
+        assert (error.fault, error.request_id) == (Fault.TIMED_OUT, "r")
+        assert f"{seconds:g} s" in error.message
+    assert young in manager.running()
+
+
+@pytest.mark.parametrize(
+    ("origin", "tenant"),
+    [
+        (Origin("uds", "uid:1000"), "uid:1000"),
+        (Origin("http", "192.0.2.1", "garden"), "key:garden"),
+        (Origin("http", "key:garden"), "key:garden"),
+    ],
+)
+def test_a_tenant_is_its_key_or_else_its_peer(origin: Origin, tenant: str) -> None:
+    assert origin.tenant == tenant
+
+
 # Arrivals, cancelling and draining.
 
 
 def test_arrivals_are_taken_once_and_only_while_they_stand() -> None:
-    manager = SessionManager()
+    manager = manage()
     sessions = [running(manager) for _ in range(4)]
     manager.cancel(sessions[1], "r")
     manager.abandon(sessions[2])
@@ -205,14 +476,14 @@ def test_arrivals_are_taken_once_and_only_while_they_stand() -> None:
 
 @pytest.mark.parametrize("request_id", ["other", "", "R"])
 def test_a_cancel_for_another_request_is_ignored(request_id: str) -> None:
-    manager = SessionManager()
+    manager = manage()
     session = running(manager)
     manager.cancel(session, request_id)
     assert session.state is State.PREFILL
 
 
 def test_a_cancel_may_cross_the_end() -> None:
-    manager = SessionManager()
+    manager = manage()
     session = running(manager)
     manager.finish(session, FinishReason.STOP)
     manager.cancel(session, "r")
@@ -221,7 +492,7 @@ def test_a_cancel_may_cross_the_end() -> None:
 
 
 def test_draining_refuses_what_is_new() -> None:
-    manager = SessionManager()
+    manager = manage()
     running_one = running(manager)
     new = opened(manager)
     manager.draining = True
@@ -233,7 +504,7 @@ def test_draining_refuses_what_is_new() -> None:
 
 
 def test_totals() -> None:
-    manager = SessionManager()
+    manager = manage()
     ids = {opened(manager).id for _ in range(3)}
     assert len(ids) == 3
     assert manager.totals.sessions == 3
@@ -243,72 +514,144 @@ def test_totals() -> None:
 
 
 class Sessions(RuleBasedStateMachine):
-    """The manager against a table of expected states and outputs."""
+    """The manager against a table of expected states, holds and outputs."""
 
     sessions = Bundle("sessions")
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = SessionManager()
+        self.now = 0.0
+        self.manager = SessionManager(clock=lambda: self.now)
         self.numbers = itertools.count()
         self.state: dict[int, State] = {}
+        self.holds: dict[int, set[Hold]] = {}
+        self.held: list[int] = []
         self.waiting: dict[int, list[object]] = {}
         self.expected: dict[int, list[object]] = {}
         self.got: dict[int, list[object]] = {}
         self.arrived: list[Session] = []
-        self.requested: list[int] = []
+        self.requested: dict[int, float] = {}
+        self.changes: dict[Session, list[Modify]] = {}
 
     def move(self, session: Session, event: Event, *outputs: object) -> None:
         """Make the move if the table has it; else see that it is refused."""
         state = MOVES[self.state[session.id]].get(event.value)
-        if state is None and event not in FORGIVING:
+        if state is None:
             with pytest.raises(TransitionError):
                 METHODS[event](self.manager, session)
             return
         METHODS[event](self.manager, session)
-        self.state[session.id] = state or self.state[session.id]
+        self.moved(session, state, *outputs)
+
+    def moved(self, session: Session, state: State, *outputs: object) -> None:
+        self.state[session.id] = state
         self.waiting[session.id] += outputs
+        if state not in RUNNING:
+            self.changes.pop(session, None)
+            if session.id in self.held:
+                self.held.remove(session.id)
 
     @rule(target=sessions)
     def open(self) -> Session:
         got: list[object] = []
         session = opened(self.manager, lambda output: got.append(_plain(output)))
         self.state[session.id] = State.RECV_REQ
+        self.holds[session.id] = set()
         self.waiting[session.id], self.expected[session.id], self.got[session.id] = [], [], got
         return session
 
     @rule(session=sessions)
     def request(self, session: Session) -> None:
-        if self.state[session.id] is State.RECV_REQ:
-            self.arrived.append(session)
-            self.requested.append(session.id)
-        self.move(session, Event.REQUEST)
+        if self.state[session.id] is not State.RECV_REQ:
+            with pytest.raises(TransitionError):
+                self.manager.request(session, REQUEST, self.now)
+            return
+        self.manager.request(session, REQUEST, self.now)
+        self.state[session.id] = State.PREFILL
+        self.arrived.append(session)
+        self.requested[session.id] = self.now
 
     @rule(session=sessions, id_=st.sampled_from(["r", "r", "other"]))
     def cancel(self, session: Session, id_: str) -> None:
         self.manager.cancel(session, id_)
         if id_ == "r" and self.state[session.id] in RUNNING:
-            self.state[session.id] = State.DONE
-            self.waiting[session.id].append(FinishReason.CANCELLED)
+            self.moved(session, State.DONE, FinishReason.CANCELLED)
 
     @rule(session=consumes(sessions))
     def abandon(self, session: Session) -> None:
         self.manager.abandon(session)
         if self.state[session.id] not in (State.DONE, State.ERRORED):
-            self.state[session.id] = State.DONE
+            self.moved(session, State.DONE)
         self.waiting[session.id].clear()
 
-    @rule(session=sessions)
-    def hold(self, session: Session) -> None:
-        self.move(session, Event.HOLD)
+    @rule(session=sessions, why=st.sampled_from(Hold))
+    def hold(self, session: Session, why: Hold) -> None:
+        self.manager.hold(session, why)
+        self.expect_hold(session, why)
+
+    def expect_hold(self, session: Session, why: Hold) -> None:
+        state = self.state[session.id]
+        if state not in RUNNING or (state is State.PREFILL and why is Hold.READER):
+            return
+        self.holds[session.id].add(why)
+        if session.id not in self.held:
+            self.held.append(session.id)
+        if state is State.DECODE:
+            self.state[session.id] = State.STREAM
+
+    @rule(session=sessions, why=st.sampled_from(Hold))
+    def release(self, session: Session, why: Hold) -> None:
+        self.manager.release(session, why)
+        self.expect_release(session, why)
+
+    def expect_release(self, session: Session, why: Hold) -> None:
+        self.holds[session.id].discard(why)
+        if self.holds[session.id] or session.id not in self.held:
+            return
+        self.held.remove(session.id)
+        if self.state[session.id] is State.STREAM:
+            self.state[session.id] = State.DECODE
+
+    @rule(session=sessions, command=st.sampled_from([Pause(), Resume()]))
+    def pause_or_resume(self, session: Session, command: Pause | Resume) -> None:
+        self.manager.steer(session, command)
+        if self.state[session.id] in RUNNING:
+            expect = self.expect_hold if isinstance(command, Pause) else self.expect_release
+            expect(session, Hold.PAUSE)
+            self.waiting[session.id].append((command, True))
+
+    @rule(session=sessions, count=st.integers(1, 3))
+    def modify(self, session: Session, count: int) -> None:
+        for _ in range(count):
+            command = Modify(Generate("r", "hello", 1 + next(self.numbers)))
+            self.manager.steer(session, command)
+            if self.state[session.id] not in RUNNING:
+                continue
+            changes = self.changes.setdefault(session, [])
+            if len(changes) == MAX_CHANGES:
+                self.waiting[session.id].append((command, False))
+            else:
+                changes.append(command)
 
     @rule(session=sessions)
-    def release(self, session: Session) -> None:
-        self.move(session, Event.RELEASE)
+    def prepare(self, session: Session) -> None:
+        session.prepared = prepared()
+
+    @rule()
+    def take_changes(self) -> None:
+        ready = [session for session in self.changes if session.prepared is not None]
+        expected = [(session, change) for session in ready for change in self.changes.pop(session)]
+        assert self.manager.take_changes() == expected
 
     @rule(session=sessions)
     def prompt_done(self, session: Session) -> None:
         self.move(session, Event.PROMPT_DONE)
+        if self.state[session.id] is State.DECODE and self.holds[session.id]:
+            self.state[session.id] = State.STREAM
+
+    @rule(session=sessions)
+    def evict(self, session: Session) -> None:
+        self.move(session, Event.EVICT)
 
     @rule(session=sessions)
     def finish(self, session: Session) -> None:
@@ -324,6 +667,14 @@ class Sessions(RuleBasedStateMachine):
             number = next(self.numbers)
             self.manager.put(session, Token("x", number))
             self.waiting[session.id].append(number)
+
+    @rule(seconds=st.integers(0, 3))
+    def expire(self, seconds: int) -> None:
+        self.now += 1.0
+        late = [session for session in self.manager.running() if self.now - self.requested[session.id] > float(seconds)]
+        self.manager.expire(seconds)
+        for session in late:
+            self.moved(session, State.ERRORED, Fault.TIMED_OUT)
 
     @rule()
     def take_arrived(self) -> None:
@@ -347,6 +698,17 @@ class Sessions(RuleBasedStateMachine):
         listed = [(session.id, session.state) for session in self.manager.running()]
         assert listed == [(id_, self.state[id_]) for id_ in self.requested if self.state[id_] in RUNNING]
 
+    @invariant()
+    def the_held_are_listed_from_the_one_held_longest(self) -> None:
+        assert [(session.id, session.holds) for session in self.manager.held()] == [
+            (id_, self.holds[id_]) for id_ in self.held
+        ]
+
+    @invariant()
+    def a_stream_stands_still_as_long_as_it_is_held(self) -> None:
+        for session in self.manager.running():
+            assert session.state is not (State.DECODE if session.holds else State.STREAM)
+
 
 def _plain(output: Output | RequestError) -> object:
     match output:
@@ -354,6 +716,8 @@ def _plain(output: Output | RequestError) -> object:
             return output.token_id
         case Finished():
             return output.reason
+        case Steered():
+            return output.command, output.refusal is None
         case RequestError():
             return output.fault
     raise AssertionError(output)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from daemon import Daemon
 
@@ -334,7 +335,7 @@ class Comparison(ctypes.Structure):
 
 
 SCMP_ACT_ERRNO, SCMP_ACT_ALLOW = 0x00050000, 0x7FFF0000
-SCMP_CMP_NE, SCMP_CMP_MASKED_EQ = 1, 7
+SCMP_CMP_EQ, SCMP_CMP_GT, SCMP_CMP_MASKED_EQ = 4, 6, 7
 PROT_WRITE, PROT_EXEC, SHM_EXEC = 2, 4, 0o100000
 PR_SET_NO_NEW_PRIVS, PR_SET_MDWE, PR_GET_MDWE = 38, 65, 66
 CAPABILITY_VERSION_3 = 0x20080522
@@ -397,8 +398,11 @@ def listed_arguments() -> Filter:
         ("shmat", SHM_EXEC),
     ]:
         arguments.add(SCMP_ACT_ERRNO | errno.EPERM, call, (2, SCMP_CMP_MASKED_EQ, bits, bits))
-    assert directive(SERVICE, "RestrictAddressFamilies") == ["AF_UNIX"]
-    arguments.add(SCMP_ACT_ERRNO | errno.EAFNOSUPPORT, "socket", (0, SCMP_CMP_NE, socket.AF_UNIX, 0))
+    [families] = directive(SERVICE, "RestrictAddressFamilies")
+    allowed = {getattr(socket, family) for family in families.split()}
+    for family in set(range(max(allowed))) - allowed:
+        arguments.add(SCMP_ACT_ERRNO | errno.EAFNOSUPPORT, "socket", (0, SCMP_CMP_EQ, family, 0))
+    arguments.add(SCMP_ACT_ERRNO | errno.EAFNOSUPPORT, "socket", (0, SCMP_CMP_GT, max(allowed), 0))
     # A filter can't see clone3's flags; this sends the C library back to clone.
     assert directive(SERVICE, "RestrictNamespaces") == ["yes"]
     arguments.add(SCMP_ACT_ERRNO | errno.ENOSYS, "clone3")
@@ -443,7 +447,7 @@ def has_libseccomp() -> bool:
     ctypes.CDLL(None).prctl(PR_GET_MDWE, 0, 0, 0, 0) < 0, reason="no PR_SET_MDWE in this kernel (Linux 6.3)"
 )
 def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, env={"UMA_THREADS": "1"}, preexec_fn=confinement())
+    daemon = Daemon(tmp_path, "--http", "127.0.0.1:0", env={"UMA_THREADS": "1"}, preexec_fn=confinement())
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.process.pid}/status").read_text().splitlines())
     assert {key: int(status[key], 16) for key in ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp")} == {
         "CapEff": 0, "CapPrm": 0, "CapInh": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2
@@ -451,4 +455,8 @@ def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert "a" in json.loads(daemon.text("JSON:", json_schema=schema, max_tokens=40))
     assert daemon.text("Once", temperature=1.0, chat=True, max_tokens=3)
+    completion = httpx.post(
+        f"http://{daemon.http}/v1/completions", json={"prompt": "Once", "max_tokens": 3}, timeout=60
+    )
+    assert completion.json()["usage"]["completion_tokens"] == 3
     assert daemon.stop() == 0, daemon.logs

@@ -121,3 +121,61 @@ def test_examples(pieces: list[bytes], stops: list[str], released: list[str], st
 def test_the_same_token_gives_its_piece_each_time() -> None:
     stream = TextStream([b"no ", b"yes "], [])
     assert [stream.push(token)[0] for token in (1, 0, 1)] == ["yes ", "no ", "yes "]
+
+
+@untimed
+@given(cuts(st.text(few, max_size=30).map(str.encode)), stop_strings, stop_strings, st.data())
+def test_other_stops_hold_for_all_that_was_not_sent_yet(
+    pieces: list[bytes], first: list[str], then: list[str], data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(pieces)))
+    stream, sent = TextStream(pieces, first), ""
+    for token in range(at):
+        text, stopped = stream.push(token)
+        sent += text
+        if stopped:
+            return
+    stream.set_stops(then)
+    released = ""
+    for token in range(at, len(pieces)):
+        text, stopped = stream.push(token)
+        released += text
+        if stopped:
+            break
+    else:
+        stopped = False
+    released += stream.finish()
+    # The whole text is known here, and the stream learnt of the stops when the first characters of it were held.
+    rest = b"".join(pieces).decode()[len(sent) :]
+    assert released == expected_from(rest, then, held(pieces[:at], sent))
+    assert not stopped or any(stop in rest for stop in then)
+
+
+def held(pieces: list[bytes], sent: str) -> int:
+    return len(b"".join(pieces).decode(errors="ignore")) - len(sent)
+
+
+def expected_from(text: str, stops: list[str], known: int) -> str:
+    """The rule, when the first ``known`` characters come at once."""
+    for end in range(known, len(text) + 1):
+        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in stops if stop in text[:end]]
+        if found:
+            return text[: min(found)[1]]
+    return text
+
+
+def test_a_stop_that_is_held_already_ends_the_text_at_the_next_call() -> None:
+    for last in ("push", "finish"):
+        stream = TextStream([b"say one\n", b"x"], ["\nnever", "one\n\n"])
+        assert stream.push(0) == ("say ", False)
+        stream.set_stops(["ne"])
+        assert (stream.push(1) if last == "push" else (stream.finish(), True)) == ("o", True)
+        assert stream.finish() == ""
+
+
+def test_without_stops_all_that_was_held_comes_in_its_order() -> None:
+    stream = TextStream([b"one\n", b"two"], ["\n\n"])
+    assert stream.push(0) == ("one", False)
+    stream.set_stops([])
+    assert stream.push(1) == ("\ntwo", False)
+    assert stream.finish() == ""

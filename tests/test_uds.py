@@ -28,7 +28,9 @@ from umaserve.messages import (
     Token,
     Usage,
 )
-from umaserve.protocol.uds import JsonDialect, Limits, LineDialect, Reply
+from umaserve.protocol.dialect import Reply
+from umaserve.protocol.parameters import Limits
+from umaserve.protocol.uds import JsonDialect, LineDialect
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +46,13 @@ CODES = {
     Fault.PROMPT_TOO_LARGE: "E_LIMIT_PROMPT_TOO_LARGE",
     Fault.CONTEXT_EXCEEDED: "E_LIMIT_CONTEXT",
     Fault.TOO_MANY_SESSIONS: "E_LIMIT_SESSIONS",
+    Fault.CONTENT_FILTERED: "E_CONTENT_FILTER",
+    Fault.NOT_FOUND: "E_PROTO_BAD_REQUEST",
+    Fault.UNAUTHORIZED: "E_UNAUTHORIZED",
+    Fault.RATE_LIMITED: "E_LIMIT_RATE",
+    Fault.MEMORY_PRESSURE: "E_LIMIT_MEMORY",
+    Fault.TIMED_OUT: "E_RUNTIME_TIMEOUT",
+    Fault.MODEL_NOT_LOADED: "E_RUNTIME_MODEL",
     Fault.DECODE_FAILED: "E_RUNTIME_DECODE",
     Fault.SHUTTING_DOWN: "E_SHUTDOWN",
 }
@@ -109,6 +118,8 @@ def test_request_with_every_field() -> None:
         top_k=7,
         min_p=0.1,
         repeat_penalty=1.25,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
         seed=3,
         stop=["\n", "###"],
         logit_bias={"12": -100, "0": 2.5},
@@ -129,6 +140,8 @@ def test_request_with_every_field() -> None:
             top_k=7,
             min_p=0.1,
             repeat_penalty=1.25,
+            presence_penalty=-0.5,
+            frequency_penalty=0.75,
             seed=3,
             logit_bias=((12, -100.0), (0, 2.5)),
             grammar='root ::= "a"',
@@ -162,8 +175,21 @@ def test_unknown_fields_of_a_turn_are_ignored() -> None:
 
 
 OPTIONAL = [
-    *("type", "event", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "stop"),
-    *("logit_bias", "grammar", "json_schema", "ignore_eos", "slo", "priority", "metadata", "chat", "stream"),
+    *("type", "event", "max_tokens", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "presence_penalty"),
+    *(
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "logit_bias",
+        "grammar",
+        "json_schema",
+        "ignore_eos",
+        "slo",
+        "priority",
+        "metadata",
+        "chat",
+        "stream",
+    ),
     "keep_alive",
 ]
 
@@ -229,6 +255,16 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
         sampling("repeat_penalty"),
         [(0.001, 0.001), (10, 10.0)],
         [(0, "0"), (-1, "-1"), (10.001, "10.001")],
+    ),
+    *(
+        (
+            penalty,
+            "a number from -2 to 2",
+            sampling(penalty),
+            [(-2, -2.0), (0, 0.0), (2, 2.0)],
+            [(-2.001, "-2.001"), (2.001, "2.001")],
+        )
+        for penalty in ("presence_penalty", "frequency_penalty")
     ),
     (
         # llama.cpp takes 2**32 - 1 to mean a random one.
@@ -419,6 +455,8 @@ TYPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("top_k", "a whole number from 0 to 1048576", ("null", "a whole number")),
     ("min_p", "a number from 0 to 1", ("null", *NUMBERS)),
     ("repeat_penalty", "a number above 0 up to 10", ("null", *NUMBERS)),
+    ("presence_penalty", "a number from -2 to 2", ("null", *NUMBERS)),
+    ("frequency_penalty", "a number from -2 to 2", ("null", *NUMBERS)),
     ("seed", "a whole number from 0 to 4294967294", ("null", "a whole number")),
     ("stop", "a string or an array of strings", ("null", "a string", "an array")),
     ("stop[0]", "a non-empty string of at most 256 bytes", ("a string",)),
@@ -456,8 +494,9 @@ def test_wrong_kind_is_refused_in_words_that_name_field_and_kind(field: str, exp
 def test_tables_name_every_field_of_the_messages() -> None:
     named = {field.partition(".")[0].partition("[")[0] for field, _, _ in TYPES}
     renamed = {"sampling", "target_ttft_s", "target_tbt_s"}
+    of_other_dialects = {"logprobs", "tools", "must_call"}
     assert {field.name for field in fields(Sampling)} <= named
-    assert {field.name for field in fields(Generate)} - renamed <= named
+    assert {field.name for field in fields(Generate)} - renamed - of_other_dialects <= named
     assert set(OPTIONAL) == named - {"id", "prompt"}
 
 

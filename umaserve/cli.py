@@ -1,4 +1,4 @@
-"""The command line: ``serve`` (the default), ``ask`` and ``metrics``."""
+"""The command line: ``serve`` (the default), ``ask``, ``metrics`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from umaserve import __version__, config, logs
+from umaserve import __version__, config, keys_cli, logs
 from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
 from umaserve.errors import ConfigError
 
@@ -21,6 +21,7 @@ commands:
   serve     run the daemon in the foreground; the default without a command
   ask       send a prompt to a running daemon and print the answer as it comes
   metrics   print a running daemon's numbers
+  keys      make, list and revoke the API keys of HTTP clients
 
 "umaserve COMMAND --help" explains one. A setting comes from its flag, else from its UMA_* variable, else from the
 file named by --config, else it has its default; --print-config shows which.
@@ -40,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"serve": _serve, "ask": _ask, "metrics": _metrics}
+    commands = {"serve": _serve, "ask": _ask, "metrics": _metrics, "keys": _keys}
     command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
     try:
         return commands[command](arguments)
@@ -149,6 +150,14 @@ def _metrics(arguments: Sequence[str]) -> int:
     for name, value in event.items():
         print(f"{name:<{width}}  {value}")
     return 0
+
+
+def _keys(arguments: Sequence[str]) -> int:
+    parser = _Parser(
+        "umaserve keys", description=keys_cli.DESCRIPTION, epilog=keys_cli.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    return keys_cli.run(parser, arguments)
 
 
 def _unreachable(path: str, error: OSError) -> int:

@@ -8,131 +8,35 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from umaserve.addresses import is_loopback, parse_address
 from umaserve.errors import ConfigError
+from umaserve.kinds import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    Kind,
+    address,
+    choice,
+    mode,
+    path,
+    real,
+    short_size,
+    size,
+    switch,
+    whole,
+    words,
+)
 
 T = TypeVar("T")
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PREFIX = "UMA_"
 FILE_VARIABLE = "UMA_CONFIG"
-
-
-# What a value may be.
-
-
-def _quoted(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML wants DEL escaped and takes no surrogate pairs.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
-    """How the values of a setting are written, checked and shown."""
-
-    metavar: str
-    expected: str
-    """Ends the sentence "expected …"."""
-    check: Callable[[object], T]
-    """The setting's value from one as TOML gives it; ValueError where it doesn't fit."""
-    parse: Callable[[str], object] = str
-    """TOML's value from the text of a flag or variable; ValueError where it spells none."""
-    render: Callable[[T], str] = str
-    """The value as TOML."""
-
-
-def path(*, or_empty: bool = False) -> Kind[str]:
-    def check(value: object) -> str:
-        if not isinstance(value, str) or "\0" in value or not (value or or_empty):
-            raise ValueError
-        value.encode()  # a flag's undecodable bytes arrive as surrogates, which no TOML file can hold
-        return value
-
-    return Kind("PATH", "a path in UTF-8" + ("" if or_empty else ", not empty"), check, render=_quoted)
-
-
-def choice(*choices: str) -> Kind[str]:
-    def check(value: object) -> str:
-        if value not in choices:
-            raise ValueError
-        return str(value)
-
-    expected = "one of " + ", ".join(map(_quoted, choices))
-    return Kind("{" + ",".join(choices) + "}", expected, check, render=_quoted)
-
-
-def switch() -> Kind[bool]:
-    def check(value: object) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
-
-    def parse(text: str) -> object:
-        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
-
-    return Kind("", "true or false", check, parse, render=lambda on: str(on).lower())
-
-
-def whole(low: int, high: int, *, or_zero: bool = False) -> Kind[int]:
-    def check(value: object) -> int:
-        # Not isinstance: a boolean would pass for a number.
-        if type(value) is int and (low <= value <= high or (or_zero and value == 0)):
-            return value
-        raise ValueError
-
-    return Kind("N", ("0 or " if or_zero else "") + f"a whole number from {low} to {high}", check, int)
-
-
-def real(unit: str, low: float, high: float) -> Kind[float]:
-    def check(value: object) -> float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
-            return float(value)
-        raise ValueError
-
-    return Kind(unit.upper(), f"a number of {unit} from {low} to {high}", check, float)
-
-
-_UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
-
-
-def _short(size: int) -> str:
-    exact = (f"{size // unit}{name}" for name, unit in _UNITS.items() if size % unit == 0)
-    return next(exact, str(size))
-
-
-def size(low: int, high: int) -> Kind[int]:
-    """Bytes, as a whole number or as a string that ends in KiB, MiB or GiB."""
-
-    def check(value: object) -> int:
-        if isinstance(value, str) and (match := re.fullmatch("([0-9]+)([KMG]iB)?", value)):
-            value = int(match[1]) * _UNITS.get(match[2], 1)
-        if type(value) is int and low <= value <= high:
-            return value
-        raise ValueError
-
-    def render(value: int) -> str:
-        short = _short(value)
-        return short if short.isdigit() else _quoted(short)
-
-    expected = f'a size from {_short(low)} to {_short(high)}, such as 65536 or "64KiB"'
-    return Kind("BYTES", expected, check, render=render)
-
-
-def mode() -> Kind[int]:
-    """Permission bits. A string, because TOML would read a bare 440 as decimal."""
-
-    def check(value: object) -> int:
-        if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value):
-            raise ValueError
-        return int(value, 8)
-
-    expected = 'an octal string from "0000" to "0777"'
-    return Kind("MODE", expected, check, render=lambda bits: f'"{bits:04o}"')
 
 
 # The settings.
@@ -168,6 +72,51 @@ class Config:
         10.0, real("seconds", 0, 3600), "serving", "at shutdown, let running requests go on this long"
     )
 
+    http: str = setting(
+        "", address(or_empty=True), "http", "serve HTTP and WebSocket here; empty: off; port 0: any that is free"
+    )
+    http_socket: str = setting(
+        "", path(or_empty=True), "http", "Unix socket for HTTP and WebSocket, with the permissions of socket_mode"
+    )
+    tls_cert: str = setting("", path(or_empty=True), "http", "PEM file of the certificate chain to serve http with")
+    tls_key: str = setting("", path(or_empty=True), "http", "PEM file of the certificate's private key")
+    api_keys: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "file of API keys, made by umaserve keys add; with it every HTTP request needs one",
+    )
+    insecure: bool = setting(False, switch(), "http", "listen on other addresses than loopback's without API keys")
+    allow_host: tuple[str, ...] = setting(
+        (), words(), "http", "Host names to answer to besides loopback's and the address listened on; *: any"
+    )
+    allow_origin: tuple[str, ...] = setting(
+        (), words(), "http", "web origins whose pages may connect besides loopback's and our own; *: any"
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (), words(), "http", "web origins whose pages may read replies (CORS); *: any"
+    )
+    header_timeout: float = setting(
+        10.0, real("seconds", 0.05, 3600), "http", "refuse a request whose head takes longer to come"
+    )
+    body_timeout: float = setting(
+        30.0, real("seconds", 0.05, 3600), "http", "refuse a request whose body takes longer to come"
+    )
+    ping_interval: float = setting(
+        20.0,
+        real("seconds", 0.05, 3600),
+        "http",
+        "ping a WebSocket that is silent this long, and give it up after as long again",
+    )
+    resume_window: float = setting(
+        60.0, real("seconds", 0, 3600), "http", "keep the generation of a lost WebSocket this long; 0: off"
+    )
+    resume_bytes: int = setting(16 * MIB, size(0, GIB), "http", "memory for the generations kept, in all")
+    feedback_log: str = setting(
+        "", path(or_empty=True), "http", "append clients' feedback to this file, as JSON lines; empty: off"
+    )
+    debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance suites")
+
     max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at once")
     max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame or line from a client")
     max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
@@ -176,6 +125,25 @@ class Config:
     )
     tx_high_water: int = setting(
         64 * KIB, size(KIB, 64 * MIB), "limits", "pause a stream whose client leaves this much unread"
+    )
+    max_queue: int = setting(256, whole(1, 65536), "limits", "requests that may wait for a place; more are refused")
+    request_timeout: float = setting(
+        600.0, real("seconds", 0, 86400), "limits", "fail a request that takes longer in all; 0: no limit"
+    )
+    rate_requests: float = setting(
+        0.0, real("requests/minute", 0, 10**9), "limits", "requests that each key or peer may make; 0: no limit"
+    )
+    rate_tokens: float = setting(
+        0.0, real("tokens/minute", 0, 10**9), "limits", "tokens generated for each key or peer; 0: no limit"
+    )
+    memory_reserve: int = setting(
+        64 * MIB, size(0, TIB), "limits", "refuse requests while the box has less memory free than this"
+    )
+    content_filter: str = setting(
+        "",
+        path(or_empty=True),
+        "limits",
+        "file of patterns that neither prompts nor answers may contain, one regular expression a line",
     )
 
     slo_ttft_ms: float = setting(
@@ -202,6 +170,12 @@ class Config:
         "engine",
         "type of the KV cells; the q types take less memory and need flash attention",
     )
+    pooling: str = setting(
+        "model",
+        choice("model", "mean", "cls", "last"),
+        "engine",
+        "how /v1/embeddings makes one vector of a text; model: as the model says, if it says",
+    )
 
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "logging", "least severe to log")
     log_format: str = setting("text", choice("text", "json"), "logging", "form of a line of the log")
@@ -216,7 +190,7 @@ class Config:
                 f"{found}: a tick has a token of each sequence; lower parallel or raise n_batch", "parallel", "n_batch"
             )
         if self.max_prompt_bytes > self.max_frame_bytes:
-            prompt, frame = _short(self.max_prompt_bytes), _short(self.max_frame_bytes)
+            prompt, frame = short_size(self.max_prompt_bytes), short_size(self.max_frame_bytes)
             found = f"max_prompt_bytes ({prompt}) is above max_frame_bytes ({frame})"
             advice = "lower max_prompt_bytes or raise max_frame_bytes"
             raise Conflict(f"{found}: {advice}", "max_prompt_bytes", "max_frame_bytes")
@@ -224,6 +198,19 @@ class Config:
             found = f'kv_type "{self.kv_type}" is quantized and flash_attn is "off"'
             advice = 'set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
             raise Conflict(f"{found}: {advice}", "kv_type", "flash_attn")
+        if self.http and not (self.api_keys or self.insecure or is_loopback(parse_address(self.http)[0])):
+            found = f"http ({self.http}) is no loopback address and api_keys names no file"
+            advice = "make keys with umaserve keys add and name their file, or say --insecure"
+            raise Conflict(f"{found}: {advice}", "http", "api_keys")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise Conflict(f"{given} is set and {missing} is not: set both or neither", given, missing)
+        if self.tls_cert and not self.http:
+            found = "tls_cert and tls_key are set and http is not"
+            raise Conflict(f"{found}: set http to an address, or neither of them", "tls_cert", "tls_key", "http")
+        if self.http_socket == self.socket:
+            found = f"http_socket and socket are both {_printable(self.socket)}"
+            raise Conflict(f"{found}: choose another path for one of them", "http_socket", "socket")
 
 
 class Setting(NamedTuple):
@@ -374,6 +361,8 @@ def _described(value: object) -> str:
             return "a number of more than 64 bits"  # the longest can't be written out in decimal
         case int() | float():
             return f"the number {value}"
+        case list() if value and all(isinstance(item, str) for item in value):
+            return f"the array {json.dumps(value)}"
         case list():
             return "an array"
         case dict():

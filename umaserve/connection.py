@@ -1,4 +1,4 @@
-"""One client of the Unix socket: its channel, codec and dialect, and the session of its present request."""
+"""One client and its conversation: channel, codec and dialect, and the session of its present request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from collections.abc import Callable
 from typing import Protocol
 
 from umaserve.errors import RequestError
-from umaserve.messages import Cancel, Command, Finished, Generate, GetMetrics, Metrics, Output
+from umaserve.messages import (
+    Cancel,
+    Command,
+    Feedback,
+    FeedbackKept,
+    Finished,
+    Generate,
+    GetMetrics,
+    Modify,
+    Output,
+    Pause,
+    Reattach,
+    Replace,
+    Resume,
+)
 from umaserve.net.channel import READ_PER_TURN, Channel
-from umaserve.net.loop import Loop
-from umaserve.protocol.uds import Reply
-from umaserve.serving.sessions import SessionManager, State
+from umaserve.protocol.dialect import Dialect, Reply
+from umaserve.services import Services
+from umaserve.serving.sessions import Hold, Origin, State
 
 log = logging.getLogger(__name__)
 
@@ -35,48 +49,25 @@ class Codec(Protocol):
     def send(self, payload: bytes) -> bytes: ...
 
 
-class Dialect(Protocol):
-    """Payloads to messages and back."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    def receive(self, payload: bytes) -> Command: ...
-
-    def send(self, output: Output) -> Reply | None: ...
-
-    def fail(self, error: RequestError) -> Reply: ...
-
-
 class Connection:
     """Handler of one channel. A mistake of ours in handling it costs this client its connection, and nobody else."""
 
     def __init__(
-        self,
-        loop: Loop,
-        channel: Channel,
-        codec: Codec,
-        dialect: Dialect,
-        sessions: SessionManager,
-        *,
-        peer: str,
-        idle_timeout: float,
-        metrics: Callable[[], Metrics],
-        lost: Callable[[Connection], None],
+        self, services: Services, channel: Channel, codec: Codec, dialect: Dialect, origin: Origin, lost: Lost
     ) -> None:
         self.channel = channel
-        self._loop = loop
+        self._services = services
+        self._loop = services.loop
+        self._sessions = services.sessions
         self._codec = codec
         self._dialect = dialect
-        self._sessions = sessions
-        self._peer = peer
-        self._idle_timeout = idle_timeout
-        self._metrics = metrics
+        self._origin = origin
         self._lost = lost
+        self._idle_timeout = services.config.idle_timeout
         self._backlog = False
         """Whether whole payloads may wait in the codec for the next turn."""
-        self._session = sessions.open(self._deliver, peer)
-        self._idle = loop.call_later(idle_timeout, self._on_idle)
+        self._session = self._sessions.open(self._deliver, origin)
+        self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         channel.handler = self
 
     # -- from the channel ----------------------------------------------------------------------------------------
@@ -94,7 +85,7 @@ class Connection:
 
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
-        self._loop.call_soon(functools.partial(self._sessions.release, self._session))
+        self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
         if self._backlog:
             self._loop.call_soon(self._handle_payloads)
 
@@ -118,11 +109,11 @@ class Connection:
                 self._backlog = True
                 self._loop.call_soon(self._handle_payloads)
         except Exception:
-            log.exception("%s: closed, since handling its input failed", self._peer)
+            log.exception("%s: closed, since handling its input failed", self._origin.peer)
             self.channel.abort()
         # Not merely "does not run": a session that has just ended still has its last words to deliver.
         if self.channel.ended and not self._backlog and self._session.state is State.RECV_REQ:
-            self.channel.close()
+            self.close()
 
     def _handle_one(self) -> bool:
         try:
@@ -131,19 +122,49 @@ class Connection:
                 return False
             # Only whole payloads count as a sign of life: a byte now and then keeps nobody's connection open.
             self._idle.postpone(self._loop.now() + self._idle_timeout)
-            self._dispatch(self._dialect.receive(payload))
+            command = self._dialect.receive(payload)
         except RequestError as error:
-            self._reply(self._dialect.fail(error))
+            self._reply(self._dialect.refuse(error))
+            return True
+        if command is not None:
+            self._dispatch(command)
         return True
 
     def _dispatch(self, command: Command) -> None:
         match command:
             case Generate():
-                self._sessions.request(self._session, command, self._loop.now())
+                self._request(command)
+            case Replace():
+                self._sessions.abandon(self._session)
+                self._session = self._sessions.open(self._deliver, self._origin)
+                self._request(command.request)
             case Cancel():
                 self._sessions.cancel(self._session, command.id)
+            case Modify() | Pause() | Resume():
+                self._sessions.steer(self._session, command)
+            case Feedback():
+                self._keep(command)
             case GetMetrics():
-                self._reply(self._dialect.send(self._metrics()))
+                self._reply(self._dialect.send(self._services.metrics()))
+            case Reattach():
+                self._reattach(command)
+
+    def _request(self, request: Generate) -> None:
+        try:
+            self._sessions.request(self._session, request, self._loop.now())
+        except RequestError as error:
+            self._reply(self._dialect.fail(error))
+
+    def _keep(self, feedback: Feedback) -> None:
+        try:
+            kept = self._services.keep_feedback(feedback, self._origin)
+        except RequestError as error:
+            self._reply(self._dialect.refuse(error))
+        else:
+            self._reply(self._dialect.send(FeedbackKept(kept)))
+
+    def _reattach(self, command: Reattach) -> None:
+        raise RuntimeError("this dialect can't resume")
 
     # -- replies -------------------------------------------------------------------------------------------------
 
@@ -155,7 +176,7 @@ class Connection:
             else:
                 self._reply(self._dialect.send(output))
         except Exception:
-            log.exception("%s: closed, since a reply could not be made", self._peer)
+            log.exception("%s: closed, since a reply could not be made", self._origin.peer)
             self.channel.abort()
             return
         if isinstance(output, Finished | RequestError):
@@ -164,23 +185,33 @@ class Connection:
     def _next_request(self) -> None:
         if not self.channel.open:
             return
-        self._session = self._sessions.open(self._deliver, self._peer)
+        self._session = self._sessions.open(self._deliver, self._origin)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)
 
     def _reply(self, reply: Reply | None) -> None:
         if reply is None:
             return
+        if reply.before is not None:
+            self.channel.write(self._codec.send(reply.before))
         self.channel.write(self._codec.send(reply.payload))
         if reply.close:
             self._sessions.abandon(self._session)
-            self.channel.close()
+            self.close()
         elif self.channel.congested:
-            self._sessions.hold(self._session)
+            self._sessions.hold(self._session, Hold.READER)
+
+    def close(self) -> None:
+        """Say what is queued, and end."""
+        self.channel.close()
 
     def _on_idle(self) -> None:
         if self._session.state is not State.RECV_REQ:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         elif self.channel.open:
-            log.info("%s: closed, since no request came for %g s", self._peer, self._idle_timeout)
-            self.channel.close()
+            log.info("%s: closed, since no request came for %g s", self._origin.peer, self._idle_timeout)
+            self.close()
+
+
+Lost = Callable[[Connection], None]
+"""Told of a connection that has ended."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+# Commands: what a client asks for.
 
 
 class Priority(enum.IntEnum):
@@ -23,6 +25,8 @@ class Sampling:
     top_k: int = 40
     min_p: float = 0.05
     repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str | None = None
@@ -33,11 +37,43 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made in an earlier turn. ``arguments`` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatTurn:
     """One message of a conversation, as the model's chat template takes it."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """The call that a turn of the role "tool" answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that the client has tokenized itself."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text."""
+
+    name: str
+    description: str
+    parameters: str
+
+
+TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
+"""What a call stands between in the generated text; inside is one JSON object, ``{"name", "arguments"}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +81,16 @@ class Generate:
     """A request for text. Fields left ``None`` take the server's defaults."""
 
     id: str
-    prompt: str | tuple[ChatTurn, ...]
+    prompt: str | tuple[ChatTurn, ...] | TokenIds
     """A raw prompt, or turns for the chat template."""
     max_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """How many alternatives to report with each token's log-probability; ``None``: no log-probabilities at all."""
+    tools: tuple[Tool, ...] = ()
+    must_call: bool = False
+    """Whether the answer has to be a tool call; otherwise the model may choose."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None
@@ -63,11 +104,80 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """Drop the running request unheard, and start this one in its place."""
+
+    request: Generate
+
+
+@dataclass(frozen=True, slots=True)
+class Modify:
+    """Go on with the running request as if it had been asked for like this: sampling, ``max_tokens`` and ``stop``."""
+
+    request: Generate
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Compute no more tokens until ``Resume``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on after ``Pause``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """A client's opinion of a generation, to be kept."""
+
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Reattach:
+    """Take over the generation that a lost connection left, from its token number ``position`` (from 0) on."""
+
+    request_id: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class GetMetrics:
     """Ask for one snapshot."""
 
 
-Command = Generate | Cancel | GetMetrics
+Steering = Modify | Pause | Resume
+Command = Generate | Cancel | Replace | Steering | Feedback | Reattach | GetMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """The tokens of a text; ``special``: with the model's start token, and control tokens as written."""
+
+    text: str
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """The text of tokens."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """A vector for each text."""
+
+    inputs: tuple[str | TokenIds, ...]
+
+
+Query = Tokenize | Detokenize | Embed
+"""Questions to the engine that make no stream."""
+
+
+# Outputs: what comes back.
 
 
 class FinishReason(enum.Enum):
@@ -76,6 +186,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    CONTENT_FILTER = "content_filter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +198,65 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds from the request: until its prompt was begun, until its first token, until its end."""
+
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token with the natural logarithm of its probability; ``piece`` may be part of a character."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """The chosen token, and the likeliest ones, best first."""
+
+    chosen: Scored
+    top: tuple[Scored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was taken up: a model is there, and what follows is its stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The request waits for the model. ``eta_s`` is a guess at the seconds left, ``None`` without a ground for one."""
+
+    fraction: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The request waits for a place: ``position`` from 1 in a queue of ``length``."""
+
+    position: int
+    length: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token. ``text`` is empty while a character or a possible stop string is incomplete."""
+    """One generated token. ``text`` is empty while a character or a possible stop string is incomplete.
+
+    ``elapsed_s`` is since the request, ``since_last_s`` since the token before or, for the first one, the request.
+    """
 
     text: str
     token_id: int
+    logprobs: Logprobs | None = None
+    elapsed_s: float = 0.0
+    since_last_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +265,22 @@ class Finished:
 
     reason: FinishReason
     usage: Usage
+    timing: Timing = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """``command`` holds from the next token on; or was refused for the reason given, and all goes on as before."""
+
+    command: Steering
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackKept:
+    """Feedback was written down, or there is nowhere to write it."""
+
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +290,48 @@ class Metrics:
     values: Mapping[str, int | float | str]
 
 
-Output = Token | Finished | Metrics
+Output = Started | Loading | Waiting | Token | Finished | Steered | FeedbackKept | Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """``pieces`` are the bytes of each token."""
+
+    ids: Sequence[int]
+    pieces: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """One vector of unit length for each input, and the tokens that they had together."""
+
+    vectors: Sequence[Sequence[float]]
+    prompt_tokens: int
+
+
+Answer = Tokenized | Detokenized | Embedded
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of the loaded model, for clients that ask."""
+
+    name: str
+    architecture: str
+    quantization: str
+    parameters: int
+    size_bytes: int
+    context_tokens: int
+    """The longest that prompt and answer together may get."""
+    training_tokens: int
+    """The context that the model was trained with."""
+    vocabulary: int
+    embedding_length: int
+    chat_template: str | None
+    bos: str
+    eos: str

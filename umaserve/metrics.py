@@ -1,12 +1,16 @@
-"""What the daemon counts: totals, and sliding windows of latencies."""
+"""What the daemon counts: totals, sliding windows of latencies, and the same as Prometheus counters and histograms."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 WINDOW = 1024
 
@@ -46,24 +50,75 @@ class TickTimes:
         self.count += 1
 
 
-@dataclass(slots=True)
-class ServingMetrics:
-    """What the scheduler counts as it goes."""
+_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+_WAIT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-    tokens_generated: int = 0
-    prompt_tokens: int = 0
-    prefix_reused_tokens: int = 0
-    last_batch_size: int = 0
-    ticks: TickTimes = field(default_factory=TickTimes)
-    ttft: Window = field(default_factory=Window)
-    tbt: Window = field(default_factory=Window)
-    queue: Window = field(default_factory=Window)
+
+class ServingMetrics:
+    """What the scheduler counts as it goes. Times are in seconds."""
+
+    WEIGHT = 0.1
+
+    def __init__(self) -> None:
+        self.tokens_generated = 0
+        self.prompt_tokens = 0
+        self.recomputed_tokens = 0
+        self.prefix_reused_tokens = 0
+        self.last_batch_size = 0
+        self.request_s = 0.0
+        """Exponentially weighted mean time of a request, from its start; 0 before the first has ended."""
+        self.ticks = TickTimes()
+        self.ttft = Window()
+        self.tbt = Window()
+        self.queue = Window()
+        self.registry = CollectorRegistry()
+        """For ``prometheus_client.generate_latest``."""
+        self._tick_s = Histogram(
+            "umaserve_tick_seconds", "Time of one decode.", registry=self.registry, buckets=_TOKEN_BUCKETS
+        )
+        self._queue_s = self._histogram("queue", "Time until a request's prompt is begun.", _WAIT_BUCKETS)
+        self._ttft_s = self._histogram("time_to_first_token", "Time until the first token.", _WAIT_BUCKETS)
+        self._tbt_s = self._histogram("time_between_tokens", "Time between tokens of one stream.", _TOKEN_BUCKETS)
+        self._requests = self._counter("requests", "Requests that have ended, by how.", "end")
+        self._prompt = self._counter("request_prompt_tokens", "Tokens of the prompts of ended requests.")
+        self._completion = self._counter("request_completion_tokens", "Tokens generated for ended requests.")
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"umaserve_{name}_seconds", about, ["dialect"], registry=self.registry, buckets=buckets)
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"umaserve_{name}", about, ["dialect", *labels], registry=self.registry)
+
+    def observe_tick(self, seconds: float) -> None:
+        self.ticks.add(seconds)
+        self._tick_s.observe(seconds)
+
+    def observe_start(self, dialect: str, waited_s: float) -> None:
+        self.queue.add(waited_s)
+        self._queue_s.labels(dialect).observe(waited_s)
+
+    def observe_first_token(self, dialect: str, seconds: float) -> None:
+        self.ttft.add(seconds)
+        self._ttft_s.labels(dialect).observe(seconds)
+
+    def observe_next_token(self, dialect: str, seconds: float) -> None:
+        self.tbt.add(seconds)
+        self._tbt_s.labels(dialect).observe(seconds)
+
+    def observe_end(self, dialect: str, end: str, prompt_tokens: int, completion_tokens: int, took_s: float) -> None:
+        """``took_s`` is from its start; 0 for one that never started."""
+        if took_s:
+            self.request_s += (took_s - self.request_s) * (self.WEIGHT if self.request_s else 1.0)
+        self._requests.labels(dialect, end).inc()
+        self._prompt.labels(dialect).inc(prompt_tokens)
+        self._completion.labels(dialect).inc(completion_tokens)
 
     def snapshot(self) -> dict[str, int | float | str]:
         return {
             "tokens_generated_total": self.tokens_generated,
             "prompt_tokens_total": self.prompt_tokens,
             "prefix_reused_tokens_total": self.prefix_reused_tokens,
+            "recomputed_tokens_total": self.recomputed_tokens,
             "batch_calls_total": self.ticks.count,
             "last_batch_size": self.last_batch_size,
             "decode_ms_last": round(self.ticks.last, 3),
@@ -81,3 +136,30 @@ class ServingMetrics:
 def resident_bytes() -> int:
     """Resident set size of this process (proc(5), statm)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def exposition(registry: CollectorRegistry, values: Mapping[str, int | float | str]) -> bytes:
+    """``registry`` and the flat snapshot in Prometheus' text format; texts become one info metric."""
+    whole = CollectorRegistry()
+    whole.register(registry)
+    whole.register(_Snapshot(values))
+    return generate_latest(whole)
+
+
+class _Snapshot(Collector):
+    """Flat metrics; those named ``…_total`` count up."""
+
+    def __init__(self, values: Mapping[str, int | float | str]) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator[Metric]:
+        texts = {}
+        for name, value in self._values.items():
+            about = name.replace("_", " ").capitalize() + "."
+            if isinstance(value, str):
+                texts[name] = value
+            elif name.endswith("_total"):
+                yield CounterMetricFamily(f"umaserve_{name}", about, value=value)
+            else:
+                yield GaugeMetricFamily(f"umaserve_{name}", about, value=value)
+        yield InfoMetricFamily("umaserve", "What runs.", value=texts)

@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import enum
-import functools
 import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
 from umaserve.config import Config
-from umaserve.connection import Connection
+from umaserve.detached import Detached
 from umaserve.engine.worker import WorkerThread
+from umaserve.entrances import Entrances
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.messages import Metrics
-from umaserve.metrics import ServingMetrics, resident_bytes
+from umaserve.feedback import FeedbackLog
+from umaserve.http.gate import Gate
+from umaserve.keys import KeyFile
+from umaserve.memory import available_bytes
+from umaserve.messages import Answer, Embed, Feedback, Loading, Metrics, Query
+from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
-from umaserve.net.channel import Channel
-from umaserve.net.listeners import Listener, SocketFile, peer_of
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.progress import ProgressBar
-from umaserve.protocol.framing import FrameCodec, LineCodec
-from umaserve.protocol.uds import JsonDialect, Limits, LineDialect
+from umaserve.services import Services
+from umaserve.serving import content_filter
+from umaserve.serving.admission import Admission
+from umaserve.serving.questions import embed_all, result_or_error
+from umaserve.serving.rates import Rates
 from umaserve.serving.scheduler import Scheduler, Targets
-from umaserve.serving.sessions import SessionManager
+from umaserve.serving.sessions import Origin, SessionManager
 from umaserve.serving.ticks import Engine
 
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 0.1
+TELL_S = 1.0
+EXPIRE_S = 1.0
 FAREWELL_S = 1.0
 """How long the last words may take to be read when all else is done."""
 JOIN_S = 5.0
@@ -42,9 +50,6 @@ JOIN_S = 5.0
 
 class LoadedEngine(Engine, Protocol):
     """An engine that can be closed."""
-
-    @property
-    def name(self) -> str: ...
 
     def close(self) -> None: ...
 
@@ -70,14 +75,29 @@ class Server:
         self._loop = Loop()
         self._compute = WorkerThread("compute", self._loop.wake)
         self._preparing = WorkerThread("preparing", self._loop.wake)
-        self._sessions = SessionManager()
+        self._admission = Admission(
+            Rates(config.rate_requests, config.rate_tokens), config.max_queue, config.memory_reserve, available_bytes
+        )
+        self._sessions = SessionManager(self._admission, self._loop.now)
+        self._serving_metrics = ServingMetrics()
+        self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
+        self._feedback = FeedbackLog(config.feedback_log) if config.feedback_log else None
+        self._gate = Gate(config, KeyFile(config.api_keys) if config.api_keys else None, self._loop.now)
+        self._services = Services(
+            config=config,
+            loop=self._loop,
+            sessions=self._sessions,
+            detached=Detached(self._loop, self._sessions, config.resume_window, config.resume_bytes),
+            model=lambda: None if self._scheduler is None or self._engine is None else self._engine.info,
+            metrics=self._metrics,
+            started_at=int(time.time()),
+            prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
+            keep_feedback=self._keep_feedback,
+            ask=self._ask,
+        )
+        self._entrances: Entrances | None = None
         self._scheduler: Scheduler | None = None
         self._engine: LoadedEngine | None = None
-        self._listeners: list[Listener] = []
-        self._socket_file: SocketFile | None = None
-        self._connections: set[Connection] = set()
-        self._past_bytes = [0, 0]
-        """Bytes received and sent by connections that have ended."""
         self._state = State.LOADING
         self._progress = 0.0
         self._bar = ProgressBar("loading the model", sys.stderr)
@@ -90,28 +110,20 @@ class Server:
 
     def run(self) -> int:
         _raise_descriptor_limit()
-        self._listen()
+        self._entrances = entrances = Entrances(self._services, self._gate)
         self._handle_signals()
         self._watch_dog()
         self._loop.after_poll = self._collect
         self._loop.before_sleep = self._end_turn
         self._show_progress()
+        self._tell_waiting()
+        self._expire_requests()
         self._compute.submit(lambda: self._load(self._config, self._on_progress), self._on_loaded)
         try:
             self._loop.run()
         finally:
-            self._close_listeners()
-        return self._shut_down()
-
-    def _listen(self) -> None:
-        passed = systemd.listen_fds()
-        if not passed:
-            self._socket_file = SocketFile(self._config.socket, self._config.socket_mode)
-            passed = [("", self._socket_file.socket)]
-        for name, sock in passed:
-            protocol = name if name in ("json", "newline") else self._config.protocol
-            self._listeners.append(Listener(self._loop, sock, functools.partial(self._accept, protocol)))
-            log.info("listening", extra={"fields": {"socket": sock.getsockname(), "protocol": protocol}})
+            entrances.close()
+        return self._shut_down(entrances)
 
     def _on_progress(self, fraction: float) -> bool:
         self._progress = fraction
@@ -121,6 +133,22 @@ class Server:
         if self._state is State.LOADING:
             self._bar.show(self._progress)
             self._loop.call_later(PROGRESS_S, self._show_progress)
+
+    def _tell_waiting(self) -> None:
+        """Requests that wait for the model or for a place hear of it."""
+        if self._scheduler is not None:
+            self._scheduler.tell_waiting()
+        elif self._state is State.LOADING:
+            so_far = self._loop.now() - self._started_at
+            eta = so_far / self._progress - so_far if self._progress else None
+            for session in self._sessions.running():
+                self._sessions.put(session, Loading(self._progress, eta))
+        self._loop.call_later(TELL_S, self._tell_waiting)
+
+    def _expire_requests(self) -> None:
+        if self._config.request_timeout:
+            self._sessions.expire(self._config.request_timeout)
+            self._loop.call_later(min(EXPIRE_S, self._config.request_timeout / 2), self._expire_requests)
 
     def _on_loaded(self, result: LoadedEngine | BaseException) -> None:
         self._bar.clear()
@@ -138,12 +166,15 @@ class Server:
             self._preparing,
             Targets(self._config.slo_ttft_ms / 1000, self._config.slo_tbt_ms / 1000),
             self._loop.now,
+            self._content_filter,
+            self._admission.spend,
+            self._serving_metrics,
         )
         self._state = State.READY
         self._progress = 1.0
-        systemd.notify(f"READY=1\nSTATUS=serving {result.name}")
+        systemd.notify(f"READY=1\nSTATUS=serving {result.info.name}")
         seconds = round(self._loop.now() - self._started_at, 2)
-        log.info("ready", extra={"fields": {"model": result.name, "load_s": seconds}})
+        log.info("ready", extra={"fields": {"model": result.info.name, "load_s": seconds}})
 
     def _fail_loading(self, error: BaseException) -> None:
         if isinstance(error, ModelError):
@@ -151,7 +182,7 @@ class Server:
         else:
             log.error("the model could not be loaded", exc_info=error)
         self._status = 1
-        self._fail_all("request: the model could not be loaded")
+        self._fail_all(Fault.MODEL_NOT_LOADED, "request: the model could not be loaded")
         self._begin_farewell()
 
     # -- one turn ------------------------------------------------------------------------------------------------
@@ -174,73 +205,56 @@ class Server:
         if self._ending is not None:
             self._stop_when_said()
 
-    # -- connections ---------------------------------------------------------------------------------------------
+    # -- services ------------------------------------------------------------------------------------------------
 
-    def _accept(self, protocol: str, sock: socket.socket) -> None:
-        config = self._config
-        limits = Limits(config.max_prompt_bytes, config.max_tokens)
-        codec: FrameCodec | LineCodec
-        dialect: JsonDialect | LineDialect
-        if protocol == "json":
-            codec, dialect = FrameCodec(config.max_frame_bytes), JsonDialect(limits, config.keep_alive)
+    def _ask(self, query: Query, answered: Callable[[Answer | RequestError], None]) -> None:
+        engine = self._engine
+        if engine is None or self._scheduler is None:
+            self._loop.call_soon(lambda: answered(RequestError(Fault.MODEL_NOT_LOADED, "model: it is being loaded")))
+        elif isinstance(query, Embed):
+            embed_all(engine, self._compute, self._preparing, query, answered)
         else:
-            codec, dialect = LineCodec(config.max_frame_bytes), LineDialect(limits)
-        if len(self._connections) >= config.max_sessions:
-            self._refuse(sock, codec, dialect)
-            return
-        peer = peer_of(sock)
-        log.debug("accepted", extra={"fields": {"pid": peer.pid, "uid": peer.uid}})
-        channel = Channel(self._loop, sock, high_water=config.tx_high_water, stall_timeout=config.idle_timeout)
-        self._connections.add(
-            Connection(
-                self._loop,
-                channel,
-                codec,
-                dialect,
-                self._sessions,
-                peer=f"uid:{peer.uid}",
-                idle_timeout=config.idle_timeout,
-                metrics=self._metrics,
-                lost=self._forget,
-            )
-        )
+            self._preparing.submit(lambda: engine.answer(query), lambda result: answered(result_or_error(result)))
 
-    def _refuse(self, sock: socket.socket, codec: FrameCodec | LineCodec, dialect: JsonDialect | LineDialect) -> None:
-        self._sessions.totals.rejected += 1
-        error = RequestError(
-            Fault.TOO_MANY_SESSIONS,
-            f"connection: {self._config.max_sessions} are open, which is the most; try again later",
-        )
-        with sock:
-            sock.setblocking(False)
-            try:
-                sock.send(codec.send(dialect.fail(error).payload))
-            except OSError as failed:
-                log.debug("the refusal was not taken: %s", failed)
-
-    def _forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        self._past_bytes[0] += connection.channel.bytes_received
-        self._past_bytes[1] += connection.channel.bytes_sent
-
-    # -- metrics -------------------------------------------------------------------------------------------------
+    def _keep_feedback(self, feedback: Feedback, origin: Origin) -> bool:
+        if self._feedback is None:
+            return False
+        about = {"peer": origin.peer, "key": origin.key}
+        try:
+            self._feedback.append({**about, **feedback.values}, datetime.now(UTC))
+        except OSError as error:
+            log.error("feedback could not be written: %s", error)
+            raise RequestError(Fault.DECODE_FAILED, "feedback: it could not be written down") from None
+        return True
 
     def _metrics(self) -> Metrics:
-        received, sent = self._past_bytes
+        entrances = self._entrances
         values: dict[str, int | float | str] = {
             "state": self._state.value,
             "load_progress": round(self._progress, 3),
-            "model": "" if self._engine is None else self._engine.name,
+            "model": "" if self._engine is None else self._engine.info.name,
             "uptime_s": round(self._loop.now() - self._started_at, 3),
-            "connections": len(self._connections),
+            "connections": 0 if entrances is None else len(entrances.clients),
             "sessions_total": self._sessions.totals.sessions,
             "rejected_total": self._sessions.totals.rejected,
-            **(_before_loading(self._sessions) if self._scheduler is None else self._scheduler.snapshot()),
+            **(self._before_loading() if self._scheduler is None else self._scheduler.snapshot()),
+            "detached_generations": len(self._services.detached),
             "rss_bytes": resident_bytes(),
-            "rx_bytes_total": received + sum(c.channel.bytes_received for c in self._connections),
-            "tx_bytes_total": sent + sum(c.channel.bytes_sent for c in self._connections),
+            "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
+            "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,
         }
         return Metrics(values)
+
+    def _before_loading(self) -> Mapping[str, int | float | str]:
+        """The scheduler's metrics while there is none yet, so that the names are always the same."""
+        return {
+            "active_sessions": 0,
+            "waiting_sessions": self._sessions.waiting,
+            "tx_stalled_sessions": 0,
+            **self._serving_metrics.snapshot(),
+            "kv_cells_used": 0,
+            "kv_cells_total": 0,
+        }
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -254,8 +268,8 @@ class Server:
     def _on_signal(self, number: int, _frame: object) -> None:
         self._stop_signals += 1
         if self._stop_signals > 1:
-            if self._socket_file is not None:
-                self._socket_file.remove()
+            if self._entrances is not None:
+                self._entrances.remove_files()
             os._exit(128 + number)
 
     def stop(self) -> None:
@@ -266,11 +280,12 @@ class Server:
     def _drain(self) -> None:
         self._state = State.DRAINING
         self._sessions.draining = True
+        self._services.detached.drop_all()
         systemd.notify("STOPPING=1\nSTATUS=draining")
         running = sum(1 for _ in self._sessions.running())
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
         if self._scheduler is None:
-            self._fail_all("request: the server is shutting down; try again later")
+            self._fail_all(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
             return
         self._scheduler.refuse_waiting()
         self._loop.call_later(self._config.drain_timeout, self._end_drain)
@@ -281,29 +296,24 @@ class Server:
             self._scheduler.fail_running()
         self._begin_farewell()
 
-    def _fail_all(self, message: str) -> None:
+    def _fail_all(self, fault: Fault, message: str) -> None:
         for session in list(self._sessions.running()):
-            self._sessions.fail(session, RequestError(Fault.SHUTTING_DOWN, message))
+            self._sessions.fail(session, RequestError(fault, message))
 
     def _begin_farewell(self) -> None:
         if self._ending is None:
             self._ending = self._loop.call_later(FAREWELL_S, self._loop.stop)
 
     def _stop_when_said(self) -> None:
-        for connection in self._connections:
-            connection.channel.close()
-        if not any(connection.channel.queued for connection in self._connections):
+        assert self._entrances is not None
+        for client in list(self._entrances.clients):
+            client.close()
+        if not any(client.channel.queued for client in self._entrances.clients):
             self._loop.call_soon(self._loop.stop)
 
-    def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        if self._socket_file is not None:
-            self._socket_file.remove()
-
-    def _shut_down(self) -> int:
-        for connection in list(self._connections):
-            connection.channel.abort()
+    def _shut_down(self, entrances: Entrances) -> int:
+        for client in list(entrances.clients):
+            client.channel.abort()
         self._loop.after_poll = self._loop.before_sleep = lambda: None
         if self._compute.stop(JOIN_S) and self._preparing.stop(JOIN_S):
             self._compute.collect()
@@ -324,18 +334,6 @@ class Server:
         if interval is not None:
             systemd.notify("WATCHDOG=1")
             self._loop.call_later(interval, self._watch_dog)
-
-
-def _before_loading(sessions: SessionManager) -> Mapping[str, int | float | str]:
-    """The scheduler's metrics while there is none yet, so that the names are always the same."""
-    return {
-        "active_sessions": 0,
-        "waiting_sessions": sum(1 for _ in sessions.running()),
-        "tx_stalled_sessions": 0,
-        **ServingMetrics().snapshot(),
-        "kv_cells_used": 0,
-        "kv_cells_total": 0,
-    }
 
 
 def _raise_descriptor_limit() -> None:

@@ -35,8 +35,11 @@ class Batch:
             logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, runs: Sequence[Run]) -> list[int | None]:
-        """Lay out ``runs`` one after another; returns the row whose logits each run wants, ``None`` where none."""
+    def fill(self, runs: Sequence[Run], *, every_row: bool = False) -> list[int | None]:
+        """Lay out ``runs`` one after another; returns the row whose logits each run wants, ``None`` where none.
+
+        ``every_row``: all rows are to be output, as embeddings want it.
+        """
         row = 0
         outputs: list[int | None] = []
         for run in runs:
@@ -44,7 +47,7 @@ class Batch:
             self._token[row:end] = run.tokens
             self._pos[row:end] = range(run.start, run.start + len(run.tokens))
             self._seq_id[row:end] = run.slot
-            self._output[row:end] = 0
+            self._output[row:end] = every_row
             if run.sampler is not None:
                 self._output[end - 1] = 1
             outputs.append(None if run.sampler is None else end - 1)

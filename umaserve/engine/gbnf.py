@@ -74,6 +74,17 @@ def check(grammar: str) -> None:
     _check_first(rules, _nullable(rules))
 
 
+def prefixed(grammar: str, prefix: str) -> str:
+    """``grammar`` with ``prefix`` before the name of each rule, so that it can stand beside others."""
+    parts: list[str] = []
+    for kind, text in _tokens(grammar):
+        parts += [
+            "\n" if kind == "define" else " ",
+            prefix + text if kind in ("define", "name") else text,
+        ]
+    return "".join(parts) + "\n"
+
+
 def _tokens(grammar: str) -> Iterator[tuple[str, str]]:
     at = 0
     while at < len(grammar):

@@ -16,6 +16,7 @@ from umaserve.config import Config
 from umaserve.cores import usable_cores
 from umaserve.engine import gguf
 from umaserve.errors import ModelError
+from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,21 @@ _FLASH_ATTN = {
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+_POOLING = {
+    "model": llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
+    "mean": llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+    "cls": llama_cpp.LLAMA_POOLING_TYPE_CLS,
+    "last": llama_cpp.LLAMA_POOLING_TYPE_LAST,
+}
+_QUANTIZATIONS = {
+    value: name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
+    for name, value in vars(llama_cpp).items()
+    if name.startswith("LLAMA_FTYPE_")
+}
 _LEVELS = {3: logging.DEBUG, 4: logging.WARNING}
+
+_SHOWN = {TOOL_CALL_OPEN.encode(), TOOL_CALL_CLOSE.encode()}
+"""Shown also where they are control tokens: without its tags a call could not be told from other text."""
 
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 """First minor release of each GCC that keeps all of an AMX tile's configuration (GCC bug 114098)."""
@@ -85,7 +100,8 @@ class Model:
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.n_ctx: int = llama_cpp.llama_n_ctx(self.context)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
-        self.pieces = [self._piece(token, special=False) for token in range(self.n_vocab)]
+        self.n_seq_max: int = llama_cpp.llama_n_seq_max(self.context)
+        self.pieces = [self._shown(token) for token in range(self.n_vocab)]
         self.end_tokens = frozenset(
             token for token in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, token)
         )
@@ -99,16 +115,40 @@ class Model:
         source = llama_cpp.llama_model_chat_template(self.native, None)
         return None if source is None else source.decode(errors="replace")
 
+    def info(self, context_tokens: int) -> ModelInfo:
+        """What is known of it; a prompt and its answer together may get as long as ``context_tokens``."""
+        return ModelInfo(
+            name=self.name,
+            architecture=self._metadata(b"general.architecture"),
+            quantization=_QUANTIZATIONS.get(llama_cpp.llama_model_ftype(self.native), "unknown"),
+            parameters=llama_cpp.llama_model_n_params(self.native),
+            size_bytes=llama_cpp.llama_model_size(self.native),
+            context_tokens=context_tokens,
+            training_tokens=self.n_ctx_train,
+            vocabulary=self.n_vocab,
+            embedding_length=llama_cpp.llama_model_n_embd_out(self.native),
+            chat_template=self.chat_template,
+            bos=self.special_text(llama_cpp.llama_vocab_bos(self.vocab)),
+            eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
+        )
+
+    def written(self, token: int) -> bytes:
+        """The bytes of ``token``; for a control token how it is written."""
+        return self.pieces[token] or self._piece(token, special=True)
+
     def special_text(self, token: int) -> str:
         """How a control token is written, as chat templates do; empty for a token that the model lacks."""
         return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of ``text``, with the model's own start token and control tokens as written; from any thread."""
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of ``text``; from any thread.
+
+        ``special``: with the model's own start token, and control tokens as written; they are plain text otherwise.
+        """
         data = text.encode()
         # Never more tokens than bytes, save for a start, an end and a space that the model may add.
         tokens = (ctypes.c_int32 * (len(data) + 8))()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), True, True)
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special, special)
         if n < 0:
             raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
         return tokens[:n]
@@ -140,7 +180,9 @@ class Model:
         params.n_ctx = config.n_ctx
         params.n_batch = config.n_batch
         params.n_ubatch = config.n_ubatch
-        params.n_seq_max = config.parallel
+        # One more for embeddings, which are made between the ticks of all others.
+        params.n_seq_max = min(config.parallel + 1, llama_cpp.llama_max_parallel_sequences())
+        params.pooling_type = _POOLING[config.pooling]
         params.kv_unified = True
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
@@ -153,6 +195,18 @@ class Model:
                 "with --log-level debug to see why"
             )
         return context
+
+    def _metadata(self, key: bytes) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        n = llama_cpp.llama_model_meta_val_str(self.native, key, buffer, len(buffer))
+        return "unknown" if n < 0 else buffer.value.decode(errors="replace")
+
+    def _shown(self, token: int) -> bytes:
+        piece = self._piece(token, special=False)
+        if piece:
+            return piece
+        written = self._piece(token, special=True)
+        return written if written in _SHOWN else b""
 
     def _piece(self, token: int, special: bool) -> bytes:
         size = 64

@@ -19,20 +19,25 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
 
+    def set_stops(self, stops: Sequence[str]) -> None:
+        """Stop at ``stops`` from now on. What is held and contains one already ends with the next call."""
+        self._stops = stops
+
     def push(self, token: int) -> tuple[str, bool]:
         """The text that ``token`` releases, and whether a stop string was reached (then the text ends before it)."""
         return self._release(self._decoder.decode(self._pieces[token]))
 
     def finish(self) -> str:
-        """All that is still held; afterwards nothing is."""
+        """All that is still held, up to a stop string in it; afterwards nothing is held."""
         text, _stopped = self._release(self._decoder.decode(b"", final=True))
         text, self._held = text + self._held, ""
         return text
 
     def _release(self, new: str) -> tuple[str, bool]:
-        if not self._stops:
-            return new, False
         text = self._held + new
+        if not self._stops:
+            self._held = ""
+            return text, False
         # The stop that is complete first ends the text, and not the one that begins first: a stream whose tokens are
         # shorter would have seen only that one.
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]

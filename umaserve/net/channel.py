@@ -10,6 +10,7 @@ from typing import Protocol
 
 from umaserve.net.loop import READ, WRITE, Loop
 from umaserve.net.timers import Timer
+from umaserve.net.tls import Tls, TlsError
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,13 @@ class Channel:
 
     ``write`` only queues; the kernel is handed what it takes before the loop sleeps. Above ``high_water``
     queued bytes it is ``congested``, until half of that is left. A peer that takes nothing for ``stall_timeout``
-    seconds while bytes wait for it, or leaves the channel congested for as long, is closed.
+    seconds while bytes wait for it, or leaves the channel congested for as long, is closed. All counts are of
+    the bytes on the wire, which with a ``cipher`` are not those that the handler reads and writes.
     """
 
-    def __init__(self, loop: Loop, sock: socket.socket, *, high_water: int, stall_timeout: float) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, *, high_water: int, stall_timeout: float, cipher: Tls | None = None
+    ) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self.handler: Handler
@@ -66,6 +70,7 @@ class Channel:
         self._sock = sock
         self._high_water = high_water
         self._stall_timeout = stall_timeout
+        self._cipher = cipher
         self._queue = bytearray()
         self._phase = _Phase.OPEN
         self._eof = False
@@ -91,8 +96,10 @@ class Channel:
         return self._phase is _Phase.OPEN
 
     def write(self, data: bytes) -> None:
-        if self._phase is not _Phase.OPEN:
-            return
+        if self._phase is _Phase.OPEN:
+            self._enqueue(data if self._cipher is None else self._cipher.send(data))
+
+    def _enqueue(self, data: bytes) -> None:
         self._touch()
         if not self._queue:
             self._progress_at = self._loop.now()
@@ -107,6 +114,8 @@ class Channel:
         """Write what is queued, then end the stream so that a peer still sending can read the last words."""
         if self._phase is _Phase.OPEN:
             self._phase = _Phase.FLUSHING
+            if self._cipher is not None:
+                self._enqueue(self._cipher.close())
             self._touch()
 
     def abort(self) -> None:
@@ -166,7 +175,23 @@ class Channel:
         if not data:
             self._end_of_stream()
         elif self._phase is _Phase.OPEN:
-            self.handler.data_received(data)
+            if self._cipher is None:
+                self.handler.data_received(data)
+            else:
+                self._decipher(self._cipher, data)
+
+    def _decipher(self, cipher: Tls, data: bytes) -> None:
+        try:
+            plain = cipher.receive(data)
+        except TlsError as error:
+            log.info("closed: %s", error)
+            self.close()
+            return
+        self._enqueue(cipher.take_output())
+        if plain and self._phase is _Phase.OPEN:
+            self.handler.data_received(plain)
+        if cipher.ended and self._phase is _Phase.OPEN:
+            self._end_of_stream()
 
     def _end_of_stream(self) -> None:
         """A peer that has left entirely is closed; one that only finished sending may still read."""

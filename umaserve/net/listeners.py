@@ -1,10 +1,11 @@
-"""The listening Unix socket: its file, its lock, its mode, and accepting that pauses when descriptors run out."""
+"""The Unix socket's file, lock and mode; accepting, which pauses when descriptors run out; and who it is that came."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import ipaddress
 import logging
 import os
 import socket
@@ -24,6 +25,19 @@ BACKLOG = 1024
 _SUN_PATH = 108
 _UCRED = struct.Struct("iII")
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_LOST_IN_QUEUE = {
+    errno.ECONNABORTED,
+    errno.EPROTO,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENOPROTOOPT,
+    errno.ENONET,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+}
+"""What accept(2) says of one connection, not of the listening socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,26 @@ class Peer:
 def peer_of(sock: socket.socket) -> Peer:
     pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Peer(pid, uid)
+
+
+def peer_name(sock: socket.socket) -> str:
+    """Whose the connection is, as limits count it: "uid:1000", "ip:192.0.2.1", "ip:2001:db8:1:2::/64", "ip:::1".
+
+    An IPv6 address stands for its /64, which one household has to itself. "ip:gone" where the peer has left already.
+    """
+    if sock.family == socket.AF_UNIX:
+        return f"uid:{peer_of(sock).uid}"
+    try:
+        host: str = sock.getpeername()[0]
+    except OSError as error:
+        log.debug("no name for a peer: %s", error)
+        return "ip:gone"
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.version == 6 and address.ipv4_mapped:
+        return f"ip:{address.ipv4_mapped}"
+    if address.version == 4 or address.is_loopback:
+        return f"ip:{address}"
+    return f"ip:{ipaddress.ip_network((address, 64), strict=False)}"
 
 
 class SocketFile:
@@ -145,6 +179,16 @@ def _bind(path: str, mode: int) -> socket.socket:
     return sock
 
 
+def _set_tcp_options(sock: socket.socket) -> None:
+    try:
+        # Tokens are small, and each is wanted at once.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except OSError as error:
+        # The peer has left: its channel finds that out by itself.
+        log.debug("options of an accepted socket: %s", error)
+
+
 class Listener:
     """Accepts from one listening socket and hands each connection to ``accepted``."""
 
@@ -165,9 +209,12 @@ class Listener:
                 return  # Closed by whoever came before in this turn.
             try:
                 sock, _address = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno in _LOST_IN_QUEUE:
+                    log.debug("a connection was lost before it was accepted: %s", error)
+                    continue
                 if error.errno not in _EXHAUSTED:
                     raise
                 # The waiting connection keeps the socket readable: polling it would spin.
@@ -175,6 +222,8 @@ class Listener:
                 self._loop.set_interest(self._sock, 0, self._on_ready)
                 self._loop.call_later(PAUSE_S, self._resume)
                 return
+            if sock.family != socket.AF_UNIX:
+                _set_tcp_options(sock)
             self._accepted(sock)
 
     def close(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -22,7 +21,21 @@ from umaserve.messages import (
     Sampling,
     Token,
 )
-from umaserve.protocol.fields import Fields, bad_request, number, out_of_range, parse_json, string
+from umaserve.protocol.dialect import Reply
+from umaserve.protocol.fields import Fields, bad_request, out_of_range, parse_json
+from umaserve.protocol.parameters import (
+    MAX_ID_BYTES,
+    MAX_TURNS,
+    PRIORITIES,
+    Limits,
+    check_prompt_bytes,
+    dump_capped,
+    sampling,
+    stops,
+    target_s,
+    turn,
+)
+from umaserve.protocol.parameters import prompt as read_prompt
 
 CODES = {
     Fault.FRAME_TOO_LARGE: "E_PROTO_FRAME_TOO_LARGE",
@@ -32,35 +45,18 @@ CODES = {
     Fault.PROMPT_TOO_LARGE: "E_LIMIT_PROMPT_TOO_LARGE",
     Fault.CONTEXT_EXCEEDED: "E_LIMIT_CONTEXT",
     Fault.TOO_MANY_SESSIONS: "E_LIMIT_SESSIONS",
+    Fault.CONTENT_FILTERED: "E_CONTENT_FILTER",
+    Fault.NOT_FOUND: "E_PROTO_BAD_REQUEST",
+    Fault.UNAUTHORIZED: "E_UNAUTHORIZED",
+    Fault.RATE_LIMITED: "E_LIMIT_RATE",
+    Fault.MEMORY_PRESSURE: "E_LIMIT_MEMORY",
+    Fault.TIMED_OUT: "E_RUNTIME_TIMEOUT",
+    Fault.MODEL_NOT_LOADED: "E_RUNTIME_MODEL",
     Fault.DECODE_FAILED: "E_RUNTIME_DECODE",
     Fault.SHUTTING_DOWN: "E_SHUTDOWN",
 }
 
-MAX_ID_BYTES = 256
 MAX_METADATA_BYTES = 1024
-MAX_GRAMMAR_BYTES = 64 * 1024
-MAX_STOPS, MAX_STOP_BYTES = 16, 256
-MAX_BIASES = 1024
-MAX_TURNS = 1024
-MAX_SEED = 2**32 - 2
-MAX_SLO_MS = 3_600_000.0
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
-PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
-
-
-class Reply(NamedTuple):
-    """A payload for the codec, and whether the connection ends with it."""
-
-    payload: bytes
-    close: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The server's caps that a dialect enforces; bytes and tokens."""
-
-    max_prompt_bytes: int
-    max_tokens: int
 
 
 @dataclass(slots=True)
@@ -135,6 +131,11 @@ class JsonDialect:
             case Metrics():
                 self._stream = None
                 return _event("metrics", not stream.keep_alive, **output.values)
+            case _:
+                return None
+
+    def refuse(self, error: RequestError) -> Reply:
+        return self.fail(error)
 
     def fail(self, error: RequestError) -> Reply:
         """The error event. It ends the connection, save for a request that came while another runs."""
@@ -167,11 +168,11 @@ class LineDialect:
         if prompt == "metrics":
             self._running = True
             return GetMetrics()
-        request = Generate("", _prompt(prompt, self._limits))
+        request = Generate("", read_prompt(prompt, self._limits))
         self._running = True
         return request
 
-    def send(self, output: Output) -> Reply:
+    def send(self, output: Output) -> Reply | None:
         match output:
             case Token():
                 self._mid_line = self._mid_line or bool(output.text)
@@ -182,6 +183,11 @@ class LineDialect:
             case Metrics():
                 self._running = False
                 return Reply(orjson.dumps(dict(output.values)) + b"\n", False)
+            case _:
+                return None
+
+    def refuse(self, error: RequestError) -> Reply:
+        return self.fail(error)
 
     def fail(self, error: RequestError) -> Reply:
         """One line. The connection goes on unless the next line's start is lost or the server ends."""
@@ -205,99 +211,24 @@ def _required_id(fields: Fields) -> str:
 
 def _generate(fields: Fields, limits: Limits) -> Generate:
     slo = fields.object("slo") or Fields({})
-    ttft_ms = slo.number("target_ttft_ms", 0.0, MAX_SLO_MS, above_low=True)
-    tbt_ms = slo.number("target_tbt_ms", 0.0, MAX_SLO_MS, above_low=True)
     return Generate(
         id=_required_id(fields),
         prompt=_prompt_or_turns(fields, limits),
         max_tokens=fields.integer("max_tokens", 1, limits.max_tokens),
-        sampling=_sampling(fields),
-        stop=fields.strings("stop", max_items=MAX_STOPS, max_bytes=MAX_STOP_BYTES),
+        sampling=sampling(fields, Sampling()),
+        stop=stops(fields),
         priority=fields.choice("priority", PRIORITIES, Priority.INTERACTIVE),
-        target_ttft_s=None if ttft_ms is None else ttft_ms / 1000,
-        target_tbt_s=None if tbt_ms is None else tbt_ms / 1000,
+        target_ttft_s=target_s(slo, "target_ttft_ms"),
+        target_tbt_s=target_s(slo, "target_tbt_ms"),
     )
-
-
-def _sampling(fields: Fields) -> Sampling:
-    default = Sampling()
-
-    def number_or(key: str, low: float, high: float, otherwise: float, above_low: bool = False) -> float:
-        value = fields.number(key, low, high, above_low=above_low)
-        return otherwise if value is None else value
-
-    top_k = fields.integer("top_k", 0, 2**20)
-    grammar = fields.string("grammar", max_bytes=MAX_GRAMMAR_BYTES)
-    json_schema = _json_schema(fields)
-    if grammar is not None and json_schema is not None:
-        raise RequestError(Fault.BAD_REQUEST, "grammar: expected to be absent where json_schema is given, got both")
-    return Sampling(
-        temperature=number_or("temperature", 0.0, 10.0, default.temperature),
-        top_p=number_or("top_p", 0.0, 1.0, default.top_p, above_low=True),
-        top_k=default.top_k if top_k is None else top_k,
-        min_p=number_or("min_p", 0.0, 1.0, default.min_p),
-        repeat_penalty=number_or("repeat_penalty", 0.0, 10.0, default.repeat_penalty, above_low=True),
-        seed=fields.integer("seed", 0, MAX_SEED),
-        logit_bias=_logit_bias(fields),
-        grammar=grammar,
-        json_schema=json_schema,
-        ignore_eos=fields.boolean("ignore_eos", False),
-    )
-
-
-def _json_schema(fields: Fields) -> str | None:
-    schema = fields.object("json_schema")
-    if schema is None:
-        return None
-    text = _dump_capped(schema.values, fields.name("json_schema"), MAX_GRAMMAR_BYTES)
-    return text.decode()
 
 
 def _metadata(fields: Fields) -> dict[str, Any] | None:
     metadata = fields.object("metadata")
     if metadata is None:
         return None
-    _dump_capped(metadata.values, fields.name("metadata"), MAX_METADATA_BYTES)
+    dump_capped(metadata.values, fields.name("metadata"), MAX_METADATA_BYTES)
     return dict(metadata.values)
-
-
-def _dump_capped(values: Any, field: str, max_bytes: int) -> bytes:
-    expected = f"an object of at most {max_bytes} bytes as JSON, nested less than 200 deep"
-    try:
-        # orjson reads deeper nesting than it writes, and an event that carries the object nests it once more.
-        text = orjson.dumps([values])[1:-1]
-    except orjson.JSONEncodeError:
-        raise out_of_range(field, expected, "a deeper one") from None
-    if len(text) > max_bytes:
-        raise out_of_range(field, expected, f"{len(text)} bytes")
-    return text
-
-
-def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
-    biases = fields.object("logit_bias")
-    if biases is None:
-        return ()
-    if len(biases.values) > MAX_BIASES:
-        raise out_of_range(fields.name("logit_bias"), f"at most {MAX_BIASES} tokens", len(biases.values))
-    pairs = []
-    for key, value in biases.values.items():
-        if not re.fullmatch("[0-9]{1,9}", key):
-            raise out_of_range(fields.name("logit_bias"), "token ids as keys", f'"{key[:32]}"')
-        pairs.append((int(key), number(value, biases.name(key), -100.0, 100.0)))
-    return tuple(pairs)
-
-
-def _prompt(value: object, limits: Limits) -> str:
-    prompt = string(value, "prompt")
-    _check_prompt_bytes(len(prompt.encode()), limits)
-    return prompt
-
-
-def _check_prompt_bytes(n_bytes: int, limits: Limits) -> None:
-    if n_bytes > limits.max_prompt_bytes:
-        raise RequestError(
-            Fault.PROMPT_TOO_LARGE, f"prompt: {n_bytes} bytes, expected at most {limits.max_prompt_bytes}"
-        )
 
 
 def _prompt_or_turns(fields: Fields, limits: Limits) -> str | tuple[ChatTurn, ...]:
@@ -306,23 +237,15 @@ def _prompt_or_turns(fields: Fields, limits: Limits) -> str | tuple[ChatTurn, ..
     if isinstance(chat, list):
         if not 1 <= len(chat) <= MAX_TURNS:
             raise out_of_range(fields.name("chat"), f"1 to {MAX_TURNS} messages", len(chat))
-        turns = tuple(_turn(item, f"{fields.name('chat')}[{i}]") for i, item in enumerate(chat))
+        turns = tuple(turn(item, f"{fields.name('chat')}[{i}]") for i, item in enumerate(chat))
     elif chat is not None and not isinstance(chat, bool):
         raise bad_request(fields.name("chat"), "true, false or an array of messages", chat)
     if turns and fields.values.get("prompt") is None:
-        _check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+        check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
         return turns
-    prompt = _prompt(fields.values.get("prompt"), limits)
+    prompt = read_prompt(fields.values.get("prompt"), limits)
     if not turns and not chat:
         return prompt
     turns += (ChatTurn("user", prompt),)
-    _check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+    check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
     return turns
-
-
-def _turn(value: object, path: str) -> ChatTurn:
-    fields = Fields.of(value, path)
-    if fields.values.get("role") is None:
-        raise bad_request(fields.name("role"), " or ".join(f'"{role}"' for role in ROLES), None)
-    role = fields.choice("role", ROLES, "user")
-    return ChatTurn(role, string(fields.values.get("content"), fields.name("content"), empty=True))

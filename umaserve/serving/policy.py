@@ -12,6 +12,8 @@ The rules, and why:
    deadline is later than ``AGING_S`` after arrival: whoever waits longer than that is overtaken by no newcomer.
 5. A prompt starts when a slot is free and the cells for its whole answer are: nobody who runs is failed for want of KV
    later. The first that does not fit holds back those behind it, or a long prompt would wait for ever.
+6. A stream that is held (paused, or its reader behind or gone) keeps its slot and cells until a prompt can't start for
+   want of them. Then those held longest give way, and are computed again when they go on.
 """
 
 from __future__ import annotations
@@ -53,6 +55,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A sequence with a slot that gets no tokens for now."""
+
+    id: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that the plan depends on."""
 
@@ -65,14 +75,18 @@ class Snapshot:
     """KV cells in use."""
     batch_tokens: int
     cost: Cost
+    held: Sequence[Held] = ()
+    """The one held longest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ids of the streams to decode, and of the prompts to prefill with their number of tokens."""
+    """Ids of the streams to decode, of the prompts to prefill with their number of tokens, and of the held ones that
+    lose their place first."""
 
     decode: tuple[int, ...]
     prefill: tuple[tuple[int, int], ...]
+    evict: tuple[int, ...] = ()
 
 
 def plan(snapshot: Snapshot) -> Plan:
@@ -82,21 +96,29 @@ def plan(snapshot: Snapshot) -> Plan:
         return Plan(decode, ())
     rows = _prefill_rows(snapshot, len(decode))
     free_slots, free_cells = snapshot.free_slots, snapshot.free_cells
+    held = list(snapshot.held)
     prefill: list[tuple[int, int]] = []
+    evict: list[int] = []
     for prompt in sorted(snapshot.prompts, key=lambda p: _urgency(p, snapshot.now)):
         if rows == 0:
             break
         if not prompt.started:
-            if free_slots == 0 or prompt.cells > free_cells:
+            if free_slots + len(held) == 0 or prompt.cells > free_cells + sum(one.cells for one in held):
                 # Those that have started keep their turn; nobody new overtakes.
                 free_slots = 0
+                held.clear()
                 continue
+            while free_slots == 0 or prompt.cells > free_cells:
+                victim = held.pop(0)
+                evict.append(victim.id)
+                free_slots += 1
+                free_cells += victim.cells
             free_slots -= 1
             free_cells -= prompt.cells
         tokens = min(prompt.remaining, rows)
         prefill.append((prompt.id, tokens))
         rows -= tokens
-    return Plan(decode, tuple(prefill))
+    return Plan(decode, tuple(prefill), tuple(evict))
 
 
 def _prefill_rows(snapshot: Snapshot, decode_rows: int) -> int:

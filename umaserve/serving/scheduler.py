@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Finished, FinishReason, Output, Token
+from umaserve.messages import (
+    Detokenize,
+    Detokenized,
+    FinishReason,
+    Generate,
+    Logprobs,
+    Started,
+    Steered,
+    Token,
+    TokenIds,
+    Waiting,
+)
 from umaserve.metrics import ServingMetrics
+from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.cost_model import Cost, CostModel
-from umaserve.serving.policy import Plan, Prompt, Snapshot, Stream, plan
-from umaserve.serving.sessions import Session, SessionManager, State
+from umaserve.serving.observer import observe_delivery, observe_end
+from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
+from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
+from umaserve.serving.slots import Slots
 from umaserve.serving.ticks import Engine, Outcome, Prepared, Run, Tick, TickResult
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+PATIENCE_S = 1.0
 
 
 class Worker(Protocol):
@@ -34,16 +51,6 @@ class Targets:
     tbt_s: float
 
 
-@dataclass(slots=True)
-class _Slots:
-    """Sequence ids of the engine, and the KV cells promised to those in use."""
-
-    free: list[int]
-    ended: list[int]
-    """Free again, but still to be cleared by the next tick, before its own runs."""
-    promised_cells: int = 0
-
-
 class Scheduler:
     """Runs the sessions of one manager on one engine, one tick at a time."""
 
@@ -55,20 +62,25 @@ class Scheduler:
         preparing: Worker,
         targets: Targets,
         clock: Callable[[], float],
+        content_filter: ContentFilter | None = None,
+        spent: Callable[[Origin, int, float], None] | None = None,
+        metrics: ServingMetrics | None = None,
     ) -> None:
-        self.metrics = ServingMetrics()
+        """``spent`` is told of each token that its client was given: whose, how many, when."""
+        self.metrics = metrics or ServingMetrics()
+        self._spent = spent
         self._sessions = sessions
         self._engine = engine
         self._compute = compute
         self._preparing = preparing
         self._targets = targets
         self._now = clock
+        sessions.left = lambda session: observe_end(self.metrics, session, "abandoned", self._now())
+        self._filter = content_filter
         self._cost = CostModel()
-        self._slots = _Slots(free=list(reversed(range(engine.capacity.slots))), ended=[])
+        self._slots = Slots(engine.capacity)
         self._unprepared: list[Session] = []
         self._preparing_one = False
-        self._holders: dict[int, Session] = {}
-        """Sessions that hold a slot, by id, also when they have ended and the slot is still to be taken back."""
         self._in_flight: list[Session] | None = None
         """The sessions of the tick being computed, in the order of its runs."""
 
@@ -76,7 +88,10 @@ class Scheduler:
 
     def pump(self) -> None:
         """Prepare the next request that arrived, and start the next tick, unless one runs already."""
-        self._unprepared += self._sessions.take_arrived()
+        arrived = self._sessions.take_arrived()
+        for session in arrived:
+            self._sessions.put(session, Started())
+        self._unprepared += arrived
         if self._unprepared and not self._preparing_one:
             self._prepare_next()
         if self._in_flight is None:
@@ -85,12 +100,25 @@ class Scheduler:
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
         for session, output in self._sessions.deliver():
-            self._observe_delivery(session, output)
+            now = self._now()
+            observe_delivery(self.metrics, session, output, now)
+            if self._spent is not None and isinstance(output, Token):
+                self._spent(session.origin, 1, now)
+
+    def tell_waiting(self) -> None:
+        """Tell each request that has waited ``PATIENCE_S`` for a place where it stands."""
+        now = self._now()
+        queue = sorted((s for s in self._sessions.running() if s.slot is None and not s.holds), key=_class_and_age)
+        each = self.metrics.request_s / self._engine.capacity.slots
+        for position, session in enumerate(queue, 1):
+            if now - session.requested_at >= PATIENCE_S:
+                eta = round(position * each, 1) if each else None
+                self._sessions.put(session, Waiting(position, len(queue), eta))
 
     def refuse_waiting(self) -> None:
         """Fail the requests that have not started: the daemon drains."""
         for session in list(self._sessions.running()):
-            if session.slot is None:
+            if session.started_at is None:
                 self._sessions.fail(session, _shutting_down())
 
     def fail_running(self) -> None:
@@ -116,21 +144,47 @@ class Scheduler:
                 return
             if isinstance(result, Prepared):
                 session.prepared = result
+                session.text = AnswerText(result.text, None if self._filter is None else self._filter.stream())
             elif isinstance(result, RequestError):
                 self._sessions.fail(session, result)
             else:
                 log.error("request %s: preparing it failed", request.id, exc_info=result)
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
+                self._sessions.fail(session, _failed())
 
         self._preparing_one = True
-        self._preparing.submit(lambda: self._engine.prepare(request), prepared)
+        self._preparing.submit(lambda: self._prepare(request), prepared)
+
+    def _prepare(self, request: Generate) -> Prepared:
+        """On the preparing thread."""
+        if self._filter is not None:
+            self._filter.check_prompt("\n".join(self._prompt_texts(request)))
+        return self._engine.prepare(request)
+
+    def _prompt_texts(self, request: Generate) -> Iterator[str]:
+        """All that the client puts before the model."""
+        match request.prompt:
+            case str() as text:
+                yield text
+            case TokenIds() as tokens:
+                answer = self._engine.answer(Detokenize(tokens.ids))
+                assert isinstance(answer, Detokenized)
+                yield answer.text
+            case turns:
+                for turn in turns:
+                    yield turn.content
+                    yield from (call.arguments for call in turn.tool_calls)
+        for tool in request.tools:
+            yield from (tool.description, tool.parameters)
 
     # -- a tick: snapshot, plan, submit --------------------------------------------------------------------------
 
     def _submit(self) -> None:
         self._take_back_slots()
+        self._apply_changes()
         snapshot = self._snapshot()
         the_plan = plan(snapshot)
+        for id_ in the_plan.evict:
+            self._evict(self._sessions.get(id_))
         tick, sessions = self._tick(the_plan)
         if not tick.runs and not tick.release:
             return
@@ -152,25 +206,53 @@ class Scheduler:
             # Learned after the next tick was submitted, which can do without what this one shows.
             if tick.runs and result.outcome is Outcome.DONE:
                 self._cost.observe(decode_rows, prefill_rows, cached, result.seconds)
-                self.metrics.ticks.add(result.seconds)
+                self.metrics.observe_tick(result.seconds)
                 self.metrics.last_batch_size = decode_rows + prefill_rows
 
         self._in_flight = sessions
         self._compute.submit(lambda: self._engine.run(tick), finished)
 
     def _take_back_slots(self) -> None:
-        for session in [s for s in self._holders.values() if not s.running]:
-            del self._holders[session.id]
-            assert session.slot is not None
-            self._slots.ended.append(session.slot)
-            self._slots.free.append(session.slot)
-            self._slots.promised_cells -= _cells(session)
+        for session in [s for s in self._slots.holders if not s.running]:
+            self._slots.give_up(session)
+
+    def _evict(self, session: Session) -> None:
+        self._slots.give_up(session)
+        self._sessions.evicted(session)
+
+    def _apply_changes(self) -> None:
+        """Modify requests, which no tick is computing now."""
+        for session, command in self._sessions.take_changes():
+            if not session.running:
+                continue
+            request, prepared, wanted = session.request, session.prepared, command.request
+            assert request is not None
+            assert prepared is not None
+            try:
+                prepared = self._engine.change(prepared, wanted, session.generated)
+            except RequestError as error:
+                self._sessions.put(session, Steered(command, error.message))
+                continue
+            except Exception:
+                # Nobody knows what of it has changed.
+                log.exception("request %s: modifying it failed", request.id)
+                self._sessions.fail(session, _failed())
+                continue
+            session.prepared = prepared
+            # Its id and its class are what they were.
+            session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
+            self._sessions.put(session, Steered(command))
+            if len(session.generated) >= prepared.max_tokens:
+                self._sessions.finish(session, FinishReason.LENGTH)
+            elif session.slot is not None and not self._slots.promise(session, _cells(session)):
+                # A longer answer needs more cells than are free: it waits in the queue for them.
+                self._evict(session)
 
     def _snapshot(self) -> Snapshot:
         streams, prompts = [], []
         for session in self._sessions.running():
-            request, prepared = session.request, session.prepared
-            if prepared is None or request is None:
+            request = session.request
+            if session.prepared is None or request is None or session.holds:
                 continue
             if session.state is State.DECODE:
                 streams.append(Stream(session.id, request.target_tbt_s or self._targets.tbt_s))
@@ -178,7 +260,7 @@ class Scheduler:
                 prompts.append(
                     Prompt(
                         id=session.id,
-                        remaining=len(prepared.tokens) - session.computed,
+                        remaining=_length(session) - session.computed,
                         arrived_at=session.requested_at,
                         target_ttft_s=request.target_ttft_s or self._targets.ttft_s,
                         priority=request.priority,
@@ -191,41 +273,45 @@ class Scheduler:
             now=self._now(),
             streams=streams,
             prompts=prompts,
-            free_slots=len(self._slots.free),
-            free_cells=capacity.cells - self._slots.promised_cells,
-            cached=self.cells_used,
+            free_slots=self._slots.free,
+            free_cells=self._slots.free_cells,
+            cached=self._slots.used_cells,
             batch_tokens=capacity.batch_tokens,
             # Only prefill is planned by cost, and solving for it takes longer than all the rest of the plan.
             cost=self._cost.cost if prompts else Cost(),
+            held=[Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None] if prompts else (),
         )
 
     def _tick(self, the_plan: Plan) -> tuple[Tick, list[Session]]:
         sessions, runs = [], []
         for id_ in the_plan.decode:
             session = self._sessions.get(id_)
-            assert session.prepared is not None
+            prepared = session.prepared
+            assert prepared is not None
             assert session.slot is not None
             sessions.append(session)
-            runs.append(Run(session.slot, session.computed, session.generated[-1:], session.prepared.sampler))
+            runs.append(
+                Run(session.slot, session.computed, session.generated[-1:], prepared.sampler, prepared.logprobs)
+            )
         for id_, n_tokens in the_plan.prefill:
             session = self._sessions.get(id_)
-            assert session.prepared is not None
+            prepared = session.prepared
+            assert prepared is not None
             slot = self._start(session) if session.slot is None else session.slot
             end = session.computed + n_tokens
-            last = end == len(session.prepared.tokens)
-            tokens = session.prepared.tokens[session.computed : end]
+            last = end == _length(session)
+            # One that lost its place computes also what it had generated.
+            whole = [*prepared.tokens, *session.generated] if session.generated else prepared.tokens
+            tokens = whole[session.computed : end]
             sessions.append(session)
-            runs.append(Run(slot, session.computed, tokens, session.prepared.sampler if last else None))
-        release, self._slots.ended = self._slots.ended, []
-        return Tick(release, runs), sessions
+            runs.append(Run(slot, session.computed, tokens, prepared.sampler if last else None, prepared.logprobs))
+        return Tick(self._slots.take_ended(), runs), sessions
 
     def _start(self, session: Session) -> int:
-        slot = session.slot = self._slots.free.pop()
-        session.started_at = self._now()
-        self._holders[session.id] = session
-        self._slots.promised_cells += _cells(session)
-        self.metrics.queue.add(session.started_at - session.requested_at)
-        return slot
+        if session.started_at is None:
+            session.started_at = self._now()
+            self.metrics.observe_start(session.origin.dialect, session.started_at - session.requested_at)
+        return self._slots.take(session, _cells(session))
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 
@@ -236,65 +322,65 @@ class Scheduler:
                 # youngest gives way to the others, who lose nothing but this tick.
                 youngest = max(sessions, key=lambda session: session.requested_at)
                 if youngest.running:
-                    self._sessions.fail(youngest, RequestError(Fault.DECODE_FAILED, "decode: the KV cache is full"))
+                    error = RequestError(Fault.MEMORY_PRESSURE, "request: the KV cache is full; try again later")
+                    self._sessions.fail(youngest, error)
             case Outcome.FAILED:
                 self._fail_all(sessions)
             case Outcome.DONE:
-                for session, run, token in zip(sessions, tick.runs, result.tokens, strict=True):
-                    self._advance(session, run, token)
+                now = self._now()
+                for index, (session, run) in enumerate(zip(sessions, tick.runs, strict=True)):
+                    token, logprobs = result.tokens[index], result.logprobs.get(index)
+                    try:
+                        self._advance(session, run, token, logprobs, now)
+                    except RequestError as error:
+                        self._sessions.fail(session, error)
 
     def _fail_all(self, sessions: list[Session]) -> None:
         for session in sessions:
             if session.running:
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode: llama.cpp failed"))
 
-    def _advance(self, session: Session, run: Run, token: int | None) -> None:
+    def _advance(self, session: Session, run: Run, token: int | None, logprobs: Logprobs | None, now: float) -> None:
         if session.state is State.PREFILL:
-            self.metrics.prompt_tokens += len(run.tokens)
+            if session.generated:
+                self.metrics.recomputed_tokens += len(run.tokens)
+            else:
+                self.metrics.prompt_tokens += len(run.tokens)
         session.computed += len(run.tokens)
         if token is None or not session.running:
             return
         if session.state is State.PREFILL:
             self._sessions.prompt_done(session)
-        prepared = session.prepared
+        prepared, text = session.prepared, session.text
         assert prepared is not None
+        assert text is not None
         if token in self._engine.end_tokens:
             self._sessions.finish(session, FinishReason.STOP)
             return
         self.metrics.tokens_generated += 1
         session.generated.append(token)
-        text, stopped = prepared.text.push(token)
-        full = len(session.generated) == prepared.max_tokens
-        if full and not stopped:
-            text += prepared.text.finish()
-        self._sessions.put(session, Token(text, token))
-        if stopped or full:
-            self._sessions.finish(session, FinishReason.STOP if stopped else FinishReason.LENGTH)
+        released, ended = text.push(token)
+        if ended is None and len(session.generated) >= prepared.max_tokens:
+            ended = FinishReason.LENGTH
+            # In this token's text and not in one of its own, as another token would be.
+            rest, filtered = text.finish()
+            released += rest
+            ended = FinishReason.CONTENT_FILTER if filtered else ended
+        since = session.requested_at if session.last_made_at is None else session.last_made_at
+        session.last_made_at = now
+        if session.first_made_at is None:
+            session.first_made_at = now
+        self._sessions.put(session, Token(released, token, logprobs, now - session.requested_at, now - since))
+        if ended is not None:
+            self._sessions.finish(session, ended)
 
     # -- what happened, for people -------------------------------------------------------------------------------
-
-    def _observe_delivery(self, session: Session, output: Output | RequestError) -> None:
-        now = self._now()
-        if isinstance(output, Token):
-            if session.last_token_at is None:
-                session.first_token_at = now
-                self.metrics.ttft.add(now - session.requested_at)
-            else:
-                self.metrics.tbt.add(now - session.last_token_at)
-            session.last_token_at = now
-        elif isinstance(output, Finished | RequestError):
-            _log_end(session, output, now)
-
-    @property
-    def cells_used(self) -> int:
-        """KV cells that hold tokens of sessions."""
-        return sum(session.computed for session in self._holders.values())
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing is left to be delivered or cleared."""
         running = any(True for _ in self._sessions.running())
-        return self._in_flight is None and not self._holders and not running and not self._sessions.undelivered
+        return self._in_flight is None and not self._slots.holders and not running and not self._sessions.undelivered
 
     def snapshot(self) -> dict[str, int | float | str]:
         """The scheduler's part of the metrics."""
@@ -302,9 +388,9 @@ class Scheduler:
         return {
             "active_sessions": sum(session.slot is not None for session in running),
             "waiting_sessions": sum(session.slot is None for session in running),
-            "tx_stalled_sessions": sum(session.state is State.STREAM for session in running),
+            "tx_stalled_sessions": sum(Hold.READER in session.holds for session in running),
             **self.metrics.snapshot(),
-            "kv_cells_used": self.cells_used,
+            "kv_cells_used": self._slots.used_cells,
             "kv_cells_total": self._engine.capacity.cells,
         }
 
@@ -314,29 +400,20 @@ def _cells(session: Session) -> int:
     return len(session.prepared.tokens) + session.prepared.max_tokens
 
 
+def _length(session: Session) -> int:
+    """Tokens that have to be computed before the next one can be sampled."""
+    assert session.prepared is not None
+    return len(session.prepared.tokens) + len(session.generated)
+
+
 def _class_and_age(session: Session) -> tuple[int, int]:
     assert session.request is not None
     return session.request.priority, session.id
 
 
+def _failed() -> RequestError:
+    return RequestError(Fault.DECODE_FAILED, "request: the server failed on it")
+
+
 def _shutting_down() -> RequestError:
     return RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
-
-
-def _log_end(session: Session, output: Finished | RequestError, now: float) -> None:
-    request = session.request
-    ttft = None if session.first_token_at is None else round((session.first_token_at - session.requested_at) * 1000, 1)
-    log.info(
-        "request ended",
-        extra={
-            "fields": {
-                "request": "" if request is None else request.id,
-                "peer": session.peer,
-                "end": output.reason.value if isinstance(output, Finished) else output.fault.name.lower(),
-                "prompt_tokens": session.usage.prompt_tokens,
-                "completion_tokens": session.usage.completion_tokens,
-                "ttft_ms": ttft,
-                "total_ms": round((now - session.requested_at) * 1000, 1),
-            }
-        },
-    )

@@ -5,12 +5,29 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Finished, FinishReason, Generate, Output, Token, Usage
+from umaserve.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Modify,
+    Output,
+    Pause,
+    Priority,
+    Resume,
+    Steered,
+    Steering,
+    Timing,
+    Token,
+    Usage,
+)
+from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.rates import Limits
 from umaserve.serving.ticks import Prepared
 
 log = logging.getLogger(__name__)
@@ -26,7 +43,7 @@ class State(enum.Enum):
     DECODE = "DECODE"
     """The stream gets a token in each tick."""
     STREAM = "STREAM"
-    """Computed tokens wait for a reader that is behind; no more are computed until it has caught up."""
+    """No more tokens are computed for now: the reader is behind, or has paused the stream, or is gone for a while."""
     DONE = "DONE"
     ERRORED = "ERRORED"
 
@@ -38,6 +55,7 @@ class Event(enum.Enum):
     PROMPT_DONE = "prompt done"
     HOLD = "hold"
     RELEASE = "release"
+    EVICT = "evict"
     FINISH = "finish"
     FAIL = "fail"
 
@@ -46,19 +64,53 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.RECV_REQ, Event.REQUEST): State.PREFILL,
     (State.RECV_REQ, Event.FINISH): State.DONE,
     (State.PREFILL, Event.PROMPT_DONE): State.DECODE,
+    (State.PREFILL, Event.EVICT): State.PREFILL,
     (State.PREFILL, Event.FINISH): State.DONE,
     (State.PREFILL, Event.FAIL): State.ERRORED,
     (State.DECODE, Event.HOLD): State.STREAM,
+    (State.DECODE, Event.EVICT): State.PREFILL,
     (State.DECODE, Event.FINISH): State.DONE,
     (State.DECODE, Event.FAIL): State.ERRORED,
     (State.STREAM, Event.RELEASE): State.DECODE,
+    (State.STREAM, Event.EVICT): State.PREFILL,
     (State.STREAM, Event.FINISH): State.DONE,
     (State.STREAM, Event.FAIL): State.ERRORED,
 }
 
 RUNNING = frozenset({State.PREFILL, State.DECODE, State.STREAM})
 
+MAX_CHANGES = 8
+"""Modifications of one request that may wait to be applied."""
+
 Sink = Callable[[Output | RequestError], None]
+
+Admit = Callable[["Origin", int, float], None]
+"""Raises ``RequestError`` where a request of this origin may not join a queue of this length now."""
+
+
+class Hold(enum.Enum):
+    """Why a stream gets no tokens for now."""
+
+    READER = "reader"
+    PAUSE = "pause"
+    DETACHED = "detached"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from: labels for people, and what its sender is granted. No session looks inside."""
+
+    dialect: str
+    peer: str
+    key: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    """The best class that its requests get."""
+    limits: Limits | None = None
+    """Rates of its own."""
+
+    @property
+    def tenant(self) -> str:
+        return f"key:{self.key}" if self.key else self.peer
 
 
 class TransitionError(Exception):
@@ -71,28 +123,44 @@ class Session:
 
     id: int
     sink: Sink
-    peer: str
+    origin: Origin
     state: State = State.RECV_REQ
     request: Generate | None = None
     prepared: Prepared | None = None
+    text: AnswerText | None = None
     slot: int | None = None
+    cells: int = 0
+    """KV cells promised to it while it has a slot."""
     computed: int = 0
     """Tokens of this sequence in the KV cache."""
     generated: list[int] = field(default_factory=list)
+    holds: set[Hold] = field(default_factory=set)
     outbox: deque[Output | RequestError] = field(default_factory=deque)
     requested_at: float = 0.0
     started_at: float | None = None
-    first_token_at: float | None = None
+    first_made_at: float | None = None
+    last_made_at: float | None = None
+    """When its latest token was computed."""
     last_token_at: float | None = None
+    """When its latest token was handed over."""
 
     @property
     def running(self) -> bool:
         return self.state in RUNNING
 
     @property
+    def ended(self) -> bool:
+        return self.state in (State.DONE, State.ERRORED)
+
+    @property
     def usage(self) -> Usage:
         prompt = 0 if self.prepared is None else len(self.prepared.tokens)
         return Usage(prompt, len(self.generated))
+
+    def timing(self, now: float) -> Timing:
+        started = now if self.started_at is None else self.started_at
+        first = now if self.first_made_at is None else self.first_made_at
+        return Timing(started - self.requested_at, first - self.requested_at, now - self.requested_at)
 
 
 @dataclass(slots=True)
@@ -106,28 +174,49 @@ class Totals:
 class SessionManager:
     """All sessions that have not ended; the only writer of their states."""
 
-    def __init__(self) -> None:
+    def __init__(self, admit: Admit | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.totals = Totals()
         self.draining = False
+        self.left: Callable[[Session], None] = lambda _session: None
+        """Told of each request whose client was gone before its end was delivered."""
+        self._admit = admit
+        self._now = clock
         self._ids = itertools.count(1)
         self._running: dict[int, Session] = {}
         self._arrived: dict[int, Session] = {}
+        self._held: dict[int, Session] = {}
+        self._changes: dict[int, list[Modify]] = {}
         self._with_output: dict[int, Session] = {}
 
-    def open(self, sink: Sink, peer: str) -> Session:
+    def open(self, sink: Sink, origin: Origin) -> Session:
         """A session that waits for its request. ``sink`` gets its outputs, and a ``RequestError`` if it fails."""
         self.totals.sessions += 1
-        return Session(next(self._ids), sink, peer)
+        return Session(next(self._ids), sink, origin)
 
     def request(self, session: Session, request: Generate, now: float) -> None:
-        """Start ``request``; raises ``RequestError`` while the daemon shuts down."""
-        if self.draining:
-            raise RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later", request.id)
+        """Start ``request``; raises ``RequestError`` where it isn't admitted."""
+        try:
+            self.admit(session.origin, now)
+        except RequestError as error:
+            error.request_id = request.id
+            raise
         self._move(session, Event.REQUEST)
-        session.request = request
+        session.request = replace(request, priority=max(request.priority, session.origin.priority))
         session.requested_at = now
         self._running[session.id] = session
         self._arrived[session.id] = session
+
+    def admit(self, origin: Origin, now: float) -> None:
+        """Raise ``RequestError`` where nothing more of this origin is taken now."""
+        if self.draining:
+            raise RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
+        if self._admit is not None:
+            self._admit(origin, self.waiting, now)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a place yet."""
+        return sum(session.slot is None and not session.holds for session in self._running.values())
 
     def cancel(self, session: Session, request_id: str) -> None:
         """End a running request; one that has ended, or another id, is no error: a cancel may cross the end."""
@@ -136,23 +225,61 @@ class SessionManager:
 
     def abandon(self, session: Session) -> None:
         """The client is gone: nothing is delivered any more."""
-        if session.state not in (State.DONE, State.ERRORED):
+        left = session.running or bool(session.outbox)
+        if not session.ended:
             self._end(session, Event.FINISH)
         session.outbox.clear()
         self._with_output.pop(session.id, None)
+        if left:
+            self.left(session)
 
-    def hold(self, session: Session) -> None:
-        """Its reader is behind: stop decoding it."""
+    def steer(self, session: Session, command: Steering) -> None:
+        """Pause, resume or modify a running request; one that has just ended is no error."""
+        if not session.running:
+            return
+        match command:
+            case Modify():
+                # The tick that is being computed uses the sampler: the scheduler changes it when that is done.
+                waiting = self._changes.setdefault(session.id, [])
+                if len(waiting) < MAX_CHANGES:
+                    waiting.append(command)
+                    return
+                refusal = f"request: {MAX_CHANGES} modifications wait to be applied, which is the most; try again later"
+                self.put(session, Steered(command, refusal))
+                return
+            case Pause():
+                self.hold(session, Hold.PAUSE)
+            case Resume():
+                self.release(session, Hold.PAUSE)
+        self.put(session, Steered(command))
+
+    def hold(self, session: Session, why: Hold) -> None:
+        """Compute no more of it until each hold is released."""
+        if not session.running or (why is Hold.READER and session.state is State.PREFILL):
+            return
+        session.holds.add(why)
+        self._held[session.id] = session
         if session.state is State.DECODE:
             self._move(session, Event.HOLD)
 
-    def release(self, session: Session) -> None:
-        """Its reader has caught up."""
+    def release(self, session: Session, why: Hold) -> None:
+        session.holds.discard(why)
+        if session.holds:
+            return
+        self._held.pop(session.id, None)
         if session.state is State.STREAM:
             self._move(session, Event.RELEASE)
 
     def prompt_done(self, session: Session) -> None:
         self._move(session, Event.PROMPT_DONE)
+        if session.holds:
+            self._move(session, Event.HOLD)
+
+    def evicted(self, session: Session) -> None:
+        """Its place was taken: what it had computed will be computed again when there is room."""
+        self._move(session, Event.EVICT)
+        session.slot = None
+        session.computed = 0
 
     def put(self, session: Session, output: Output | RequestError) -> None:
         """Queue ``output`` for the next ``deliver``."""
@@ -161,11 +288,17 @@ class SessionManager:
 
     def finish(self, session: Session, reason: FinishReason) -> None:
         """End with ``reason``, after what was queued and the text that was held back."""
+        try:
+            text, filtered = ("", False) if session.text is None else session.text.finish()
+        except RequestError as error:
+            self.fail(session, error)
+            return
         self._end(session, Event.FINISH)
-        held_back = "" if session.prepared is None else session.prepared.text.finish()
-        if held_back:
-            self.put(session, Token(held_back, session.generated[-1]))
-        self.put(session, Finished(reason, session.usage))
+        now = self._now()
+        if text:
+            self.put(session, Token(text, session.generated[-1], elapsed_s=now - session.requested_at))
+        reason = FinishReason.CONTENT_FILTER if filtered else reason
+        self.put(session, Finished(reason, session.usage, session.timing(now)))
 
     def fail(self, session: Session, error: RequestError) -> None:
         """End with an error after what was queued."""
@@ -174,15 +307,28 @@ class SessionManager:
         self._end(session, Event.FAIL)
         self.put(session, error)
 
+    def expire(self, seconds: float) -> None:
+        """Fail the requests that have taken longer than ``seconds``."""
+        now = self._now()
+        for session in [s for s in self._running.values() if now - s.requested_at > seconds]:
+            self.fail(session, RequestError(Fault.TIMED_OUT, f"request: it took more than {seconds:g} s"))
+
     def _end(self, session: Session, event: Event) -> None:
         self._move(session, event)
         self._running.pop(session.id, None)
         self._arrived.pop(session.id, None)
+        self._held.pop(session.id, None)
+        self._changes.pop(session.id, None)
 
     def take_arrived(self) -> list[Session]:
         """Sessions whose request came since the last call and still stands."""
         arrived, self._arrived = self._arrived, {}
         return list(arrived.values())
+
+    def take_changes(self) -> list[tuple[Session, Modify]]:
+        """Modifications of requests that are prepared, each request's in the order in which they came."""
+        ready = [self._running[id_] for id_ in self._changes if self._running[id_].prepared is not None]
+        return [(session, change) for session in ready for change in self._changes.pop(session.id)]
 
     def get(self, session_id: int) -> Session:
         """The running session of this id."""
@@ -191,6 +337,10 @@ class SessionManager:
     def running(self) -> Iterator[Session]:
         """Sessions with a request that has not ended, oldest first."""
         return iter(self._running.values())
+
+    def held(self) -> Iterator[Session]:
+        """Running sessions that get no tokens for now, the one held longest first."""
+        return iter(self._held.values())
 
     @property
     def undelivered(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from umaserve.messages import Generate
+from umaserve.messages import Answer, Embed, Embedded, Generate, Logprobs, ModelInfo, Query
 
 
 class Text(Protocol):
@@ -19,6 +19,9 @@ class Text(Protocol):
     def finish(self) -> str:
         """The text still held back, when no more tokens come."""
 
+    def set_stops(self, stops: Sequence[str]) -> None:
+        """Stop at other strings from now on, also those that the text held back contains."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -28,6 +31,8 @@ class Prepared:
     max_tokens: int
     text: Text
     sampler: object
+    logprobs: int | None = None
+    """Alternatives to report with each token; ``None``: no log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Run:
     """Position of the first token in its sequence."""
     tokens: Sequence[int]
     sampler: object | None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,13 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """``tokens`` holds one sampled token for each run, ``None`` for a run without a sampler."""
+    """``tokens`` holds one sampled token for each run, ``None`` for a run without a sampler; ``logprobs`` is by the
+    index of a run that wants them."""
 
     outcome: Outcome
     tokens: Sequence[int | None]
     seconds: float
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,8 @@ class Capacity:
 
 
 class Engine(Protocol):
-    """What the scheduler needs. ``run`` is called on the compute thread, ``prepare`` on the preparing thread."""
+    """What the scheduler needs. ``run`` and ``embed`` are called on the compute thread, ``prepare`` and
+    ``answer`` on the preparing thread, ``change`` on the loop's, and never while a tick runs."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -90,8 +99,21 @@ class Engine(Protocol):
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end a generation."""
 
+    @property
+    def info(self) -> ModelInfo: ...
+
     def prepare(self, request: Generate) -> Prepared:
         """Template, tokenize and compile ``request``; raises ``RequestError``."""
+
+    def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
+        """``prepared``, going on after the tokens ``generated`` with the sampling, stops and ``max_tokens`` of
+        ``request``; quick. Raises ``RequestError``, and then nothing has changed."""
+
+    def answer(self, query: Query) -> Answer:
+        """What ``query`` asks, save for ``Embed``; raises ``RequestError``."""
+
+    def embed(self, query: Embed) -> Embedded:
+        """The vectors of all inputs; raises ``RequestError`` where the model makes none."""
 
     def run(self, tick: Tick) -> TickResult:
         """Decode and sample one tick."""

@@ -1,0 +1,65 @@
+"""llama.cpp's own server with the daemon's settings, where the variable LLAMA_SERVER names its binary."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+from collections.abc import Iterator
+
+from bench.processes import free_address, running
+from umaserve import config
+from umaserve.config import Config
+from umaserve.cores import usable_cores
+from umaserve.engine.model import find
+from umaserve.errors import ConfigError
+
+VARIABLE = "LLAMA_SERVER"
+
+
+def binary() -> str | None:
+    """The path that the environment names, if it does. Raises ``ConfigError`` where nothing can be run."""
+    path = os.environ.get(VARIABLE) or None
+    if path is not None and not (os.path.isfile(path) and os.access(path, os.X_OK)):
+        raise ConfigError(f"environment {VARIABLE}: expected the path of a program, got {path!r}")
+    return path
+
+
+@contextlib.contextmanager
+def llama_server(path: str) -> Iterator[str]:
+    """Run it; gives its address once it is ready."""
+    address = free_address()
+    with running([path, *_flags(config.load({}, os.environ).config, address)], lambda: _is_ready(address)):
+        yield address
+
+
+def _flags(settings: Config, address: str) -> list[str]:
+    host, port = address.split(":")
+    threads = settings.threads or usable_cores()
+    values: dict[str, object] = {
+        "--host": host,
+        "--port": port,
+        "--model": find(settings.model),
+        "--ctx-size": settings.n_ctx,
+        "--parallel": settings.parallel,
+        "--batch-size": settings.n_batch,
+        "--ubatch-size": settings.n_ubatch,
+        "--threads": threads,
+        "--threads-batch": settings.threads_batch or threads,
+        "--flash-attn": settings.flash_attn,
+        "--cache-type-k": settings.kv_type,
+        "--cache-type-v": settings.kv_type,
+        "--fit": "off",
+        "--cache-ram": 0,
+        "--log-verbosity": 1,
+    }
+    if settings.n_gpu_layers >= 0:
+        values["--n-gpu-layers"] = settings.n_gpu_layers
+    return ["--kv-unified", "--no-webui", "--offline", *(str(part) for pair in values.items() for part in pair)]
+
+
+def _is_ready(address: str) -> bool:
+    connection = http.client.HTTPConnection(address)
+    with contextlib.closing(connection):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200

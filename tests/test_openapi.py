@@ -1,0 +1,303 @@
+"""The OpenAPI document: it describes the routes there are, and the running server's answers are as it says."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import jsonschema
+import openapi_spec_validator
+import pytest
+import websockets.sync.client
+from daemon import ANSWER_S, Daemon
+
+import umaserve
+from umaserve.http.routes import ECHO_PATH, ROUTES
+from umaserve.keys import KeyFile
+
+DOCUMENT = json.loads(resources.files("umaserve.http").joinpath("openapi.json").read_bytes())
+OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
+POSTS = {path: op for path, method, op in OPERATIONS if method == "post"}
+GETS = {path: op for path, method, op in OPERATIONS if method == "get" and "101" not in op["responses"]}
+EXAMPLES = [
+    (path, name, example["value"])
+    for path, op in POSTS.items()
+    for name, example in op["requestBody"]["content"]["application/json"]["examples"].items()
+]
+
+
+def resolved(value: dict) -> dict:
+    """``value``, or what its reference names."""
+    if "$ref" not in value:
+        return value
+    found = DOCUMENT
+    for part in value["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+def closed(value: Any) -> Any:
+    """A copy in which objects have no more properties than are listed."""
+    if isinstance(value, list):
+        return [closed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    copied = {key: closed(item) for key, item in value.items()}
+    if copied.get("type") == "object" and "properties" in copied:
+        copied.setdefault("additionalProperties", False)
+    return copied
+
+
+CLOSED = closed(DOCUMENT["components"])
+
+
+def check_answer(instance: Any, schema: dict) -> None:
+    jsonschema.Draft202012Validator({**closed(schema), "components": CLOSED}).validate(instance)
+
+
+def check_request(instance: Any, schema: dict) -> None:
+    root = {**schema, "unevaluatedProperties": False, "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(root).validate(instance)
+
+
+def check_response(response: httpx.Response, operation: dict) -> None:
+    """The status, the type of content and the content are among those that ``operation`` lists."""
+    answers, status = operation["responses"], str(response.status_code)
+    described = resolved(answers.get(status) or answers[f"{status[0]}XX"])
+    content = described["content"][response.headers["content-type"].partition(";")[0]]
+    if "x-event" not in content:
+        is_text = content["schema"].get("type") == "string"
+        check_answer(response.text if is_text else response.json(), content["schema"])
+        return
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-1]]
+    if "[DONE]" in content["schema"]["description"]:
+        assert events.pop() == "[DONE]"
+    assert events
+    for event in events:
+        check_answer(json.loads(event), content["x-event"])
+
+
+def request_schema(operation: dict) -> dict:
+    return operation["requestBody"]["content"]["application/json"]["schema"]
+
+
+@pytest.fixture(scope="module")
+def http(daemon: Daemon):
+    with httpx.Client(base_url=f"http://{daemon.http}", timeout=ANSWER_S) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory):
+    """A client with a key of a daemon that wants one and makes embeddings."""
+    directory = tmp_path_factory.mktemp("keyed")
+    file = str(directory / "keys.json")
+    key = KeyFile(file, missing_ok=True).add("ann")
+    flags = ("--http", "127.0.0.1:0", "--pooling", "mean", "--api-keys", file)
+    daemon = Daemon(directory, *flags, env={"UMA_THREADS": "1"})
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=f"http://{daemon.http}", headers=headers, timeout=ANSWER_S) as http:
+        yield http
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+def url_of(path: str, http: httpx.Client) -> str:
+    return path if "{" not in path else path.replace("{model}", http.get("/v1/models").json()["data"][0]["id"])
+
+
+# -- the document by itself --------------------------------------------------------------------------------------
+
+
+def test_it_is_valid_and_of_this_version():
+    openapi_spec_validator.validate(DOCUMENT)
+    assert DOCUMENT["info"]["version"] == umaserve.__version__
+
+
+def test_it_has_the_routes_that_there_are_and_no_others():
+    described = {(path.replace("{model}", ""), method.upper()) for path, method, _operation in OPERATIONS}
+    assert described == {(path, route.method) for path, route in ROUTES.items() if path != ECHO_PATH}
+    public = {path for path, _method, operation in OPERATIONS if operation.get("security") == []}
+    assert public == {path for path, route in ROUTES.items() if route.public}
+
+
+def test_every_component_is_used():
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from ([value["$ref"]] if "$ref" in value else [])
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from references(item)
+
+    made = {f"#/components/{kind}/{name}" for kind in ("schemas", "responses") for name in DOCUMENT["components"][kind]}
+    assert set(references(DOCUMENT)) == made
+
+
+# -- the server's answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_what_is_got_is_as_described(http: httpx.Client, path: str):
+    response = http.get(url_of(path, http))
+    assert response.status_code == 200
+    check_response(response, GETS[path])
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/v1/models"])
+def test_what_is_got_while_the_model_loads_is_as_described(path: str):
+    status, content_type, body = ROUTES[path].endpoint.make(SimpleNamespace(model=lambda: None), None)
+    assert status == 503
+    check_response(httpx.Response(status, headers={"Content-Type": content_type}, content=body), GETS[path])
+
+
+def test_the_document_is_served(http: httpx.Client):
+    assert http.get("/openapi.json").json() == DOCUMENT
+
+
+@pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[f"{path} {name}" for path, name, _ in EXAMPLES])
+def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name: str, body: dict):
+    check_request(body, request_schema(POSTS[path]))
+    response = (keyed if path == "/v1/embeddings" else http).post(path, json=body)
+    assert response.status_code == 200, response.text
+    streamed = response.headers["content-type"] == "text/event-stream"
+    assert streamed == body.get("stream", False) == (name == "streamed")
+    check_response(response, POSTS[path])
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"content": b"{"}, 400),
+        ({"content": b"[]"}, 400),
+        ({"content": b"{}"}, 400),
+        ({"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415),
+        ({"content": b" " * 2**21}, 413),
+    ],
+    ids=["broken", "no object", "empty", "no JSON", "too large"],
+)
+def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict, status: int):
+    response = http.post(path, **{"headers": {"Content-Type": "application/json"}} | request_)
+    assert response.status_code == status
+    check_response(response, POSTS[path])
+
+
+@pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=[f"{m} {p}" for p, m, _ in OPERATIONS])
+def test_other_methods_and_callers_without_a_key_are_refused(
+    keyed: httpx.Client, path: str, method: str, operation: dict
+):
+    url = url_of(path, keyed)
+    other = keyed.request("DELETE", url)
+    assert other.status_code == 405
+    check_response(other, operation)
+    headers = {"Authorization": "", "Content-Type": "application/json"}
+    if "101" in operation["responses"]:
+        headers |= {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        headers |= {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol": "bearer.wrong"}
+    unknown = keyed.request(method, url, headers=headers)
+    assert unknown.status_code == (200 if operation.get("security") == [] else 401)
+    check_response(unknown, operation)
+
+
+def test_a_model_that_cannot_embed_and_a_path_and_a_model_that_are_not_there(http: httpx.Client):
+    response = http.post("/v1/embeddings", json={"input": "hello"})
+    assert response.status_code == 400
+    check_response(response, POSTS["/v1/embeddings"])
+    missing = http.get("/v1/models/gpt-9")
+    assert missing.status_code == 404
+    check_response(missing, GETS["/v1/models/{model}"])
+    assert http.get(ECHO_PATH.replace("echo", "nothing")).json().keys() == {"error"}
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+def fields(schema: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
+    """Every field of a request, with those of the objects in it."""
+    schema = resolved(schema)
+    for part in schema.get("allOf", ()):
+        yield from fields(part, path)
+    for name, described in schema.get("properties", {}).items():
+        yield (*path, name), described
+        yield from fields(described, (*path, name))
+
+
+def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], value: Any) -> str:
+    """The words, after the field's name, in which ``body`` with ``value`` at ``where`` is refused; none if it isn't."""
+    body = copy.deepcopy(body)
+    inner = body
+    for name in where[:-1]:
+        inner = inner.setdefault(name, {})
+    inner[where[-1]] = value
+    response = http.post(path, json=body)
+    check_response(response, POSTS[path])
+    if response.status_code != 400:
+        return ""
+    error = response.json()
+    field, _, words = (error["message"] if "type" in error else error["error"]["message"]).partition(": ")
+    return words if field.startswith(".".join(where)) else ""
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_every_field_is_read_and_has_these_bounds(http: httpx.Client, path: str):
+    body = next(value for where, _name, value in EXAMPLES if where == path)
+    wrong = []
+    for where, described in fields(request_schema(POSTS[path])):
+        if not refusal(http, path, body, where, 8 if where == ("dimensions",) else [[]]):
+            wrong.append((where, "is not read"))
+        for key in ("minimum", "exclusiveMinimum", "maximum"):
+            bound = described.get(key)
+            if bound is None:
+                continue
+            words = refusal(http, path, body, where, bound + (1 if key == "maximum" else -1))
+            if not {str(bound), f"{bound:g}"} & set(re.findall(r"[-+.e0-9]*[0-9]", words.partition(", got")[0])):
+                wrong.append((where, key, words))
+    assert wrong == []
+
+
+# -- the WebSocket -----------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_as_described(daemon: Daemon):
+    operation = DOCUMENT["paths"]["/generate"]["get"]
+    plain = httpx.get(f"http://{daemon.http}/generate")
+    assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket")
+    check_response(plain, operation)
+    upgraded = operation["responses"]["101"]
+    kinds = set()
+
+    with websockets.sync.client.connect(f"ws://{daemon.http}/generate") as socket:
+
+        def send(message: dict) -> None:
+            check_request(message, upgraded["x-client-message"])
+            socket.send(json.dumps(message))
+
+        def receive_until(kind: str) -> None:
+            while True:
+                message = json.loads(socket.recv(ANSWER_S))
+                check_answer(message, upgraded["x-server-message"])
+                kinds.add(message["type"])
+                if message["type"] == kind:
+                    return
+
+        options = {"include_timing": True, "include_logprobs": True, "include_token_ids": True}
+        parameters = {"max_tokens": 200, "ignore_eos": True}
+        config = {"type": "config", "prompt": "Once upon a time", "parameters": parameters, "options": options}
+        send(config)
+        receive_until("token")
+        for control in ({"action": "pause"}, {"action": "modify", "parameters": {"temperature": 1}}):
+            send({"type": "control", **control})
+            receive_until("status")
+        send({"type": "feedback", "rating": 1, "text": "Good", "position": 3})
+        receive_until("status")
+        send(config)
+        receive_until("error")
+        for action in ("resume", "stop"):
+            send({"type": "control", "action": action})
+        receive_until("completion")
+    assert kinds == {"init", "token", "status", "error", "completion"}

@@ -1,0 +1,88 @@
+"""The choice among a few made-up logits, and what is said of them; no model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from umaserve.engine.candidates import Candidates
+from umaserve.engine.logprobs import Scores
+from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
+from umaserve.errors import RequestError
+from umaserve.messages import Sampling
+
+N = 8
+
+
+def choose(sampling: Sampling, logits: list[float], seen: list[int]) -> int:
+    sampler = Sampler(N, (0,), sampling, None)
+    sampler.accept_prompt(seen)
+    return sampler.sample(np.array(logits, np.float32), Candidates(N))
+
+
+@pytest.mark.parametrize(
+    ("penalty", "seen", "chosen"),
+    [
+        ({}, [3, 3, 3], 3),
+        ({"presence_penalty": 0.9}, [3, 3, 3], 3),
+        ({"presence_penalty": 1.1}, [3], 5),
+        ({"presence_penalty": 1.1}, [3, 5], 3),
+        ({"frequency_penalty": 0.6}, [3], 3),
+        ({"frequency_penalty": 0.6}, [3, 3], 5),
+        ({"frequency_penalty": 0.6}, [3, 3, 5], 3),
+        ({"frequency_penalty": -0.6}, [5, 5], 5),
+        ({"repeat_penalty": 2.0}, [3], 5),
+        ({"presence_penalty": 1.1}, [3] + [7] * (PENALTY_WINDOW - 1), 5),
+        ({"presence_penalty": 1.1}, [3] + [7] * PENALTY_WINDOW, 3),
+    ],
+)
+@pytest.mark.parametrize("temperature", [{}, {"temperature": 1.0, "top_k": 1}])
+def test_penalties_count_the_last_tokens(penalty: dict, seen: list[int], chosen: int, temperature: dict):
+    logits = [0.0, 0.0, 0.0, 3.0, 0.0, 2.0, 0.0, -9.0]
+    assert choose(Sampling(**penalty, **temperature), logits, seen) == chosen
+
+
+def test_penalties_count_the_sampled_tokens():
+    sampler = Sampler(N, (0,), Sampling(presence_penalty=10.0), None)
+    drawn = [sampler.sample(np.arange(N, dtype=np.float32), Candidates(N)) for _ in range(N)]
+    assert drawn == list(reversed(range(N)))
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused():
+    with pytest.raises(RequestError, match="below 8, the vocabulary's size, got 8"):
+        Sampler(N, (0,), Sampling(logit_bias=((N, 1.0),)), None)
+
+
+def report(logits: list[float], chosen: int, n: int):
+    return Scores(np.array(logits, np.float32)).report(chosen, n, lambda token: b"t%d" % token)
+
+
+def test_log_probabilities_are_those_of_the_softmax():
+    logits = [0.5, -1.0, 2.0, 2.0, -30.0, 0.0]
+    total = math.log(sum(map(math.exp, logits)))
+    scores = report(logits, 1, 4)
+    assert scores.chosen.logprob == pytest.approx(logits[1] - total, abs=1e-6)
+    assert [one.token_id for one in scores.top] == [2, 3, 0, 5], "best first, and by their ids where they are equal"
+    assert [one.logprob for one in scores.top] == pytest.approx([logits[i] - total for i in (2, 3, 0, 5)], abs=1e-6)
+    assert [one.piece for one in scores.top] == [b"t2", b"t3", b"t0", b"t5"]
+
+
+@pytest.mark.parametrize(("n", "ids"), [(0, []), (1, [2]), (3, [2, 1, 0]), (50, [2, 1, 0])])
+def test_as_many_alternatives_are_reported_as_asked_for_and_as_there_are(n: int, ids: list[int]):
+    assert [one.token_id for one in report([1.0, 2.0, 3.0], 0, n).top] == ids
+
+
+def test_log_probabilities_of_extreme_logits_are_finite():
+    scores = report([1e30, -1e30, 0.0], 1, 3)
+    assert all(math.isfinite(one.logprob) for one in (scores.chosen, *scores.top))
+    assert scores.top[0].logprob == 0.0
+
+
+def test_log_probabilities_are_of_the_logits_before_sampling_uses_them_up():
+    logits = np.array([1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0, 0.0], np.float32)
+    scores = Scores(logits)
+    before = scores.report(2, 3, lambda _token: b"")
+    Sampler(N, (0,), Sampling(logit_bias=((2, -100.0),)), None).sample(logits, Candidates(N))
+    assert scores.report(2, 3, lambda _token: b"") == before

@@ -1,0 +1,107 @@
+"""Generations whose connection was lost: kept for a while, paused, for a new connection to take over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Output
+from umaserve.net.loop import Loop
+from umaserve.net.timers import Timer
+from umaserve.protocol.dialect import Dialect, Reply
+from umaserve.serving.sessions import Hold, Session, SessionManager
+
+
+class ResumableDialect(Dialect, Protocol):
+    """A dialect that remembers its generation well enough to tell it again."""
+
+    @property
+    def request_id(self) -> str | None:
+        """Of the present generation or the last one."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Roughly the memory that the generation takes."""
+
+    def replay(self, position: int) -> list[bytes]:
+        """Payloads from token ``position`` on; raises ``RequestError`` for one that was never made."""
+
+
+@dataclass(slots=True)
+class Lost:
+    """What a lost connection left."""
+
+    dialect: ResumableDialect
+    session: Session
+    expiry: Timer
+
+
+class Detached:
+    """Keeps each for ``window`` seconds, and at most ``max_bytes`` of them: the oldest goes first."""
+
+    def __init__(self, loop: Loop, sessions: SessionManager, window: float, max_bytes: int) -> None:
+        self._loop = loop
+        self._sessions = sessions
+        self._window = window
+        self._max_bytes = max_bytes
+        self._lost: dict[str, Lost] = {}
+
+    @property
+    def enabled(self) -> bool:
+        return self._window > 0
+
+    def __len__(self) -> int:
+        return len(self._lost)
+
+    def keep(self, dialect: ResumableDialect, session: Session) -> None:
+        """Take over a generation from the connection that was lost; its stream is paused and costs no computing."""
+        request_id = dialect.request_id
+        if not self.enabled or self._sessions.draining or request_id is None:
+            self._sessions.abandon(session)
+            return
+        session.sink = _recorder(dialect)
+        self._sessions.hold(session, Hold.DETACHED)
+        # The reader that was behind is gone, and the next one may never be.
+        self._sessions.release(session, Hold.READER)
+        expiry = self._loop.call_later(self._window, lambda: self._drop(request_id))
+        self._lost[request_id] = Lost(dialect, session, expiry)
+        while self._lost and sum(lost.dialect.held_bytes for lost in self._lost.values()) > self._max_bytes:
+            self._drop(next(iter(self._lost)))
+
+    def take(self, request_id: str, tenant: str, position: int) -> tuple[ResumableDialect, Session, list[bytes]]:
+        """The generation and what its client has missed; raises ``RequestError`` and keeps it where it isn't this
+        tenant's or the position isn't right."""
+        lost = self._lost.get(request_id)
+        if lost is None or lost.session.origin.tenant != tenant:
+            raise RequestError(
+                Fault.NOT_FOUND, "request_id: expected that of a generation whose connection was lost a while ago"
+            )
+        missed = lost.dialect.replay(position)
+        del self._lost[request_id]
+        lost.expiry.cancel()
+        session = lost.session
+        if session.ended and not session.outbox:
+            # Nothing more comes of it: the connection's next request needs another.
+            session = self._sessions.open(session.sink, session.origin)
+        return lost.dialect, session, missed
+
+    def drop_all(self) -> None:
+        """The daemon ends."""
+        for request_id in list(self._lost):
+            self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
+        lost = self._lost.pop(request_id)
+        lost.expiry.cancel()
+        self._sessions.abandon(lost.session)
+
+
+def _recorder(dialect: Dialect) -> Callable[[Output | RequestError], None]:
+    """A sink that only lets the dialect remember."""
+
+    def record(output: Output | RequestError) -> None:
+        _unsent: Reply | None = dialect.fail(output) if isinstance(output, RequestError) else dialect.send(output)
+
+    return record

@@ -1,0 +1,71 @@
+"""Vectors of texts, by a model whose context pools its tokens' embeddings into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from umaserve.engine.batch import Batch
+from umaserve.engine.model import Model
+from umaserve.errors import Fault, RequestError
+from umaserve.serving.ticks import Run
+
+
+class Embedder:
+    """Decodes each text by itself, on a sequence of its own; at most ``max_tokens`` of a text, in one pass.
+
+    Of the context's sequences it takes the last one.
+    """
+
+    def __init__(self, model: Model, batch: Batch, max_tokens: int) -> None:
+        self._model = model
+        self._batch = batch
+        self._max_tokens = max_tokens
+        self._memory = llama_cpp.llama_get_memory(model.context)
+        self._sequence = model.n_seq_max - 1
+        self._length: int = llama_cpp.llama_model_n_embd_out(model.native)
+
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+        """A vector of unit length for each of ``inputs``, which are tokens; on the compute thread, between ticks.
+
+        Raises ``RequestError``: nothing is computed for inputs of which one has no tokens or too many.
+        """
+        for index, tokens in enumerate(inputs):
+            if not tokens:
+                raise RequestError(Fault.BAD_REQUEST, f"input[{index}]: expected at least one token, got none")
+            if len(tokens) > self._max_tokens:
+                raise RequestError(
+                    Fault.CONTEXT_EXCEEDED, f"input[{index}]: {len(tokens)} tokens, at most {self._max_tokens} fit"
+                )
+        llama_cpp.llama_set_embeddings(self._model.context, True)
+        try:
+            return [self._vector(tokens) for tokens in inputs]
+        finally:
+            llama_cpp.llama_set_embeddings(self._model.context, False)
+
+    def _vector(self, tokens: Sequence[int]) -> list[float]:
+        self._batch.fill([Run(self._sequence, 0, tokens, None)], every_row=True)
+        code = llama_cpp.llama_decode(self._model.context, self._batch.native)
+        try:
+            if code == 1:
+                raise RequestError(
+                    Fault.MEMORY_PRESSURE, f"input: no room in the KV cache for {len(tokens)} tokens now; try again"
+                )
+            if code:
+                raise RequestError(Fault.DECODE_FAILED, "input: llama.cpp failed")
+            pooled: Any = llama_cpp.llama_get_embeddings_seq(self._model.context, self._sequence)
+            vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
+        finally:
+            llama_cpp.llama_memory_seq_rm(self._memory, self._sequence, -1, -1)
+        length = np.linalg.norm(vector)
+        unit: list[float] = (vector / (length or 1.0)).astype(np.float32).tolist()
+        return unit
+
+
+def pools(model: Model) -> bool:
+    """Whether the model's context makes one vector of a text."""
+    kind = llama_cpp.llama_pooling_type(model.context)
+    return kind not in (llama_cpp.LLAMA_POOLING_TYPE_NONE, llama_cpp.LLAMA_POOLING_TYPE_RANK)

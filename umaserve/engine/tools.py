@@ -1,0 +1,70 @@
+"""Tools as a chat template takes them, and as text for a template that knows none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ChatTurn, Tool, ToolCall
+
+
+def signatures(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """``tools`` in the form that templates are written for, which is that of OpenAI's API."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": json.loads(tool.parameters),
+            },
+        }
+        for tool in tools
+    ]
+
+
+def arguments(call: ToolCall) -> dict[str, Any] | str:
+    """The call's arguments, or their text where a model did not write the object that it should have."""
+    try:
+        value = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def in_words(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> list[ChatTurn]:
+    """``turns`` without anything that needs a template for tools: these are in the system message, earlier calls in
+    the assistant's own words, and what came of them in a user's turn, one for all that follow each other."""
+    told: list[ChatTurn] = []
+    before = ""
+    for turn in turns:
+        if turn.role == "tool":
+            response = f"<tool_response>\n{turn.content}\n</tool_response>"
+            if before == "tool":
+                response = f"{told.pop().content}\n{response}"
+            told.append(ChatTurn("user", response))
+        else:
+            told.append(ChatTurn(turn.role, "\n".join(filter(None, [turn.content, *map(_call, turn.tool_calls)]))))
+        before = turn.role
+    if not tools:
+        return told
+    if told and told[0].role == "system":
+        return [ChatTurn("system", f"{told[0].content}\n\n{_instructions(tools)}"), *told[1:]]
+    return [ChatTurn("system", _instructions(tools)), *told]
+
+
+def _call(call: ToolCall) -> str:
+    value = json.dumps({"name": call.name, "arguments": arguments(call)}, ensure_ascii=False)
+    return f"{TOOL_CALL_OPEN}\n{value}\n{TOOL_CALL_CLOSE}"
+
+
+def _instructions(tools: Sequence[Tool]) -> str:
+    known = "\n".join(json.dumps(signature, ensure_ascii=False) for signature in signatures(tools))
+    return (
+        "You can call the functions whose signatures are listed here, one JSON object a line:\n"
+        f"<tools>\n{known}\n</tools>\n\n"
+        "To call one, write a JSON object with its name and its arguments between these tags:\n"
+        f'{TOOL_CALL_OPEN}\n{{"name": "the function", "arguments": {{"argument": "value"}}}}\n{TOOL_CALL_CLOSE}\n'
+        "Its result comes back as <tool_response>. Where no function helps, answer in words."
+    )

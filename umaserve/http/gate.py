@@ -1,0 +1,124 @@
+"""The one gate in front of all routes: which names we answer to, whose pages may call, and who has a key."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from umaserve.addresses import is_loopback, is_wildcard, parse_address
+from umaserve.config import Config
+from umaserve.keys import Key, KeyFile
+from umaserve.protocol.http_head import Refusal, Request
+from umaserve.serving.rates import Limits
+from umaserve.serving.sessions import Origin
+
+SUBPROTOCOL = "umaserve"
+KEY_SUBPROTOCOL = "bearer."
+"""Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol of this prefix."""
+ANY = "*"
+_CORS_METHODS = "GET, POST, OPTIONS"
+_CORS_HEADERS = "Authorization, Content-Type"
+_CORS_AGE_S = "600"
+
+
+class Gate:
+    """Judges requests before any route sees them. Refuses by raising ``Refusal``."""
+
+    def __init__(self, config: Config, keys: KeyFile | None, now: Callable[[], float]) -> None:
+        self._keys = keys
+        self._now = now
+        self._hosts = {host.lower() for host in config.allow_host}
+        if config.http:
+            host, _port = parse_address(config.http)
+            if not is_wildcard(host):
+                self._hosts.add(host.lower())
+        self._origins = {origin.lower() for origin in (*config.allow_origin, *config.cors_origin)}
+        self._cors = {origin.lower() for origin in config.cors_origin}
+
+    @property
+    def keyed(self) -> bool:
+        """Whether requests need a key."""
+        return self._keys is not None
+
+    def check_names(self, request: Request) -> None:
+        """Host and Origin: against DNS rebinding, and pages that were not allowed to call."""
+        host = _host_name(request.header("host") or "")
+        if host and not (is_loopback(host) or ANY in self._hosts or host in self._hosts):
+            raise Refusal(403, f"Host: expected a name that this server answers to, got {host[:64]}: see --allow-host")
+        origin = (request.header("origin") or "").lower()
+        if origin and not self._may_call(origin, request):
+            raise Refusal(403, f"Origin: pages of {origin[:64]} may not call this server: see --allow-origin")
+
+    def _may_call(self, origin: str, request: Request) -> bool:
+        if ANY in self._origins or origin in self._origins:
+            return True
+        try:
+            parts = urlsplit(origin)
+            name = parts.hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(name) or parts.netloc == (request.header("host") or "").lower()
+
+    def cors_headers(self, request: Request) -> list[tuple[str, str]]:
+        """What lets a browser's page read the reply."""
+        origin = request.header("origin")
+        if origin is None or not (ANY in self._cors or origin.lower() in self._cors):
+            return []
+        return [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
+
+    def preflight_headers(self, request: Request) -> list[tuple[str, str]]:
+        """The reply to a browser that asks before it calls (Fetch standard, CORS-preflight request)."""
+        allowed = self.cors_headers(request)
+        if not allowed:
+            return []
+        return [
+            *allowed,
+            ("Access-Control-Allow-Methods", _CORS_METHODS),
+            ("Access-Control-Allow-Headers", _CORS_HEADERS),
+            ("Access-Control-Max-Age", _CORS_AGE_S),
+        ]
+
+    def presented_key(self, request: Request) -> str | None:
+        """The key that came in the header, or as a WebSocket subprotocol."""
+        scheme, _, credentials = (request.header("authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and credentials.strip():
+            return credentials.strip()
+        for value in request.header_values("sec-websocket-protocol"):
+            for offered in value.split(","):
+                if offered.strip().startswith(KEY_SUBPROTOCOL):
+                    return offered.strip().removeprefix(KEY_SUBPROTOCOL)
+        return None
+
+    def origin(self, request: Request, dialect: str, peer: str) -> Origin:
+        """Who asks; refuses whom it does not know where keys are needed."""
+        if self._keys is None:
+            return Origin(dialect, peer)
+        presented = self.presented_key(request)
+        origin = None if presented is None else self.origin_by_key(presented, dialect, peer)
+        if origin is None:
+            found = "none" if presented is None else "one that is not known"
+            raise Refusal(
+                401,
+                f"Authorization: expected an API key (Authorization: Bearer …), got {found}",
+                [("WWW-Authenticate", "Bearer")],
+            )
+        return origin
+
+    def origin_by_key(self, presented: str, dialect: str, peer: str) -> Origin | None:
+        """Who has this key; ``None`` if nobody."""
+        key = None if self._keys is None else self._keys.match(presented, self._now())
+        return None if key is None else _origin_of(key, dialect, peer)
+
+
+def _origin_of(key: Key, dialect: str, peer: str) -> Origin:
+    limits = Limits(key.requests_per_minute, key.tokens_per_minute)
+    return Origin(dialect, peer, key.name, key.priority, limits)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port and an address's brackets; the codec has checked its form."""
+    name = host.lower()
+    if name.startswith("["):
+        return str(ipaddress.ip_address(name[1 : name.index("]")]))
+    return name.partition(":")[0].rstrip(".")

@@ -1,0 +1,204 @@
+"""The route table: which path is answered how."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+import orjson
+
+from umaserve.config import Config
+from umaserve.detached import ResumableDialect
+from umaserve.errors import Fault, RequestError
+from umaserve.http.exchange import Body
+from umaserve.messages import Answer, Detokenized, Embedded, ModelInfo, Query, Tokenized
+from umaserve.protocol import openai_models, openai_queries
+from umaserve.protocol.generate import GenerateBody, GenerateDialect
+from umaserve.protocol.http_head import Request
+from umaserve.protocol.openai import ChatExchange, CompletionExchange
+from umaserve.protocol.openai_errors import error_body, http_error
+from umaserve.protocol.parameters import Limits
+from umaserve.services import Services
+
+JSON = "application/json"
+PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
+MODEL_PATH = "/v1/models/"
+
+_OPENAPI = resources.files("umaserve.http").joinpath("openapi.json").read_bytes()
+_LOADING = RequestError(Fault.MODEL_NOT_LOADED, "model: it is being loaded; try again later", retry_after_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Answered at once, with status, content type and body."""
+
+    make: Callable[[Services, Request], tuple[int, str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A query to the engine, and its answer rendered."""
+
+    parse: Callable[[bytes, Services], tuple[Query, Callable[[Answer], bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Text, in one piece or as a stream of events."""
+
+    new_body: Callable[[Services], Body]
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A conversation over a WebSocket. The dialect gets a judge of keys where the client has shown none yet."""
+
+    new_dialect: Callable[[Services, Callable[[str], bool] | None], ResumableDialect]
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A WebSocket that sends everything back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers a path. ``dialect`` is its label in metrics and the log; ``public``: no key is needed."""
+
+    method: str
+    endpoint: Page | Question | Stream | Socket | Echo
+    dialect: str = "http"
+    public: bool = False
+
+
+def find(path: str, config: Config) -> Route | None:
+    """The route of a path; ``None`` where there is none."""
+    if path == ECHO_PATH and not config.debug_echo:
+        return None
+    if path.startswith(MODEL_PATH):
+        path = MODEL_PATH
+    return ROUTES.get(path)
+
+
+# -- pages -------------------------------------------------------------------------------------------------------
+
+
+def _health(services: Services, _request: Request) -> tuple[int, str, bytes]:
+    if services.model() is None:
+        return 503, JSON, orjson.dumps({"status": "loading", "error": {"message": _LOADING.message, "code": 503}})
+    return 200, JSON, b'{"status":"ok"}'
+
+
+def _metrics(services: Services, _request: Request) -> tuple[int, str, bytes]:
+    return 200, PROMETHEUS, services.prometheus()
+
+
+def _of_the_model(make: Callable[[ModelInfo, Services], bytes]) -> Page:
+    def page(services: Services, _request: Request) -> tuple[int, str, bytes]:
+        info = services.model()
+        if info is None:
+            status, body, _headers = error_body(_LOADING)
+            return status, JSON, body
+        return 200, JSON, make(info, services)
+
+    return Page(page)
+
+
+def _model(services: Services, request: Request) -> tuple[int, str, bytes]:
+    info = services.model()
+    name = request.path.removeprefix(MODEL_PATH)
+    if info is None or info.name != name:
+        return 404, JSON, http_error(404, f"model: there is no {name[:64]} here")
+    return 200, JSON, openai_models.model(info, services.started_at)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------
+
+
+def _tokenize(body: bytes, services: Services) -> tuple[Query, Callable[[Answer], bytes]]:
+    query, with_pieces = openai_queries.parse_tokenize(body, _limits(services))
+
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Tokenized)
+        return openai_queries.tokenize_result(answer, with_pieces=with_pieces)
+
+    return query, render
+
+
+def _detokenize(body: bytes, services: Services) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Detokenized)
+        return openai_queries.detokenize_result(answer)
+
+    return openai_queries.parse_detokenize(body, _limits(services)), render
+
+
+def _embeddings(body: bytes, services: Services) -> tuple[Query, Callable[[Answer], bytes]]:
+    request = openai_queries.parse_embeddings(body, _limits(services))
+    info = services.model()
+
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Embedded)
+        return openai_queries.embeddings_result(answer, "" if info is None else info.name, as_base64=request.as_base64)
+
+    return request.query, render
+
+
+# -- streams and conversations -----------------------------------------------------------------------------------
+
+
+def _limits(services: Services) -> Limits:
+    return Limits(services.config.max_prompt_bytes, services.config.max_tokens)
+
+
+def _new_id(prefix: str) -> str:
+    # Whoever knows the id of a lost generation may resume it: it must not be guessed.
+    return prefix + secrets.token_hex(12)
+
+
+def _chat(services: Services) -> Body:
+    return ChatExchange(_limits(services), services.model, _new_id("chatcmpl-"), int(time.time()))
+
+
+def _completion(services: Services) -> Body:
+    return CompletionExchange(_limits(services), services.model, _new_id("cmpl-"), int(time.time()))
+
+
+def _generate(services: Services) -> Body:
+    return GenerateBody(_limits(services), services.model, _new_id("gen_"))
+
+
+def _conversation(services: Services, authenticate: Callable[[str], bool] | None) -> ResumableDialect:
+    return GenerateDialect(
+        _limits(services),
+        services.model,
+        lambda: _new_id("gen_"),
+        resumable=services.detached.enabled,
+        authenticate=authenticate,
+    )
+
+
+ECHO_PATH = "/debug/echo"
+_HEALTH = Route("GET", Page(_health), public=True)
+ROUTES = {
+    "/health": _HEALTH,
+    "/v1/health": _HEALTH,
+    "/metrics": Route("GET", Page(_metrics)),
+    "/openapi.json": Route("GET", Page(lambda _services, _request: (200, JSON, _OPENAPI))),
+    "/props": Route("GET", _of_the_model(lambda info, services: openai_models.props(info, services.config.parallel))),
+    "/v1/models": Route(
+        "GET", _of_the_model(lambda info, services: openai_models.models(info, services.started_at)), "openai"
+    ),
+    MODEL_PATH: Route("GET", Page(_model), "openai"),
+    "/v1/chat/completions": Route("POST", Stream(_chat), "openai"),
+    "/v1/completions": Route("POST", Stream(_completion), "openai"),
+    "/v1/embeddings": Route("POST", Question(_embeddings), "openai"),
+    "/v1/generate": Route("POST", Stream(_generate), "rest"),
+    "/tokenize": Route("POST", Question(_tokenize)),
+    "/detokenize": Route("POST", Question(_detokenize)),
+    "/generate": Route("GET", Socket(_conversation), "generate"),
+    ECHO_PATH: Route("GET", Echo()),
+}

@@ -1,0 +1,127 @@
+"""TLS for one connection, from bytes to bytes: the channel keeps the socket."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+
+from umaserve.errors import ConfigError
+
+_LONGEST_RECORD = 16 * 1024
+_LONGEST_PEM = 1024 * 1024
+
+
+def server_context(cert: str, key: str) -> ssl.SSLContext:
+    """A context for TLS 1.2 and later and HTTP/1.1, from the PEM files of the certificate chain and its key.
+
+    Raises ConfigError for a file that can't be read or isn't PEM, a key with a password, and a pair that doesn't match.
+    """
+    _check_pem(f"TLS certificate {cert}", cert, b"-----BEGIN CERTIFICATE-----", "a PEM certificate chain")
+    _check_pem(f"TLS key {key}", key, b"PRIVATE KEY-----", "a PEM private key")
+
+    def no_password() -> str:
+        # OpenSSL would ask for it on the terminal.
+        raise ConfigError(f"TLS key {key}: it has a password: give a key without one, kept safe by its file's mode")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert, key, no_password)
+    except ssl.SSLError as error:
+        advice = "give a certificate chain, the server's own first, and the key that belongs to it"
+        raise ConfigError(f"TLS certificate {cert} and key {key}: {_reason(error)}: {advice}") from None
+    return context
+
+
+def _check_pem(place: str, path: str, marker: bytes, expected: str) -> None:
+    # OpenSSL's errors don't say which of the two files is wrong.
+    try:
+        with open(path, "rb") as file:
+            found = marker in file.read(_LONGEST_PEM)
+    except OSError as error:
+        raise ConfigError(f"{place}: {error.strerror}: name a file that can be read") from None
+    if not found:
+        raise ConfigError(f"{place}: expected {expected}")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).lower().replace("_", " ")
+
+
+class TlsError(Exception):
+    """The handshake failed or a record was broken: nothing more can be received."""
+
+
+class Tls:
+    """The server's side of one TLS connection (RFC 8446, RFC 5246).
+
+    Holds no more of the peer's than the handshake message or record that has not come whole.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._established = False
+        self._broken = False
+        self._early = bytearray()
+        """Plaintext that waits for the handshake."""
+        self.ended = False
+        """Whether the peer's close_notify came; what comes after it is ignored."""
+
+    def receive(self, data: bytes) -> bytes:
+        """The plaintext, maybe none, that ``data`` completes. Raises TlsError, also for the peer's alert."""
+        if self.ended:
+            return b""
+        self._incoming.write(data)
+        plain: list[bytes] = []
+        try:
+            if not self._established:
+                self._tls.do_handshake()
+                self._established = True
+                self._encrypt(self._early)
+                self._early.clear()
+            # OpenSSL gives a record at a time, and says only by an error that no whole one is left.
+            while text := self._tls.read(_LONGEST_RECORD):
+                plain.append(text)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            return b"".join(plain)
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        except ssl.SSLError as error:
+            self._broken = True
+            what = "connection" if self._established else "handshake"
+            raise TlsError(f"TLS {what} failed: {_reason(error)}") from None
+        return b"".join(plain)
+
+    def send(self, data: bytes) -> bytes:
+        """The ciphertext of ``data``; none before the handshake is done, which then sends it by ``take_output``."""
+        if not self._established:
+            self._early += data
+            return b""
+        self._encrypt(data)
+        return self._outgoing.read()
+
+    def take_output(self) -> bytes:
+        """What the protocol itself has to send: handshake messages, alerts."""
+        return self._outgoing.read()
+
+    def close(self) -> bytes:
+        """The last bytes to send: close_notify, or the alert if the connection is broken, or nothing before it is up.
+
+        Nothing may be sent after. What waited for the handshake is dropped.
+        """
+        if self._established and not self._broken:
+            # It also looks for the peer's close_notify, which need not have come.
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self._tls.unwrap()
+        self._early.clear()
+        return self._outgoing.read()
+
+    def _encrypt(self, data: bytes | bytearray) -> None:
+        with memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                done += self._tls.write(view[done:])

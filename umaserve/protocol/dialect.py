@@ -1,0 +1,36 @@
+"""What a dialect of a message connection is to its owner: payloads in, commands out; outputs in, payloads out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from umaserve.errors import RequestError
+from umaserve.messages import Command, Output
+
+
+class Reply(NamedTuple):
+    """A payload for the codec, whether the connection ends with it, and a payload that goes first."""
+
+    payload: bytes
+    close: bool = False
+    before: bytes | None = None
+
+
+class Dialect(Protocol):
+    """One connection's conversation, with at most one request at a time."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next payload may be taken."""
+
+    def receive(self, payload: bytes) -> Command | None:
+        """The command in ``payload``, if it asks for anything; raises ``RequestError``."""
+
+    def send(self, output: Output) -> Reply | None:
+        """The payload for ``output``, ``None`` where the contract has none for it."""
+
+    def refuse(self, error: RequestError) -> Reply:
+        """The payload for an error in what was received."""
+
+    def fail(self, error: RequestError) -> Reply:
+        """The payload for the error that ended the running request."""

@@ -1,0 +1,171 @@
+"""One choice of an OpenAI answer: a stream of parts, shaped as chunks or as a whole."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from umaserve.messages import FinishReason, Logprobs, Scored, Token, ToolCall
+from umaserve.protocol.tool_calls import ToolCallParser
+
+MIN_LOGPROB = -9999.0
+"""What OpenAI says for "very unlikely"; JSON has no infinity."""
+
+_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "stop",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one output adds to a choice."""
+
+    text: str = ""
+    calls: Sequence[ToolCall] = ()
+    logprobs: Sequence[Logprobs] = ()
+    finish_reason: str | None = None
+
+
+class ChatChoice:
+    """A message. ``tool_calls`` finds the calls in its text, ``None`` where there are no tools."""
+
+    def __init__(self, index: int, tool_calls: ToolCallParser | None) -> None:
+        self._index = index
+        self._tool_calls = tool_calls
+        self._begun = False
+        self._n_found = 0
+        self._n_sent = 0
+
+    def token(self, token: Token) -> Part:
+        text, calls = (token.text, []) if self._tool_calls is None else self._tool_calls.push(token.text)
+        self._n_found += len(calls)
+        return Part(text, calls, _scores(token))
+
+    def finish(self, reason: FinishReason) -> Part:
+        held = "" if self._tool_calls is None else self._tool_calls.finish()
+        called = self._n_found and reason is FinishReason.STOP
+        return Part(held, finish_reason="tool_calls" if called else _REASONS[reason])
+
+    def chunks(self, part: Part) -> list[dict[str, Any]]:
+        """The ``choices`` items that say ``part`` in a stream; the role goes before all else."""
+        shaped = []
+        if not self._begun:
+            self._begun = True
+            shaped.append(self._chunk({"role": "assistant", "content": ""}))
+        if part.text or part.logprobs:
+            shaped.append(self._chunk({"content": part.text}, _chat_logprobs(part.logprobs)))
+        for call in part.calls:
+            shaped.append(self._chunk({"tool_calls": [{"index": self._n_sent, **_call(call)}]}))
+            self._n_sent += 1
+        if part.finish_reason is not None:
+            shaped.append(self._chunk({}, finish_reason=part.finish_reason))
+        return shaped
+
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The one ``choices`` item that says all ``parts``."""
+        text = "".join(part.text for part in parts)
+        calls = [_call(call) for part in parts for call in part.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": self._index,
+            "message": message,
+            "logprobs": _chat_logprobs([scores for part in parts for scores in part.logprobs]),
+            "finish_reason": parts[-1].finish_reason,
+        }
+
+    def _chunk(
+        self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class TextChoice:
+    """A plain text, which begins with ``echo``."""
+
+    def __init__(self, index: int, echo: str) -> None:
+        self._index = index
+        self._echo = echo
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def token(self, token: Token) -> Part:
+        return Part(token.text, logprobs=_scores(token))
+
+    def finish(self, reason: FinishReason) -> Part:
+        return Part(finish_reason=_REASONS[reason])
+
+    def chunks(self, part: Part) -> list[dict[str, Any]]:
+        """The ``choices`` items that say ``part`` in a stream."""
+        echo, self._echo = self._echo, ""
+        if not (echo or part.text or part.logprobs or part.finish_reason):
+            return []
+        return [self._item(echo + part.text, part.logprobs, part.finish_reason)]
+
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The one ``choices`` item that says all ``parts``."""
+        text = self._echo + "".join(part.text for part in parts)
+        return self._item(text, [scores for part in parts for scores in part.logprobs], parts[-1].finish_reason)
+
+    def _item(self, text: str, logprobs: Sequence[Logprobs], finish_reason: str | None) -> dict[str, Any]:
+        return {
+            "text": text,
+            "index": self._index,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish_reason,
+        }
+
+    def _logprobs(self, logprobs: Sequence[Logprobs]) -> dict[str, Any]:
+        """Parallel arrays; the chosen token is among its alternatives, as OpenAI's is."""
+        offsets = []
+        for scores in logprobs:
+            offsets.append(self._offset)
+            # A character that is split over tokens counts once, where it is whole.
+            self._offset += len(self._decoder.decode(scores.chosen.piece))
+        return {
+            "tokens": [_piece(scores.chosen) for scores in logprobs],
+            "token_logprobs": [_logprob(scores.chosen) for scores in logprobs],
+            "top_logprobs": [_alternatives(scores) for scores in logprobs],
+            "text_offset": offsets,
+        }
+
+
+def _scores(token: Token) -> tuple[Logprobs, ...]:
+    return () if token.logprobs is None else (token.logprobs,)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
+    if not logprobs:
+        return None
+    content = [{**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]} for scores in logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _scored(scored: Scored) -> dict[str, Any]:
+    return {"token": _piece(scored), "logprob": _logprob(scored), "bytes": list(scored.piece)}
+
+
+def _alternatives(scores: Logprobs) -> dict[str, float]:
+    alternatives: dict[str, float] = {}
+    for scored in (*scores.top, scores.chosen):
+        # Two tokens may read the same; the likelier one came first.
+        alternatives.setdefault(_piece(scored), _logprob(scored))
+    return alternatives
+
+
+def _piece(scored: Scored) -> str:
+    return scored.piece.decode(errors="replace")
+
+
+def _logprob(scored: Scored) -> float:
+    return scored.logprob if scored.logprob > MIN_LOGPROB else MIN_LOGPROB

@@ -1,0 +1,37 @@
+"""Whether a request may join the queue: rates, the queue's length, and the memory of the box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from umaserve.errors import Fault, RequestError
+from umaserve.serving.rates import Rates
+from umaserve.serving.sessions import Origin
+
+
+class Admission:
+    """Implements ``serving.sessions.Admit``. ``available_bytes`` tells the memory that can still be had."""
+
+    def __init__(self, rates: Rates, max_queue: int, memory_reserve: int, available_bytes: Callable[[], int]) -> None:
+        self._rates = rates
+        self._max_queue = max_queue
+        self._reserve = memory_reserve
+        self._available = available_bytes
+
+    def __call__(self, origin: Origin, waiting: int, now: float) -> None:
+        """Raise ``RequestError`` for a request that can't be taken; each kind can be tried again later."""
+        if waiting >= self._max_queue:
+            raise RequestError(
+                Fault.MEMORY_PRESSURE,
+                f"request: {waiting} wait for a place already, which is the most; try again later",
+                retry_after_s=1.0,
+            )
+        if self._reserve and self._available() < self._reserve:
+            raise RequestError(
+                Fault.MEMORY_PRESSURE, "request: the server's memory is short; try again later", retry_after_s=5.0
+            )
+        self._rates.admit(origin.tenant, now, origin.limits)
+
+    def spend(self, origin: Origin, tokens: int, now: float) -> None:
+        """Count generated tokens."""
+        self._rates.spend(origin.tenant, tokens, now, origin.limits)

@@ -1,0 +1,60 @@
+"""What happened to requests, for people: counts by dialect, and a line of the log for each."""
+
+from __future__ import annotations
+
+import logging
+
+from umaserve.errors import RequestError
+from umaserve.messages import Finished, Output, Token
+from umaserve.metrics import ServingMetrics
+from umaserve.serving.sessions import Session
+
+log = logging.getLogger(__name__)
+
+
+def observe_delivery(metrics: ServingMetrics, session: Session, output: Output | RequestError, now: float) -> None:
+    """Count an output that was just handed to its client."""
+    dialect = session.origin.dialect
+    if isinstance(output, Token):
+        if session.last_token_at is None:
+            metrics.observe_first_token(dialect, now - session.requested_at)
+        else:
+            metrics.observe_next_token(dialect, now - session.last_token_at)
+        session.last_token_at = now
+    elif isinstance(output, Finished | RequestError):
+        end = output.reason.value if isinstance(output, Finished) else output.fault.name.lower()
+        observe_end(metrics, session, end, now)
+
+
+def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float) -> None:
+    """Count a request that has ended, and log it; ``end`` says how."""
+    usage = session.usage
+    took_s = 0.0 if session.started_at is None else now - session.started_at
+    metrics.observe_end(session.origin.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)
+    _log_end(session, end, now)
+
+
+def _log_end(session: Session, end: str, now: float) -> None:
+    request, usage, timing = session.request, session.usage, session.timing(now)
+    first = session.first_made_at
+    log.info(
+        "request ended",
+        extra={
+            "fields": {
+                "request": "" if request is None else request.id,
+                "dialect": session.origin.dialect,
+                "peer": session.origin.peer,
+                "key": session.origin.key,
+                "end": end,
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "queue_ms": _ms(timing.started_s),
+                "ttft_ms": None if first is None else _ms(timing.first_token_s),
+                "total_ms": _ms(timing.total_s),
+            }
+        },
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
