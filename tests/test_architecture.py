@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,10 @@ def test_imports_go_one_way(path: Path):
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) == "protocol"], ids=lambda path: path.name)
 def test_the_protocol_has_no_clock_and_no_socket(path: Path):
     assert not imports(path) & {"socket", "selectors", "time", "threading", "ssl"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not p.stem.startswith("__")], ids=lambda path: path.stem)
+def test_the_page_on_the_architecture_names_each_file(path: Path):
+    page = (ROOT.parent / "ARCHITECTURE.md").read_text()
+    names = set(re.findall(r"`(?:\w+/)?(\w+\*?)`", page))
+    assert path.stem in names or any(path.stem.startswith(name[:-1]) for name in names if name.endswith("*"))

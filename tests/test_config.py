@@ -159,7 +159,8 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
     if key in CHOICE:
         return st.sampled_from(CHOICE[key])
     if key in PATHS:
-        return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=PATHS[key])
+        paths = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=PATHS[key])
+        return paths.filter(lambda path: path != "--")  # which argparse takes for its own, also behind "--flag="
     if key in SWITCHES:
         return st.booleans()
     if key in WORDS:
@@ -669,6 +670,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["kv_type"] = "f16"
     values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512), values.get("parallel", 16))
     values["insecure"] = True
+    if values.get("http_socket"):
+        values["http_socket"] += values.get("socket", "") + "/another"
     if values.get("tls_cert") or values.get("tls_key"):
         files = {"tls_cert": "c", "tls_key": "k"}
         values |= {key: values.get(key) or name for key, name in files.items()}

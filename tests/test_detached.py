@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from umaserve.detached import Detached
+from umaserve.detached import LOST_BYTES, Detached
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Command, Finished, FinishReason, Generate, Output, Token
 from umaserve.net.loop import Loop
@@ -14,12 +14,13 @@ from umaserve.protocol.dialect import Reply
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
 
 WINDOW = 60.0
+OUTPUT_BYTES = LOST_BYTES
 ORIGIN = Origin("generate", "192.0.2.1")
 KEYED = Origin("generate", "192.0.2.1", "garden")
 
 
 class Remembering:
-    """Implements ``ResumableDialect``: it keeps what it was given, and each output takes 10 bytes."""
+    """Implements ``ResumableDialect``: it keeps what it was given, and each output takes ``OUTPUT_BYTES``."""
 
     ready = True
 
@@ -29,7 +30,7 @@ class Remembering:
 
     @property
     def held_bytes(self) -> int:
-        return 10 * len(self.told)
+        return OUTPUT_BYTES * len(self.told)
 
     def receive(self, payload: bytes) -> Command | None:
         raise AssertionError("a lost connection receives nothing")
@@ -53,7 +54,7 @@ class Remembering:
 class World:
     """The kept generations, with a clock that the test moves."""
 
-    def __init__(self, window: float = WINDOW, max_bytes: int = 1000) -> None:
+    def __init__(self, window: float = WINDOW, max_bytes: int = 100 * LOST_BYTES) -> None:
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         self.sessions = SessionManager(clock=lambda: self.now)
@@ -193,17 +194,98 @@ def test_one_that_was_taken_outlives_the_window(world: World) -> None:
 
 
 def test_the_oldest_go_when_they_take_too_much_together(make: Callable[..., World]) -> None:
-    world = make(max_bytes=100)
+    # Each takes what its tokens take, and as much again as one of them.
+    world = make(max_bytes=12 * LOST_BYTES)
     kept = [world.keep(f"r{number}", tokens=4)[1] for number in range(2)]
     assert len(world.detached) == 2
-    kept += [world.keep(f"r{number}", tokens=3)[1] for number in range(2, 4)]
+    kept += [world.keep(f"r{number}", tokens=2)[1] for number in range(2, 4)]
     assert [session.running for session in kept] == [False, True, True, True]
-    kept.append(world.keep("large", tokens=10)[1])
+    kept.append(world.keep("large", tokens=11)[1])
     assert [session.running for session in kept] == [False, False, False, False, True]
-    kept.append(world.keep("too large", tokens=11)[1])
+    kept.append(world.keep("too large", tokens=12)[1])
     assert not any(session.running for session in kept)
     assert len(world.detached) == 0
     world.wait(2 * WINDOW)
+
+
+@pytest.mark.parametrize("leave", ["taken", "expired", "dropped"])
+def test_what_is_no_longer_kept_takes_no_room(make: Callable[..., World], leave: str) -> None:
+    world = make(max_bytes=12 * LOST_BYTES)
+    for _ in range(3):
+        dialect, session = world.keep(tokens=11)
+        assert session.running
+        dialect.send(Token("what was under way", 11))
+        match leave:
+            case "taken":
+                world.take()
+            case "expired":
+                world.wait(WINDOW)
+            case "dropped":
+                world.detached.drop_all()
+        assert len(world.detached) == 0
+
+
+def test_generations_without_any_text_fill_the_memory_too(make: Callable[..., World]) -> None:
+    world = make(max_bytes=12 * LOST_BYTES)
+    kept = [world.keep(f"r{number}", tokens=0)[1] for number in range(20)]
+    assert [session.running for session in kept] == [False] * 8 + [True] * 12
+
+
+# Whose client comes back before anybody has seen that the connection was lost.
+
+
+class Connected:
+    """A connection that has a generation and does not know that its client is gone."""
+
+    def __init__(self, world: World, request_id: str = "r", origin: Origin = ORIGIN) -> None:
+        self.world, self.request_id = world, request_id
+        self.dialect, self.session = world.streaming(request_id, origin)
+        self.aborted = 0
+        world.detached.watch(request_id, origin.tenant, self.abort)
+
+    def abort(self) -> None:
+        self.aborted += 1
+        self.world.detached.unwatch(self.request_id)
+        self.world.detached.keep(self.dialect, self.session)
+
+
+def test_a_resume_takes_over_from_a_connection_that_is_still_open(world: World) -> None:
+    old = Connected(world)
+    session, missed = world.take(position=1)
+    assert (session, len(missed), old.aborted, len(world.detached)) == (old.session, 2, 1, 0)
+    assert session.holds == {Hold.DETACHED}
+    assert not_found(world), "the old connection has it no more"
+    assert old.aborted == 1
+
+
+@pytest.mark.parametrize(("request_id", "origin"), [("other", ORIGIN), ("r", Origin("generate", "192.0.2.2"))])
+def test_nobody_else_takes_over(world: World, request_id: str, origin: Origin) -> None:
+    old = Connected(world)
+    assert not_found(world, request_id, origin)
+    assert (old.aborted, old.session.state, old.session.holds) == (0, State.DECODE, set())
+
+
+def test_a_resume_from_a_wrong_position_can_be_tried_again(world: World) -> None:
+    old = Connected(world)
+    with pytest.raises(RequestError, match="too far"):
+        world.take(position=4)
+    session, _missed = world.take(position=3)
+    assert session is old.session
+
+
+def test_a_connection_that_has_gone_on_to_another_generation_is_left_alone(world: World) -> None:
+    old = Connected(world)
+    world.detached.unwatch("r")
+    world.detached.unwatch(None)
+    assert not_found(world)
+    assert old.aborted == 0
+
+
+def test_without_a_window_nobody_is_taken_over_from(make: Callable[..., World]) -> None:
+    world = make(window=0.0)
+    old = Connected(world)
+    assert not_found(world)
+    assert old.aborted == 0
 
 
 @pytest.mark.parametrize("reason", ["no window", "no request", "draining"])

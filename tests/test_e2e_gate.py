@@ -15,6 +15,7 @@ import pytest
 import trustme
 from daemon import Daemon
 from http_wire import WEBSOCKET, Http, ask, encode, events, serving
+from prometheus_client.parser import text_string_to_metric_families
 from test_e2e_life import run
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -89,10 +90,18 @@ def test_pages_of_a_cors_origin_may_read_every_reply_and_ask_before(named: Daemo
             response = http.ask("POST" if body else "GET", path, body, {"Origin": APP})
             assert (response.status, response.headers["access-control-allow-origin"]) == (status, APP)
             assert response.headers["vary"] == "Origin"
+            assert response.headers["access-control-expose-headers"] == "Retry-After"
+            assert ("retry-after" in response.headers) == (status == 503)
         asked = {"Origin": APP, "Access-Control-Request-Method": "POST"}
         preflight = http.ask("OPTIONS", "/v1/chat/completions", headers=asked)
         assert preflight.status == 204
         assert "POST" in preflight.headers["access-control-allow-methods"]
+        assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+        asked["Access-Control-Request-Headers"] = "authorization,x-stainless-lang, X-Title"
+        preflight = http.ask("OPTIONS", "/v1/chat/completions", headers=asked)
+        assert preflight.headers["access-control-allow-headers"] == "authorization,x-stainless-lang, X-Title"
+        asked["Access-Control-Request-Headers"] = "authorization;x"
+        preflight = http.ask("OPTIONS", "/v1/chat/completions", headers=asked)
         assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
         assert not any(name.startswith("access-control") for name in http.ask("GET", "/health").headers)
         # What is said of a request that could not be read is no other page's reply.
@@ -115,7 +124,9 @@ def test_the_same_endpoints_over_a_unix_socket(named: Daemon):
     with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://localhost") as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/v1/models").json() == json.loads(ask(named, "GET", "/v1/models").body)
-        assert client.get("/health", headers={"Host": "evil.example"}).status_code == 403
+        # No name leads a page to a file, but a page that may call it can be a foreign one.
+        assert client.get("/health", headers={"Host": "evil.example"}).status_code == 200
+        assert client.get("/health", headers={"Origin": "http://evil.example"}).status_code == 403
 
 
 def test_memory_that_is_short_is_an_error_to_try_again_after(named: Daemon):
@@ -148,7 +159,7 @@ def test_another_address_needs_keys_or_the_word_insecure(tmp_path_factory: pytes
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    yield from serving(tmp_path_factory, "--parallel", "1", "--max-queue", "1", "--max-sessions", "6")
+    yield from serving(tmp_path_factory, "--parallel", "1", "--max-queue", "1", "--max-sessions", "8")
 
 
 def test_a_full_queue_takes_no_more(small: Daemon):
@@ -168,7 +179,7 @@ def test_a_full_queue_takes_no_more(small: Daemon):
 
 def test_past_the_most_connections_the_next_is_told_so(small: Daemon):
     small.wait_for(lambda values: values["connections"] == 1)
-    inside = [Http(small.http) for _ in range(6)]
+    inside = [Http(small.http) for _ in range(7)]
     for http in inside:
         assert http.ask("GET", "/health").status == 200
     for asks in (True, False):
@@ -177,6 +188,11 @@ def test_past_the_most_connections_the_next_is_told_so(small: Daemon):
             assert asks or http.rest() == b""
         assert (response.status, response.headers["connection"]) == (503, "close")
         assert response.error["code"] == "too_many_sessions"
+        assert response.error["message"].startswith("connection: 7 are open, which is the most")
+    with small.connect() as last, small.connect() as too_late:
+        last.send({"type": "metrics"})
+        assert last.receive()["connections"] == 8, "one more is for the Unix sockets"
+        assert too_late.receive()["message"].startswith("connection: 8 are open, which is the most")
     assert inside[0].ask("GET", "/health").status == 200
     for http in inside:
         http.close()
@@ -209,7 +225,10 @@ def test_a_request_that_takes_too_long_fails_and_the_rate_counts_it(strict: Daem
         assert (response.error["type"], response.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert http.ask("GET", "/health").status == 200
     assert strict.wait_until_quiet()["kv_cells_used"] == 0
-    assert re.findall(r"request ended .* end=(\w+)", strict.logs) == ["timed_out"] * 3
+    assert re.findall(r"request ended .* end=(\w+)", strict.logs) == ["timed_out"] * 3 + ["rate_limited"] * 2
+    name, refused = "umaserve_requests_total", {"dialect": "openai", "end": "rate_limited"}
+    samples = text_string_to_metric_families(ask(strict, "GET", "/metrics").body.decode())
+    assert [s.value for family in samples for s in family.samples if (s.name, s.labels) == (name, refused)] == [1]
 
 
 # -- how long: timeouts ------------------------------------------------------------------------------------------
@@ -223,7 +242,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     yield from serving(tmp_path_factory, *soon, "--api-keys", str(keys))
 
 
-HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize("drip", [b"", b"x"], ids=["silence", "a byte now and then"])
@@ -248,6 +267,34 @@ def test_a_request_that_comes_too_slowly_is_refused(hasty: Daemon, begun: bytes,
         assert http.rest() == b""
     assert (response.status, response.headers["connection"]) == (408, "close")
     assert response.error["message"] == f"request: its {part} did not come in time"
+
+
+def test_who_has_no_key_is_refused_before_its_body(hasty: Daemon):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    for expect in (b"", b"Expect: 100-continue\r\n"):
+        with Http(hasty.http) as http:
+            http.send(head + expect + b"\r\n")
+            response = http.receive()
+            assert (response.status, response.headers["connection"]) == (401, "close")
+            assert http.rest() == b""
+
+
+def test_deadlines_are_of_one_request_and_end_no_more_than_its_connection(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--header-timeout", "0.5")
+
+    def at(seconds: float) -> float:
+        return daemon.metrics()["uptime_s"] + seconds
+
+    with Http(daemon.http) as kept, Http(daemon.http) as closing:
+        closing.send(HEAD)
+        assert kept.ask("GET", "/health").status == 200
+        closing.send(b"Connection: close\r\n\r\nGET /")
+        assert closing.receive().status == 200
+        until = at(1.2)
+        while daemon.metrics()["uptime_s"] < until:
+            assert kept.ask("GET", "/health").status == 200
+        assert closing.rest() == b""
+    assert daemon.stop() == 0
 
 
 def test_a_connection_without_a_request_is_closed_in_silence(hasty: Daemon):

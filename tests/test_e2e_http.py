@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 
 import pytest
-from daemon import Daemon
+from daemon import ANSWER_S, Daemon
 from http_wire import Http, Response, encode, events
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -105,6 +106,29 @@ def test_a_body_in_chunks(daemon: Daemon):
             assert http.receive().json == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        ("POST /nowhere", {}, 404),
+        ("PUT /tokenize", {}, 405),
+        ("POST /tokenize", {"Content-Type": "text/plain"}, 415),
+        ("POST /tokenize", {"Host": "evil.example"}, 403),
+        ("POST /tokenize", {"Origin": "http://evil.example"}, 403),
+    ],
+)
+@pytest.mark.parametrize("expects", [True, False])
+def test_who_is_refused_by_its_head_is_not_asked_for_a_body(
+    daemon: Daemon, line: str, headers: dict[str, str], status: int, expects: bool
+):
+    fields = {"Content-Type": "application/json", "Content-Length": "1000000"} | headers
+    method, path = line.split()
+    with Http(daemon.http) as http:
+        http.send(encode(method, path, headers=fields | ({"Expect": "100-continue"} if expects else {})))
+        response = http.receive()
+        assert http.rest() == b""
+    assert (response.status, response.headers["connection"]) == (status, "close")
+
+
 @pytest.mark.parametrize("path", ["/props", "/nowhere"])
 def test_head_is_get_without_the_body(daemon: Daemon, path: str):
     with Http(daemon.http) as http:
@@ -145,6 +169,8 @@ def test_what_no_route_takes_is_refused_and_the_connection_goes_on(
     assert response.error["message"].startswith(words)
     assert response.error["type"] == "invalid_request_error"
     assert ("allow" in response.headers) == (status == 405)
+    path = wire.split()[1].decode()
+    assert f"request refused peer=ip:127.0.0.1 path={path} status={status}" in daemon.logs.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -313,6 +339,38 @@ def test_the_model_is_described(daemon: Daemon):
         assert (props["model_alias"], props["total_slots"]) == (model["id"], 16)
         assert props["default_generation_settings"]["n_ctx"] > 0
         assert "model_path" not in props
+
+
+def test_while_the_model_loads_what_needs_it_says_when_to_come_back(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", wait=False)
+    daemon.wait_for_socket()
+    assert daemon.metrics()["state"] == "loading"
+    pages = ["/v1/models", "/v1/models/anything", "/props"]
+    questions = {"/tokenize": {"content": "a"}, "/detokenize": {"tokens": []}, "/v1/embeddings": {"input": "a"}}
+    with Http(daemon.http) as http:
+        asked = [encode("GET", path) for path in pages] + [encode("POST", *question) for question in questions.items()]
+        http.send(b"".join(asked) + encode("GET", "/health"))
+        for response in [http.receive() for _ in asked]:
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+            assert response.error["code"] == "model_not_loaded"
+        health = http.receive()
+        assert (health.status, health.json["status"], health.json["error"]["code"]) == (503, "loading", 503)
+    daemon.wait_until_ready()
+
+
+def test_a_question_that_is_asked_is_answered_before_the_end(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--pooling", "mean")
+    request = encode("POST", "/v1/embeddings", {"input": [f"{number} " * 25 for number in range(6)]})
+    with Http(daemon.http) as http:
+        assert http.ask("GET", "/health").status == 200
+        before = daemon.metrics()["rx_bytes_total"]
+        http.send(request)
+        daemon.wait_for(lambda values: values["rx_bytes_total"] > before + len(request))
+        daemon.process.send_signal(signal.SIGTERM)
+        response = http.receive()
+        assert response.status == 200
+        assert len(response.json["data"]) == 6
+    assert daemon.process.wait(ANSWER_S) == 0
 
 
 def test_tokens_and_text_are_two_ways_to_say_the_same(daemon: Daemon):

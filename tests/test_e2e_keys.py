@@ -145,8 +145,11 @@ def test_a_wrong_key_in_the_handshake_is_a_401(keyed: Keyed):
 
 
 def test_a_key_has_a_rate_of_its_own(keyed: Keyed):
-    asked = [ask(keyed.daemon, "POST", "/v1/completions", SHORT, keyed.bearer("slow")) for _ in range(2)]
+    # A body is one request, whatever the number of its choices.
+    three = SHORT | {"n": 3}
+    asked = [ask(keyed.daemon, "POST", "/v1/completions", three, keyed.bearer("slow")) for _ in range(2)]
     assert [response.status for response in asked] == [200, 429]
+    assert len(asked[0].json["choices"]) == 3
     assert 1 <= int(asked[1].headers["retry-after"]) <= 60
     assert asked[1].error["message"].startswith("request: the limit of 1 requests a minute is used up")
     assert ask(keyed.daemon, "POST", "/v1/completions", SHORT, keyed.bearer("alice")).status == 200
@@ -173,6 +176,19 @@ def test_a_background_key_waits_for_the_others_whatever_it_asks_for(keyed: Keyed
 def test_a_revoked_key_is_refused_without_a_restart(keyed: Keyed):
     keyed.keys["gone"] = keyed.command("add", "gone")
     keyed.wait_for_status("gone", 200)
-    keyed.command("revoke", "gone")
-    keyed.wait_for_status("gone", 401)
+    generate = json.dumps({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})
+    with connect(f"ws://{keyed.daemon.http}/generate", proxy=None, additional_headers=keyed.bearer("gone")) as open_one:
+        open_one.send(generate)
+        while json.loads(open_one.recv(ANSWER_S))["type"] != "completion":
+            continue
+        keyed.command("revoke", "gone")
+        keyed.wait_for_status("gone", 401)
+        open_one.send(generate)
+        error = json.loads(open_one.recv(ANSWER_S))
+        assert (error["type"], error["error"]) == ("error", "invalid_request")
+        assert error["message"] == "auth: the key was revoked"
+        with pytest.raises(ConnectionClosed) as closed:
+            open_one.recv(ANSWER_S)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
     assert ask(keyed.daemon, "GET", "/props", headers=keyed.bearer("alice")).status == 200

@@ -358,6 +358,15 @@ def test_embeddings_in_both_encodings(keyed):
     assert by_default.usage.prompt_tokens == by_default.usage.total_tokens > 20
 
 
+def test_a_text_that_is_too_long_to_embed_is_named_among_the_others(keyed):
+    with (
+        keyed("ann") as client,
+        pytest.raises(openai.BadRequestError, match=r"input\[1\]: \d+ tokens, expected") as caught,
+    ):
+        client.embeddings.create(model=MODEL, input=["short", "one two " * 10000, "short"])
+    assert caught.value.code == "context_length_exceeded"
+
+
 # -- errors ------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable
 
@@ -56,6 +57,12 @@ class RawClient:
         return self
 
     def __exit__(self, *_) -> None:
+        self.stream.close()
+        self.sock.close()
+
+    def reset(self) -> None:
+        """End the connection at once, as a client that crashed does."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.stream.close()
         self.sock.close()
 
@@ -420,3 +427,24 @@ def test_at_shutdown_everybody_hears_that_the_server_goes_away(impatient: Daemon
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1001
     assert impatient.process.wait(ANSWER_S) == 0
+
+
+def test_what_a_stalled_reader_lost_can_be_resumed(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--tx-high-water", "1KiB")
+    # Each message repeats the prompt, whose lines are of few tokens, so that the buffers are soon full.
+    prompt, parameters = ("=" * 64 + "\n") * 60, {"max_tokens": 120, "ignore_eos": True}
+    config = {"type": "config", "prompt": prompt, "parameters": parameters, "options": {"echo_prompt": True}}
+    with RawClient(daemon) as client:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.upgrade("/generate").send(frame(Opcode.TEXT, json.dumps(config).encode()))
+        init = client.receive()
+        assert init is not None
+        daemon.wait_for(lambda values: values["tx_stalled_sessions"] == 1)
+        client.reset()
+    daemon.wait_for(lambda values: values["detached_generations"] == 1)
+    with conversation(daemon, "/generate") as again:
+        again.send(json.dumps({"type": "resume", "request_id": json.loads(init[1])["request_id"]}))
+        messages = [json.loads(again.recv(ANSWER_S)) for _ in range(122)]
+    assert messages[0]["operation"] == "resume"
+    assert [message["position"] for message in messages[1:121]] == list(range(120))
+    assert messages[121]["finished"]

@@ -419,8 +419,8 @@ def test_embeddings_wait_for_room_and_take_none_from_the_streams(pooled: LlamaEn
 @pytest.mark.parametrize(
     ("inputs", "fault", "said"),
     [
-        (("fine", ""), Fault.BAD_REQUEST, r"input\[1\]: expected at least one token, got none"),
-        ((TokenIds((1,) * 513),), Fault.CONTEXT_EXCEEDED, r"input\[0\]: 513 tokens, at most 512 fit"),
+        (("fine", ""), Fault.BAD_REQUEST, "^input: expected at least one token, got none$"),
+        ((TokenIds((1,) * 513),), Fault.CONTEXT_EXCEEDED, "^input: 513 tokens, expected at most 512$"),
     ],
 )
 def test_inputs_without_tokens_or_with_too_many_are_refused(pooled: LlamaEngine, inputs, fault: Fault, said: str):

@@ -219,6 +219,37 @@ def test_phases_follow_the_request() -> None:
     assert codec.phase is Phase.IDLE
 
 
+@pytest.mark.parametrize("framing", [b"Content-Length: 2", b"Transfer-Encoding: chunked"])
+def test_the_head_is_to_be_had_while_its_body_is_to_come(framing: bytes) -> None:
+    codec = new()
+    head = get(framing, b"X-A: b", line=b"POST /a?b=c HTTP/1.1")
+    for data in (b"", head[:-1]):
+        codec.receive_data(data)
+        assert (codec.next_request(), codec.head) == (None, None)
+    codec.receive_data(head[-1:])
+    for data in (b"", b"2\r\n" if b"chunked" in framing else b"h"):
+        codec.receive_data(data)
+        assert codec.next_request() is None
+        assert codec.head is not None
+        assert (codec.head.method, codec.head.path, codec.head.body) == ("POST", "/a", b"")
+        assert (codec.head.query, codec.head.header("x-a")) == ({"b": "c"}, "b")
+    codec.receive_data(b"hi\r\n0\r\n\r\n" if b"chunked" in framing else b"i")
+    request = codec.next_request()
+    assert request is not None
+    assert (request.body, codec.head) == (b"hi", None)
+    codec.respond(200, [], b"")
+    assert codec.head is None
+
+
+def test_there_is_no_head_of_a_request_that_is_refused() -> None:
+    codec = new()
+    codec.receive_data(CHUNKED)
+    assert codec.next_request() is None
+    assert codec.head is not None
+    refused(b"z\r\n", codec)
+    assert codec.head is None
+
+
 def test_the_body_so_far_counts_as_buffered() -> None:
     codec = new()
     codec.receive_data(CHUNKED + b"5\r\nhello\r\n4\r\nwo")
@@ -518,6 +549,9 @@ def test_the_connection_ends_with_the_response_to_1_0_and_to_one_that_asks_for_i
     codec = given_out(wire + GET)
     assert b"\r\nConnection: close\r\n" in codec.respond(200, [], b"")
     assert (codec.keep_alive, codec.next_request()) == (False, None)
+    assert (codec.phase, codec.buffered) == (Phase.IDLE, 0), "nothing of a request that never will be"
+    codec.receive_data(GET)
+    assert (codec.phase, codec.buffered, codec.next_request()) == (Phase.IDLE, 0, None)
 
 
 def test_the_server_may_end_the_connection_with_a_response() -> None:

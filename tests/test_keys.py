@@ -328,6 +328,18 @@ def test_a_change_holds_without_a_restart_and_is_looked_for_once_a_second(path: 
     assert daemon.match(added, 101.0)
 
 
+def test_whether_a_name_still_has_its_key_is_looked_up_as_a_match_is(path: Path) -> None:
+    operator = new(path)
+    operator.add("alice")
+    daemon = KeyFile(str(path))
+    assert daemon.holds("alice", 100.0)
+    assert [daemon.holds(name, 100.0) for name in ("bob", "ALICE", "")] == [False] * 3
+    operator.revoke("alice")
+    operator.add("bob")
+    assert [daemon.holds(name, 100.9) for name in ("alice", "bob")] == [True, False]
+    assert [daemon.holds(name, 101.0) for name in ("alice", "bob")] == [False, True]
+
+
 @pytest.mark.parametrize("what", ["time", "size", "inode"])
 def test_any_change_of_time_size_or_inode_is_seen(what: str, path: Path) -> None:
     daemon = write(path, {})

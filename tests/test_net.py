@@ -39,6 +39,10 @@ def nothing() -> None:
     pass
 
 
+def fail() -> None:
+    raise RuntimeError("a mistake of ours")
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
@@ -80,6 +84,11 @@ def loop(clock: Clock) -> Iterator[WatchedLoop]:
 # Timers.
 
 
+def run_due(timers: Timers, now: float) -> None:
+    for callback in timers.due(now):
+        callback()
+
+
 class TimerModel:
     """The plainest timers there can be: a table of deadlines, searched whole."""
 
@@ -111,7 +120,7 @@ class TimerModel:
             # Early is allowed, late never.
             assert at is not None
             assert at <= min(self.deadlines.values())
-        self.timers.run_due(self.now)
+        run_due(self.timers, self.now)
         due = sorted(id_ for id_, at in self.deadlines.items() if at <= self.now)
         assert sorted(self.fired) == due
         for id_ in due:
@@ -150,7 +159,7 @@ def test_timers_run_in_the_order_of_their_deadlines() -> None:
     timers, fired = Timers(), []
     for at in (3.0, 1.0, 2.0):
         timers.add(at, lambda at=at: fired.append(at))
-    timers.run_due(2.0)
+    run_due(timers, 2.0)
     assert fired == [1.0, 2.0]
 
 
@@ -163,7 +172,7 @@ def test_a_timer_may_cancel_and_add_others_that_are_due() -> None:
 
     timers.add(1.0, first)
     second = timers.add(2.0, lambda: fired.append("second"))
-    timers.run_due(5.0)
+    run_due(timers, 5.0)
     assert fired == ["third"]
     assert timers.next_at() is None
 
@@ -190,7 +199,7 @@ def test_a_sweep_keeps_the_rest_in_order(seed: int) -> None:
     for timer in dice.sample(all_of_them, 150):
         timer.cancel()
     assert len(timers) < 200, "it was swept"
-    timers.run_due(1000)
+    run_due(timers, 1000)
     assert len(fired) == 50
     assert fired == sorted(fired)
 
@@ -198,7 +207,7 @@ def test_a_sweep_keeps_the_rest_in_order(seed: int) -> None:
 def test_cancelling_twice_or_too_late_counts_once() -> None:
     timers = Timers()
     gone = [timers.add(1.0, nothing) for _ in range(100)]
-    timers.run_due(1.0)
+    run_due(timers, 1.0)
     kept = [timers.add(2.0, nothing) for _ in range(100)]
     for timer in kept[:10] * 20 + gone:
         timer.cancel()
@@ -209,7 +218,7 @@ def test_those_that_came_up_dead_count_no_more() -> None:
     timers = Timers()
     for _ in range(60):
         timers.add(1.0, nothing).cancel()
-    timers.run_due(1.0)
+    run_due(timers, 1.0)
     kept = [timers.add(2.0, nothing) for _ in range(100)]
     for timer in kept[:10]:
         timer.cancel()
@@ -365,6 +374,74 @@ def test_interest_in_each_direction(loop: WatchedLoop) -> None:
         loop.set_interest(right, 0, seen.append)
 
 
+CALLS: dict[str, Callable[[Loop, Callable[[], None]], object]] = {
+    "timer": lambda loop, callback: loop.call_later(0.0, callback),
+    "posted call": lambda loop, callback: loop.call_soon(callback),
+    "turn-end call": lambda loop, callback: loop.call_at_turn_end(callback),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_callback_that_fails_is_logged_and_ends_nothing(
+    call: Callable, loop: WatchedLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[str] = []
+    call(loop, fail)
+    call(loop, lambda: called.append("the next"))
+    loop.before_sleep = lambda: called.append("hook")
+    loop.turns(2)
+    assert sorted(called) == ["hook", "hook", "the next"]
+    assert [record.message for record in caplog.records] == ["a callback failed"]
+    assert "a mistake of ours" in caplog.text, "with its traceback"
+
+
+@pytest.mark.parametrize("unwatch", [False, True])
+@pytest.mark.parametrize("close", [False, True])
+def test_a_socket_whose_callback_fails_is_watched_no_more(
+    close: bool, unwatch: bool, loop: WatchedLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, others = socket.socketpair(), socket.socketpair()
+    seen: list[int] = []
+
+    def ready(events: int) -> None:
+        if unwatch:
+            loop.set_interest(bad[0], 0, ready)
+        if close:
+            bad[0].close()
+        fail()
+
+    for pair, callback in ((bad, ready), (others, seen.append)):
+        pair[1].send(b"x")
+        loop.set_interest(pair[0], READ, callback)
+    loop.turns(3)
+    assert seen == [READ] * 3
+    assert [record.message for record in caplog.records] == ["a callback failed: its socket is watched no more"]
+    # A key left behind would be in the way of the next socket with this descriptor.
+    assert all(key.fileobj is not bad[0] for key in loop._selector.get_map().values())
+    for sock in bad + others:
+        sock.close()
+
+
+@pytest.mark.parametrize("hook", ["after_poll", "before_sleep"])
+def test_a_hook_that_fails_ends_the_loop(hook: str, loop: WatchedLoop) -> None:
+    setattr(loop, hook, fail)
+    loop.call_soon(nothing)
+    with pytest.raises(RuntimeError):
+        loop.run()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_an_order_to_end_passes(call: Callable, error: type[BaseException], loop: WatchedLoop) -> None:
+    def end() -> None:
+        raise error
+
+    call(loop, end)
+    loop.call_soon(nothing)
+    with pytest.raises(error):
+        loop.turn()
+
+
 # The channel.
 
 
@@ -385,6 +462,7 @@ class Recorder:
         self._called("ended")
 
     def wants_data(self) -> bool:
+        self.on.get("asked", nothing)()
         return self.wants
 
     def drained(self) -> None:
@@ -867,7 +945,41 @@ ENDS: dict[str, Callable[[Pair], object]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def fail_in(pair: Pair, name: str, then: Callable[[], object]) -> None:
+    pair.handler.on[name] = fail
+    then()
+
+
+FAULTS: dict[str, Callable[[Pair], object]] = {
+    "data_received fails": lambda pair: drop_input(pair, fail),
+    "input_ended fails": lambda pair: fail_in(pair, "ended", lambda: pair.peer.shutdown(socket.SHUT_WR)),
+    "wants_data fails": lambda pair: fail_in(pair, "asked", lambda: pair.channel.write(b"x")),
+    "drained fails": lambda pair: drop_drained(pair, fail),
+    "connection_lost fails": lambda pair: fail_in(pair, "lost", pair.channel.abort),
+    "connection_lost fails in a turn of its own": lambda pair: fail_in(pair, "lost", pair.peer.close),
+    "connection_lost fails after a deadline": lambda pair: fail_in(pair, "lost", pair.fill_kernel),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_handler_that_fails_costs_its_own_channel_only(
+    fault: Callable[[Pair], object], pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Pair(pair.loop, pair.clock)
+    fault(pair)
+    pair.loop.turns(2)
+    pair.pass_time(STALL_S)
+    assert (pair.lost, pair.interest, pair.channel.open) == (1, 0, False)
+    assert len(caplog.records) == 1
+    assert "a mistake of ours" in caplog.text, "with its traceback"
+    other.peer.send(b"still served")
+    pair.loop.turns()
+    assert other.handler.data == b"still served"
+    other.channel.abort()
+    other.peer.close()
+
+
+@pytest.mark.parametrize("end", (ENDS | FAULTS).values(), ids=ENDS | FAULTS)
 def test_connection_lost_is_called_once_whatever_ends_it(end: Callable[[Pair], object], pair: Pair) -> None:
     end(pair)
     pair.loop.turns(3)
@@ -1225,11 +1337,13 @@ def test_a_client_that_left_the_queue_is_skipped(accepting: Accepting) -> None:
     assert len(accepting.accepted) == 1
 
 
-def test_an_error_that_is_our_own_is_not_hidden(accepting: Accepting) -> None:
+def test_an_error_that_is_our_own_is_logged_and_does_not_spin(
+    accepting: Accepting, caplog: pytest.LogCaptureFixture
+) -> None:
     accepting.connect()
     accepting.socket.error = errno.EINVAL
-    with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
-        accepting.loop.turns()
+    accepting.loop.turns(3)
+    assert caplog.text.count(os.strerror(errno.EINVAL)) == len(caplog.records) == 1
 
 
 def test_closing_while_accepting_pauses(accepting: Accepting, clock: Clock) -> None:

@@ -45,7 +45,7 @@ from umaserve.messages import (
     Usage,
     Waiting,
 )
-from umaserve.protocol.openai import SSE_DONE, ChatExchange, CompletionExchange
+from umaserve.protocol.openai import SSE_DONE, ChatBody, CompletionBody
 from umaserve.protocol.openai_errors import error_body, http_error
 from umaserve.protocol.openai_models import model, models, props
 from umaserve.protocol.openai_queries import (
@@ -89,15 +89,15 @@ F, G = Tool("f", "does f", SCHEMA_TEXT), Tool("g", "", '{"type":"object","proper
 END = Finished(FinishReason.STOP, Usage(5, 3), Timing(0.5, 1.5, 3.0))
 
 Wanted = dict[str, Any]
-Exchange = ChatExchange | CompletionExchange
+Exchange = ChatBody | CompletionBody
 
 
-def chat(loaded: ModelInfo | None = INFO) -> ChatExchange:
-    return ChatExchange(LIMITS, lambda: loaded, "chatcmpl-7", 1700000000)
+def chat(loaded: ModelInfo | None = INFO) -> ChatBody:
+    return ChatBody(LIMITS, lambda: loaded, "chatcmpl-7", 1700000000)
 
 
-def completion() -> CompletionExchange:
-    return CompletionExchange(LIMITS, lambda: INFO, "cmpl-7", 1700000000)
+def completion() -> CompletionBody:
+    return CompletionBody(LIMITS, lambda: INFO, "cmpl-7", 1700000000)
 
 
 def chat_body(**wanted: Any) -> bytes:
@@ -212,6 +212,7 @@ def test_null_is_the_same_as_absent() -> None:
         ({"max_tokens": -1}, None),
         ({"max_tokens": 1}, 1),
         ({"max_tokens": 512}, 512),
+        ({"max_tokens": 2**31 - 1}, 512),
         ({"max_completion_tokens": 9}, 9),
         ({"max_completion_tokens": 9, "max_tokens": 8}, 9),
         ({"max_completion_tokens": -1, "max_tokens": 8}, 8),
@@ -323,8 +324,8 @@ def test_messages_are_capped_together() -> None:
         ({"model": 1}, "model"),
         ({"model": "m" * 257}, "model"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 513}, "max_tokens"),
-        ({"max_completion_tokens": 513}, "max_completion_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
@@ -454,13 +455,13 @@ def test_completion_with_every_field() -> None:
     ) == (Generate("cmpl-7", TokenIds((1, 2**31 - 1)), 512, Sampling(1.0, 1.0, seed=0), ("x",), 5),)
 
 
-@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (512, 512)])
+@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (512, 512), (513, 512)])
 def test_completion_answer_length(wanted: int | None, max_tokens: int | None) -> None:
     assert completion_requests(max_tokens=wanted)[0].max_tokens == max_tokens
 
 
 def test_the_default_length_of_a_completion_keeps_to_the_cap() -> None:
-    [request] = CompletionExchange(Limits(200, 9), lambda: INFO, "c", 0).receive(completion_body())
+    [request] = CompletionBody(Limits(200, 9), lambda: INFO, "c", 0).receive(completion_body())
     assert request.max_tokens == 9
 
 
@@ -499,7 +500,7 @@ def test_each_prompt_has_its_choices_side_by_side() -> None:
         ({"echo": 1}, "echo: expected true or false, got a whole number"),
         ({"echo": True, "logprobs": 0}, "echo: expected false where logprobs are asked for, got true"),
         ({"echo": True, "prompt": [1]}, "echo: expected false where the prompt is token ids, got true"),
-        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1 to 512, got 0"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1 to 2147483647, got 0"),
     ],
 )
 def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expected: str) -> None:

@@ -18,8 +18,11 @@ import websockets.sync.client
 from daemon import ANSWER_S, Daemon
 
 import umaserve
+from umaserve.errors import RequestError
 from umaserve.http.routes import ECHO_PATH, ROUTES
 from umaserve.keys import KeyFile
+from umaserve.protocol.openai_errors import error_body
+from umaserve.services import Services
 
 DOCUMENT = json.loads(resources.files("umaserve.http").joinpath("openapi.json").read_bytes())
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
@@ -148,11 +151,18 @@ def test_what_is_got_is_as_described(http: httpx.Client, path: str):
     check_response(response, GETS[path])
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/v1/models", "/v1/models/{model}"])
 def test_what_is_got_while_the_model_loads_is_as_described(path: str):
-    status, content_type, body = ROUTES[path].endpoint.make(SimpleNamespace(model=lambda: None), None)
+    loading = SimpleNamespace(model=lambda: None, questions=lambda: None, loaded=lambda: Services.loaded(loading))
+    headers = {"Content-Type": "application/json"}
+    try:
+        status, headers["Content-Type"], body = ROUTES[path.replace("{model}", "")].endpoint.make(loading, None)
+    except RequestError as error:
+        status, body, more = error_body(error)
+        headers |= dict(more)
+        assert headers["Retry-After"] == "1"
     assert status == 503
-    check_response(httpx.Response(status, headers={"Content-Type": content_type}, content=body), GETS[path])
+    check_response(httpx.Response(status, headers=headers, content=body), GETS[path])
 
 
 def test_the_document_is_served(http: httpx.Client):

@@ -1,89 +1,254 @@
-"""Questions: embeddings one text after another, and what a client sees of a failure."""
+"""Questions: embeddings one text at a time and in turns, answers rendered on their thread, and what a client sees."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Detokenized, Embed, Embedded, TokenIds
-from umaserve.serving.questions import embed_all, result_or_error
+from umaserve.messages import Answer, Detokenize, Detokenized, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
+from umaserve.serving.questions import Question, Questions
 
 pytest.register_assert_rewrite("standin")
 from standin import EngineFailure, StandInEngine, SteppedWorker, vector  # noqa: E402
 
+MOST = 4
 
-class Asked:
-    """One question, its engine and what came of it."""
 
-    def __init__(self, *inputs: str | TokenIds) -> None:
+class World:
+    """Questions with their engine and its threads, and what came of each question, in the order of the ends."""
+
+    def __init__(self) -> None:
         self.engine, self.compute, self.preparing = StandInEngine(), SteppedWorker(), SteppedWorker()
-        self.answers: list[Answer | RequestError] = []
-        embed_all(self.engine, self.compute, self.preparing, Embed(inputs), self.answers.append)
+        self.questions = Questions(self.engine, self.compute, self.preparing, MOST)
+        self.answers: list[tuple[str, bytes | RequestError]] = []
+        self.rendered: list[Answer] = []
+        self.embedded: list[bytes] = []
+        embed = self.engine.embed
+        self.engine.embed = lambda query: (self.embedded.append(bytes(query.inputs[0].ids)), embed(query))[1]
 
-    def finish(self) -> Answer | RequestError:
+    def ask(self, query: Query, name: str = "", render: Callable[[Answer], bytes] | None = None) -> Question:
+        def note(answer: Answer) -> bytes:
+            self.rendered.append(answer)
+            return repr(answer).encode()
+
+        return self.questions.ask(query, render or note, lambda answer: self.answers.append((name, answer)))
+
+    def embed(self, *inputs: str | TokenIds, name: str = "") -> Question:
+        return self.ask(Embed(inputs), name)
+
+    def finish(self) -> None:
         while self.compute.jobs or self.preparing.jobs:
-            assert self.answers == []
-            assert len(self.compute.jobs) + len(self.preparing.jobs) == 1, "one text at a time"
             self.preparing.step()
             self.compute.step()
-        (answer,) = self.answers
-        return answer
+        assert self.questions.idle
+
+    def error(self) -> RequestError:
+        ((_name, error),) = self.answers
+        assert isinstance(error, RequestError)
+        return error
 
 
-def test_each_text_gets_its_vector_in_order() -> None:
-    answer = Asked("one", TokenIds(tuple(b"two")), "one").finish()
-    assert answer == Embedded([vector(b"one"), vector(b"two"), vector(b"one")], 9)
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# One question.
+
+
+def test_each_text_gets_its_vector_in_order(world: World) -> None:
+    world.embed("one", TokenIds(tuple(b"two")), "one")
+    world.finish()
+    embedded = Embedded([vector(b"one"), vector(b"two"), vector(b"one")], 9)
+    assert world.rendered == [embedded]
+    assert world.answers == [("", repr(embedded).encode())]
 
 
 def test_texts_are_tokenized_on_the_preparing_thread_and_tokens_are_taken_as_they_are() -> None:
-    text, tokens = Asked("one"), Asked(TokenIds((1, 2)))
+    text, tokens = World(), World()
+    text.embed("one")
+    tokens.embed(TokenIds((1, 2)))
     assert (len(text.preparing.jobs), len(text.compute.jobs)) == (1, 0)
     assert (len(tokens.preparing.jobs), len(tokens.compute.jobs)) == (0, 1)
 
 
-def test_ticks_may_come_between_the_texts() -> None:
-    asked = Asked("one", "two", "three")
-    order: list[str] = []
-    embed = asked.engine.embed
-    asked.engine.embed = lambda query: (order.append(bytes(query.inputs[0].ids).decode()), embed(query))[1]
-    while not asked.answers:
-        asked.preparing.step()
-        asked.compute.submit(lambda: order.append("tick"), lambda _result: None)
-        asked.compute.step()
-        asked.compute.step()
-    assert order == ["one", "tick", "two", "tick", "three", "tick"]
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        (Tokenize("hi", special=False), Tokenized([104, 105], [b"h", b"i"])),
+        (Detokenize((104, 105)), Detokenized("hi")),
+        (Embed((TokenIds(tuple(b"hi")),)), Embedded([vector(b"hi")], 2)),
+    ],
+)
+def test_an_answer_is_rendered_on_the_preparing_thread(world: World, query: Query, answer: Answer) -> None:
+    world.ask(query)
+    world.compute.step()
+    assert world.rendered == []
+    assert not world.questions.idle
+    assert len(world.preparing.jobs) == 1
+    world.preparing.step()
+    assert world.rendered == [answer]
+    assert world.answers == [("", repr(answer).encode())]
+    assert world.questions.idle
+
+
+# Embeddings of several askers.
+
+
+def test_askers_have_their_texts_embedded_in_turns_and_one_at_a_time(world: World) -> None:
+    world.embed("a1", "a2", "a3", "a4", name="a")
+    world.embed("b1", name="b")
+    world.embed(TokenIds(tuple(b"c1")), TokenIds(tuple(b"c2")), name="c")
+    while not world.questions.idle:
+        assert len(world.compute.jobs) <= 1, "a tick may come between any two texts"
+        world.preparing.step()
+        world.compute.step()
+    assert world.embedded == [b"a1", b"b1", b"c1", b"a2", b"c2", b"a3", b"a4"]
+    assert [name for name, _answer in world.answers] == ["b", "c", "a"]
+
+
+def test_ticks_may_come_between_the_texts(world: World) -> None:
+    world.embed("one", "two", "three")
+    while not world.answers:
+        world.preparing.step()
+        world.compute.submit(lambda: world.embedded.append(b"tick"), lambda _result: None)
+        world.compute.step()
+        world.compute.step()
+    assert world.embedded[:5] == [b"one", b"tick", b"two", b"tick", b"three"]
+
+
+@pytest.mark.parametrize("when", ["tokenizing", "embedding", "waiting"])
+def test_the_texts_of_who_has_left_are_embedded_no_more(world: World, when: str) -> None:
+    other = world.embed("b1", "b2", name="b") if when == "waiting" else None
+    gone = world.embed("a1", "a2", "a3", name="a")
+    if when == "embedding":
+        world.preparing.step()
+    gone.forgotten = True
+    if other is None:
+        world.embed("b1", "b2", name="b")
+    world.finish()
+    assert [name for name, _answer in world.answers] == ["b"]
+    assert world.embedded == ([] if when == "waiting" else [b"a1"]) + [b"b1", b"b2"]
+    assert len(world.rendered) == 1
+
+
+# Leaving, and too many.
+
+
+def test_nothing_is_asked_for_who_left_before_its_turn(world: World) -> None:
+    asked: list[Query] = []
+    answer = world.engine.answer
+    world.engine.answer = lambda query: (asked.append(query), answer(query))[1]
+    gone = world.ask(Tokenize("gone", special=False))
+    world.ask(Tokenize("stays", special=False))
+    gone.forgotten = True
+    world.finish()
+    assert asked == [Tokenize("stays", special=False)]
+    assert len(world.answers) == len(world.rendered) == 1
+
+
+def test_who_left_while_it_was_answered_is_told_nothing(world: World) -> None:
+    question = world.ask(Tokenize("gone", special=False))
+    ((job, done),) = world.preparing.jobs
+    world.preparing.jobs.clear()
+    result = job()
+    question.forgotten = True
+    done(result)
+    assert world.answers == []
+    assert world.questions.idle
+
+
+@pytest.mark.parametrize("query", [Tokenize("x", special=False), Embed(("x", "y"))], ids=["tokenize", "embed"])
+def test_no_more_than_so_many_wait(world: World, query: Query) -> None:
+    for _ in range(MOST - 1):
+        world.ask(query)
+    gone = world.ask(query)
+    gone.forgotten = True
+    with pytest.raises(RequestError, match=f"request: {MOST} questions wait already") as refused:
+        world.ask(Detokenize(()))
+    assert (refused.value.fault, refused.value.retry_after_s) == (Fault.MEMORY_PRESSURE, 1)
+    world.finish()
+    assert len(world.answers) == MOST - 1
+    world.ask(query)
+    world.finish()
+    assert len(world.answers) == MOST
+
+
+# Failures.
 
 
 @pytest.mark.parametrize("failure", [EngineFailure("told to"), RequestError(Fault.BAD_REQUEST, "input: no")], ids=repr)
-def test_a_text_that_cannot_be_tokenized_ends_it(failure: Exception) -> None:
-    asked = Asked("one", "two")
-    asked.engine.answer = lambda _query: (_ for _ in ()).throw(failure)
-    error = asked.finish()
-    assert isinstance(error, RequestError)
-    assert error.fault is (Fault.BAD_REQUEST if error is failure else Fault.DECODE_FAILED)
+def test_a_text_that_cannot_be_tokenized_ends_it(world: World, failure: Exception) -> None:
+    world.engine.answer = lambda _query: (_ for _ in ()).throw(failure)
+    world.embed("one", "two")
+    world.finish()
+    assert world.error().fault is (Fault.BAD_REQUEST if world.error() is failure else Fault.DECODE_FAILED)
+    assert world.embedded == []
 
 
 @pytest.mark.parametrize(("bad", "fault"), [("refuse", Fault.CONTEXT_EXCEEDED), ("raise", Fault.DECODE_FAILED)])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_the_first_text_that_fails_ends_it(bad: str, fault: Fault, at: int) -> None:
+def test_the_first_text_that_fails_ends_it_and_is_named(world: World, bad: str, fault: Fault, at: int) -> None:
     inputs = ["a", "b", "c"]
     inputs[at] = bad
-    error = Asked(*inputs).finish()
-    assert isinstance(error, RequestError)
-    assert error.fault is fault
-    assert "told to" not in error.message
+    world.embed(*inputs)
+    world.finish()
+    assert world.error().fault is fault
+    expected = f"input[{at}]: too long" if bad == "refuse" else "request: the server failed on it"
+    assert world.error().message == expected
+    assert len(world.embedded) == at + 1
 
 
-def test_a_client_sees_the_answer_and_the_refusal_but_no_mistake_of_ours(caplog: pytest.LogCaptureFixture) -> None:
-    answer, refusal = Detokenized("text"), RequestError(Fault.BAD_REQUEST, "tokens: no")
-    assert result_or_error(answer) is answer
-    assert result_or_error(refusal) is refusal
-    assert caplog.records == []
-    error = result_or_error(EngineFailure("told to"))
-    assert isinstance(error, RequestError)
-    assert (error.fault, error.message) == (Fault.DECODE_FAILED, "request: the server failed on it")
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ("input: too long", "input[1]: too long"),
+        ("input[0][2]: expected a token id", "input[1][2]: expected a token id"),
+        ("model: makes no embeddings", "model: makes no embeddings"),
+        ("inputs: many", "inputs: many"),
+    ],
+)
+def test_the_engine_sees_one_text_and_the_client_its_number(world: World, said: str, seen: str) -> None:
+    def embed(query: Embed) -> Embedded:
+        if query.inputs == (TokenIds((1,)),):
+            return Embedded([vector(b"")], 1)
+        raise RequestError(Fault.BAD_REQUEST, said)
+
+    world.engine.embed = embed
+    world.embed(TokenIds((1,)), TokenIds((2,)), TokenIds((3,)))
+    world.finish()
+    assert world.error().message == seen
+
+
+def test_one_askers_failure_is_nobody_elses(world: World) -> None:
+    world.embed("a1", "a2", name="a")
+    world.embed("raise", "b2", name="b")
+    world.embed("refuse", "c2", name="c")
+    world.finish()
+    assert {name: type(answer) for name, answer in world.answers} == {"a": bytes, "b": RequestError, "c": RequestError}
+    assert world.embedded == [b"a1", b"raise", b"refuse", b"a2"]
+
+
+@pytest.mark.parametrize("query", [Tokenize("x", special=False), Embed(("x",))], ids=["tokenize", "embed"])
+def test_an_answer_that_cannot_be_rendered_is_a_mistake_of_ours(
+    world: World, query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    def render(_answer: Answer) -> bytes:
+        raise ValueError("told to")
+
+    world.ask(query, render=render)
+    world.finish()
+    assert (world.error().fault, world.error().message) == (Fault.DECODE_FAILED, "request: the server failed on it")
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
+
+
+def test_a_refusal_is_told_as_it_is(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.ask(Detokenize((1000,)))
+    world.finish()
+    assert (world.error().fault, world.error().message) == (Fault.BAD_REQUEST, "tokens: out of range")
+    assert caplog.records == []

@@ -31,8 +31,10 @@ from umaserve.messages import (
     Waiting,
 )
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.observer import observe_end
 from umaserve.serving.policy import AGING_S
-from umaserve.serving.scheduler import PATIENCE_S, Scheduler, Targets
+from umaserve.serving.preparing import TENANTS_REMEMBERED
+from umaserve.serving.scheduler import CHANGED_PER_TICK, PATIENCE_S, Scheduler, Targets
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
 from umaserve.serving.ticks import Outcome
 
@@ -120,7 +122,10 @@ class World:
         self.spent: list[tuple[Origin, int, float]] = []
         self.engine = StandInEngine(**capacity)
         self.compute, self.preparing = SteppedWorker(), SteppedWorker()
-        self.sessions = SessionManager(clock=lambda: self.now)
+        self.sessions = SessionManager(
+            clock=lambda: self.now,
+            ended=lambda session, end: observe_end(self.scheduler.metrics, session, end, self.now),
+        )
         self.scheduler = Scheduler(
             self.sessions,
             self.engine,
@@ -593,13 +598,21 @@ def test_paused_streams_cost_the_others_nothing(world: World) -> None:
     assert [client.text for client in paused] == [client.expected for client in paused]
 
 
-def test_a_pause_is_acknowledged_at_once_and_again(world: World) -> None:
+def test_a_pause_is_acknowledged_after_the_last_token_before_it(world: World) -> None:
     client = in_decode(world)
     world.pause(client)
     world.pause(client)
-    world.resume(client)
     world.scheduler.deliver()
-    assert client.steered == [Steered(Pause()), Steered(Pause()), Steered(Resume())]
+    assert client.steered == [], "the tick that is being computed makes it another token"
+    world.turn_until(lambda: len(client.steered) == 2)
+    tokens = len(client.tokens)
+    assert client.outputs[-3:] == [client.tokens[-1], Steered(Pause()), Steered(Pause())]
+    for _ in range(3):
+        world.turn()
+    assert len(client.tokens) == tokens
+    world.resume(client)
+    world.turn_until(lambda: len(client.steered) == 3)
+    assert client.outputs[-1] == Steered(Resume())
     world.finish()
     assert client.text == client.expected
 
@@ -665,24 +678,90 @@ def test_a_refused_modification_changes_nothing(
     assert len(client.limits) == 1
 
 
-def test_modifications_are_applied_one_after_another(world: World) -> None:
-    client = in_prefill(world)
-    commands = [world.modify(client, max_tokens=50), world.modify(client, max_tokens=190), world.modify(client)]
-    world.turn_until(lambda: len(client.steered) == 3)
-    assert [one.command for one in client.steered] == commands
-    assert [one.refusal for one in client.steered] == [None, "prompt: too long", None]
-    assert client.session.prepared.max_tokens == 50, "that of the first, since the third names none"
+@pytest.mark.parametrize(
+    ("lengths", "refusal", "applied"),
+    [((190, 50), None, 50), ((50, 190), "prompt: too long", 40), ((1, 60), None, 60)],
+    ids=str,
+)
+def test_of_several_modifications_the_last_holds_and_all_are_answered_alike(
+    world: World, lengths: tuple[int, int], refusal: str | None, applied: int
+) -> None:
+    client, made = in_decode(world), []
+    change = world.engine.change
+    world.engine.change = lambda *arguments: (made.append(arguments), change(*arguments))[1]
+    first = world.modify(client, max_tokens=lengths[0])
+    world.pause(client)
+    second = world.modify(client, max_tokens=lengths[1])
+    world.resume(client)
+    world.turn_until(lambda: client.steered)
+    assert [one.command for one in client.steered] == [first, Pause(), second, Resume()]
+    assert [one.refusal for one in client.steered] == [refusal, None, refusal, None]
+    assert len(made) == 1, "a sampler is made for the last one only"
+    assert client.session.prepared.max_tokens == applied
     world.finish()
-    assert (client.text, client.end) == client.expected_end
+    assert (client.text, len(client.text), client.end) == (client.expected, applied, FinishReason.LENGTH)
 
 
-def test_a_modification_that_ends_it_drops_those_behind_it(world: World) -> None:
+def test_a_modification_that_ends_it_is_answered_before_the_end(world: World) -> None:
     client = in_decode(world)
-    world.modify(client, max_tokens=1)
     world.modify(client, max_tokens=60)
+    world.modify(client, max_tokens=1)
     world.finish()
     assert client.end is FinishReason.LENGTH
-    assert len(client.steered) == 1
+    assert [type(output) for output in client.outputs[-3:]] == [Steered, Steered, Finished]
+
+
+def test_so_many_requests_are_modified_before_one_tick_and_the_others_before_the_next() -> None:
+    world = World(slots=3 * CHANGED_PER_TICK, cells=2000, batch_tokens=100)
+    clients = [world.arrive(f"{number:02}", max_tokens=60) for number in range(2 * CHANGED_PER_TICK + 1)]
+    world.turn_until(lambda: all(client.text for client in clients))
+    for client in clients:
+        world.modify(client, max_tokens=30)
+    answered = []
+    while len(answered) < 3:
+        world.turn()
+        answered.append(sum(bool(client.steered) for client in clients))
+    assert answered == [CHANGED_PER_TICK, 2 * CHANGED_PER_TICK, 2 * CHANGED_PER_TICK + 1]
+    world.finish()
+    assert [client.text for client in clients] == [client.expected for client in clients]
+
+
+def test_the_loop_turns_again_where_more_changes_wait_than_one_turn_applies() -> None:
+    world = World(slots=2 * CHANGED_PER_TICK, cells=2000)
+    clients = [world.arrive(f"{number:02}", max_tokens=60) for number in range(CHANGED_PER_TICK + 1)]
+    world.turn_until(lambda: all(client.text for client in clients))
+    for client in clients:
+        world.pause(client)
+    world.turn_until(lambda: not world.compute.jobs)
+    for client in clients:
+        world.modify(client, max_tokens=30)
+    assert world.scheduler.eager, "no tick runs whose end would make the loop turn"
+    steered = []
+    while world.scheduler.eager:
+        world.turn()
+        steered.append(sum(len(client.steered) - 1 for client in clients))
+    assert steered == [CHANGED_PER_TICK, CHANGED_PER_TICK + 1]
+    world.resume(clients[0])
+    world.turn()
+    world.modify(clients[0], max_tokens=20)
+    assert world.compute.jobs
+    assert not world.scheduler.eager, "the end of the tick makes the loop turn"
+    for client in clients:
+        world.resume(client)
+    world.finish()
+
+
+def test_changes_of_what_is_not_prepared_make_nobody_turn(world: World) -> None:
+    client = preparing(world)
+    world.pause(client)
+    assert not world.scheduler.eager
+    world.preparing.step()
+    assert world.scheduler.eager
+    world.turn()
+    assert not world.scheduler.eager
+    assert client.steered == [Steered(Pause())]
+    world.resume(client)
+    world.finish()
 
 
 def test_a_modification_that_fails_inside_fails_its_request_alone(world: World) -> None:
@@ -1220,6 +1299,14 @@ def test_streams_that_lose_their_places_again_and_again_lose_nothing_else(
 # Preparing.
 
 
+def prepared_order(world: World) -> list[object]:
+    """Prompts, as they get prepared from now on."""
+    order: list[object] = []
+    prepare = world.engine.prepare
+    world.engine.prepare = lambda request: (order.append(request.prompt), prepare(request))[1]
+    return order
+
+
 def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(world: World) -> None:
     first = world.arrive("first", max_tokens=2)
     world.scheduler.pump()
@@ -1229,12 +1316,38 @@ def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(w
     world.scheduler.pump()
     assert len(world.preparing.jobs) == 1
     world.abandon(gone)
-    order = []
-    prepare = world.engine.prepare
-    world.engine.prepare = lambda request: (order.append(request.prompt), prepare(request))[1]
+    order = prepared_order(world)
     world.turn_until(lambda: all(client.end for client in (first, patient, hasty)))
     assert order == ["first", "hasty", "patient"]
     world.finish()
+
+
+def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
+    order = prepared_order(world)
+    key, other = Origin("openai", "192.0.2.1", "garden"), Origin("openai", "192.0.2.1", "orchard")
+    for number in range(3):
+        world.arrive(f"many {number}", max_tokens=2)
+    world.arrive("late", max_tokens=2, priority=Priority.BACKGROUND)
+    for number in range(2):
+        world.arrive(f"key {number}", key, max_tokens=2)
+    world.turns(2)
+    world.arrive("other", other, max_tokens=2)
+    world.finish()
+    assert order[:7] == ["many 0", "key 0", "other", "many 1", "key 1", "many 2", "late"]
+
+
+def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: World) -> None:
+    order = prepared_order(world)
+    first = world.arrive("first", Origin("uds", "first"), max_tokens=1)
+    for number in range(TENANTS_REMEMBERED):
+        client = world.arrive("x", Origin("uds", f"peer {number}"), max_tokens=1)
+        world.turn_until(lambda client=client: client.session.prepared)
+    assert first.end
+    order.clear()
+    for prompt, peer in (("again", "first"), ("remembered", "peer 1"), ("new", "newcomer")):
+        world.arrive(prompt, Origin("uds", peer), max_tokens=1)
+    world.turn_until(lambda: all(client.end for client in world.clients))
+    assert order == ["again", "new", "remembered"]
 
 
 def test_a_result_that_cannot_be_taken_fails_its_tick_and_nobody_else(world: World) -> None:

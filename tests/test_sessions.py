@@ -22,6 +22,7 @@ from umaserve.messages import (
     Priority,
     Resume,
     Steered,
+    Steering,
     Timing,
     Token,
 )
@@ -250,16 +251,16 @@ def test_an_end_whose_text_cannot_be_checked_is_a_failure() -> None:
 
 
 def test_who_leaves_before_the_end_was_delivered_is_told_of_once() -> None:
-    manager = manage()
-    left: list[Session] = []
-    manager.left = left.append
+    left: list[tuple[Session, str]] = []
+    manager = SessionManager(clock=lambda: NOW, ended=lambda *told: left.append(told))
     new, runs, ended, delivered = opened(manager), running(manager), running(manager), running(manager)
     manager.finish(delivered, FinishReason.STOP)
     deliver(manager)
     manager.finish(ended, FinishReason.STOP)
+    manager.abandon(runs, "replaced")
     for session in (new, runs, ended, delivered) * 2:
         manager.abandon(session)
-    assert left == [runs, ended]
+    assert left == [(runs, "replaced"), (ended, "abandoned")]
 
 
 # Holds and steering.
@@ -334,17 +335,17 @@ def test_who_lost_its_place_waits_again_with_what_it_has_made() -> None:
     assert (session.state, manager.waiting) == (State.PREFILL, 1)
 
 
-def test_pause_and_resume_are_acknowledged_in_order() -> None:
+def test_pause_and_resume_hold_at_once_and_are_acknowledged_between_ticks_in_their_order() -> None:
     manager = manage()
     session = running(manager)
+    session.prepared = prepared()
     manager.prompt_done(session)
-    commands = [Pause(), Resume(), Resume(), Pause(), Pause()]
-    for command in commands:
+    commands = [Pause(), Resume(), Modify(REQUEST), Resume(), Pause()]
+    for command, state in zip(commands, [State.STREAM, *[State.DECODE] * 3, State.STREAM], strict=True):
         manager.steer(session, command)
-        manager.put(session, Token("x", 1))
-    assert session.state is State.STREAM
-    expected = [output for command in commands for output in (Steered(command), Token("x", 1))]
-    assert [output for _, output in deliver(manager)] == expected
+        assert session.state is state
+    assert deliver(manager) == []
+    assert manager.take_changes(9) == [(session, commands)]
 
 
 @pytest.mark.parametrize("command", [Pause(), Resume(), Modify(REQUEST)], ids=lambda command: type(command).__name__)
@@ -355,7 +356,7 @@ def test_steering_what_does_not_run_is_ignored(command: Pause | Resume | Modify)
     for session in (opened(manager), done):
         manager.steer(session, command)
     assert [type(output) for _, output in deliver(manager)] == [Finished]
-    assert manager.take_changes() == []
+    assert manager.take_changes(9) == []
 
 
 def test_modifications_wait_until_the_request_is_prepared_and_stay_in_order() -> None:
@@ -364,16 +365,31 @@ def test_modifications_wait_until_the_request_is_prepared_and_stay_in_order() ->
     changes = [Modify(Generate("r", "hello", number + 1)) for number in range(3)]
     for session, change in itertools.product((early, late, gone), changes):
         manager.steer(session, change)
+    assert not manager.changing
     late.prepared = gone.prepared = prepared()
     manager.abandon(gone)
-    assert manager.take_changes() == [(late, change) for change in changes]
-    assert manager.take_changes() == []
+    assert manager.changing
+    assert manager.take_changes(9) == [(late, changes)]
+    assert manager.take_changes(9) == []
+    assert not manager.changing
     early.prepared = prepared()
-    assert manager.take_changes() == [(early, change) for change in changes]
+    assert manager.take_changes(9) == [(early, changes)]
     assert deliver(manager) == [], "who applies them says so"
 
 
-def test_more_modifications_than_may_wait_are_refused() -> None:
+def test_changes_are_taken_of_so_many_requests_at_once_and_the_others_wait() -> None:
+    manager = manage()
+    sessions = [running(manager) for _ in range(5)]
+    for session, command in itertools.product(sessions, (Pause(), Resume())):
+        session.prepared = prepared()
+        manager.steer(session, command)
+    taken = []
+    while manager.changing:
+        taken.append([session for session, _commands in manager.take_changes(2)])
+    assert taken == [sessions[:2], sessions[2:4], sessions[4:]]
+
+
+def test_more_modifications_than_may_wait_are_refused_and_a_pause_never_is() -> None:
     manager = manage()
     session = running(manager)
     changes = [Modify(Generate("r", "hello", number + 1)) for number in range(MAX_CHANGES + 1)]
@@ -382,9 +398,12 @@ def test_more_modifications_than_may_wait_are_refused() -> None:
     ((_, refused),) = deliver(manager)
     assert isinstance(refused, Steered)
     assert refused.command is changes[-1]
-    assert f"{MAX_CHANGES} modifications" in (refused.refusal or "")
+    assert f"{MAX_CHANGES} changes" in (refused.refusal or "")
+    manager.steer(session, Pause())
+    assert session.holds == {Hold.PAUSE}
+    assert deliver(manager) == [(session, Steered(Pause()))]
     session.prepared = prepared()
-    assert manager.take_changes() == [(session, change) for change in changes[:-1]]
+    assert manager.take_changes(9) == [(session, changes[:-1])]
 
 
 # Admission and time.
@@ -409,15 +428,32 @@ def test_who_is_not_admitted_leaves_nothing_behind() -> None:
         if len(asked) > 2:
             raise RequestError(Fault.RATE_LIMITED, "request: no")
 
-    manager = SessionManager(admit, clock=lambda: NOW)
+    told: list[tuple[Session, str, Generate | None, float]] = []
+    manager = SessionManager(
+        admit, lambda: NOW, lambda session, end: told.append((session, end, session.request, session.requested_at))
+    )
     first, second, third = running(manager), running(manager), opened(manager)
     first.slot = 0
     with pytest.raises(RequestError) as refused:
         manager.request(third, REQUEST, 4.0)
     assert refused.value.request_id == "r"
     assert asked == [(ORIGIN, 0, 2.0), (ORIGIN, 1, 2.0), (ORIGIN, 1, 4.0)]
+    assert told == [(third, "rate_limited", REQUEST, 4.0)]
     assert third.state is State.RECV_REQ
     assert manager.take_arrived() == [first, second]
+    manager.abandon(third)
+    assert len(told) == 1, "its end was told of"
+
+
+def test_a_part_of_an_admitted_request_is_asked_of_nobody() -> None:
+    def admit(_origin: Origin, _waiting: int, _now: float) -> None:
+        raise RequestError(Fault.RATE_LIMITED, "request: no")
+
+    manager = SessionManager(admit)
+    manager.draining = True
+    session = opened(manager)
+    manager.request(session, REQUEST, 2.0, admitted=True)
+    assert manager.take_arrived() == [session]
 
 
 def test_only_those_without_a_place_and_without_a_hold_wait() -> None:
@@ -430,7 +466,7 @@ def test_only_those_without_a_place_and_without_a_hold_wait() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "expired"), [(2.9, True), (3.0, False), (100.0, False)])
-def test_a_request_that_takes_too_long_fails_whatever_it_does(seconds: float, expired: bool) -> None:
+def test_a_request_that_takes_too_long_fails_unless_it_is_held(seconds: float, expired: bool) -> None:
     manager = manage()
     waits, streams, paused = (running(manager) for _ in range(3))
     young = opened(manager)
@@ -440,12 +476,33 @@ def test_a_request_that_takes_too_long_fails_whatever_it_does(seconds: float, ex
     manager.hold(paused, Hold.PAUSE)
     manager.expire(seconds)
     errors = dict(deliver(manager))
-    assert set(errors) == ({waits, streams, paused} if expired else set())
+    assert set(errors) == ({waits, streams} if expired else set())
     for error in errors.values():
         assert isinstance(error, RequestError)
         assert (error.fault, error.request_id) == (Fault.TIMED_OUT, "r")
         assert f"{seconds:g} s" in error.message
-    assert young in manager.running()
+    assert {young, paused} <= set(manager.running())
+
+
+def test_the_time_for_which_it_was_held_does_not_count_however_often() -> None:
+    now = 0.0
+    manager = SessionManager(clock=lambda: now)
+    session = opened(manager)
+    manager.request(session, REQUEST, 0.0)
+    manager.prompt_done(session)
+    for holds in ([Hold.PAUSE], [Hold.READER, Hold.DETACHED], [Hold.PAUSE, Hold.PAUSE]):
+        now += 1.0
+        for why in holds:
+            manager.hold(session, why)
+            now += 50.0
+        for why in holds:
+            manager.release(session, why)
+            now += 0.0 if not session.holds else 50.0
+    now += 1.0
+    manager.expire(4.0)
+    assert session.running
+    manager.expire(3.9)
+    assert not session.running
 
 
 @pytest.mark.parametrize(
@@ -531,7 +588,9 @@ class Sessions(RuleBasedStateMachine):
         self.got: dict[int, list[object]] = {}
         self.arrived: list[Session] = []
         self.requested: dict[int, float] = {}
-        self.changes: dict[Session, list[Modify]] = {}
+        self.held_s: dict[int, float] = {}
+        """For how long each has been held, by the turns of the clock."""
+        self.changes: dict[Session, list[Steering]] = {}
 
     def move(self, session: Session, event: Event, *outputs: object) -> None:
         """Make the move if the table has it; else see that it is refused."""
@@ -570,6 +629,7 @@ class Sessions(RuleBasedStateMachine):
         self.state[session.id] = State.PREFILL
         self.arrived.append(session)
         self.requested[session.id] = self.now
+        self.held_s[session.id] = 0.0
 
     @rule(session=sessions, id_=st.sampled_from(["r", "r", "other"]))
     def cancel(self, session: Session, id_: str) -> None:
@@ -618,30 +678,32 @@ class Sessions(RuleBasedStateMachine):
         if self.state[session.id] in RUNNING:
             expect = self.expect_hold if isinstance(command, Pause) else self.expect_release
             expect(session, Hold.PAUSE)
-            self.waiting[session.id].append((command, True))
+            self.expect_change(session, command)
 
     @rule(session=sessions, count=st.integers(1, 3))
     def modify(self, session: Session, count: int) -> None:
         for _ in range(count):
             command = Modify(Generate("r", "hello", 1 + next(self.numbers)))
             self.manager.steer(session, command)
-            if self.state[session.id] not in RUNNING:
-                continue
-            changes = self.changes.setdefault(session, [])
-            if len(changes) == MAX_CHANGES:
-                self.waiting[session.id].append((command, False))
-            else:
-                changes.append(command)
+            if self.state[session.id] in RUNNING:
+                self.expect_change(session, command)
+
+    def expect_change(self, session: Session, command: Steering) -> None:
+        changes = self.changes.setdefault(session, [])
+        if len(changes) == MAX_CHANGES:
+            self.waiting[session.id].append((command, not isinstance(command, Modify)))
+        else:
+            changes.append(command)
 
     @rule(session=sessions)
     def prepare(self, session: Session) -> None:
         session.prepared = prepared()
 
-    @rule()
-    def take_changes(self) -> None:
+    @rule(most=st.integers(1, 3))
+    def take_changes(self, most: int) -> None:
         ready = [session for session in self.changes if session.prepared is not None]
-        expected = [(session, change) for session in ready for change in self.changes.pop(session)]
-        assert self.manager.take_changes() == expected
+        assert self.manager.changing == bool(ready)
+        assert self.manager.take_changes(most) == [(session, self.changes.pop(session)) for session in ready[:most]]
 
     @rule(session=sessions)
     def prompt_done(self, session: Session) -> None:
@@ -671,7 +733,14 @@ class Sessions(RuleBasedStateMachine):
     @rule(seconds=st.integers(0, 3))
     def expire(self, seconds: int) -> None:
         self.now += 1.0
-        late = [session for session in self.manager.running() if self.now - self.requested[session.id] > float(seconds)]
+        for id_ in self.held:
+            self.held_s[id_] += 1.0
+        late = [
+            session
+            for session in self.manager.running()
+            if session.id not in self.held
+            and self.now - self.requested[session.id] - self.held_s[session.id] > float(seconds)
+        ]
         self.manager.expire(seconds)
         for session in late:
             self.moved(session, State.ERRORED, Fault.TIMED_OUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import ssl
 import warnings
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -178,8 +182,9 @@ def test_what_is_written_before_the_handshake_comes_right_after_it(client: Clien
     assert server.send(b"first ") == b""
     hello = client.receive()
     server.receive(hello)
+    reply = server.take_output()
     assert server.send(b"y" * 40_000) == b""
-    finished = client.receive(server.take_output())
+    finished = client.receive(reply)
     assert client.text == b""
     server.receive(finished)
     client.receive(server.take_output() + server.send(b" last"))
@@ -295,6 +300,86 @@ def test_a_client_that_does_not_trust_us_says_so(server: Tls) -> None:
         client.receive(server.take_output())
     with pytest.raises(TlsError, match=r"handshake failed: .*alert"):
         server.receive(client.take_output())
+
+
+# A message of the handshake after the handshake, and only half of it.
+
+KEY_UPDATE = bytes.fromhex("18 000001 00")
+MOST_WAITING = 64 * 1024
+
+
+def in_records(keylog: Path, pieces: list[bytes]) -> list[bytes]:
+    """The first records of a client after its handshake, each a piece of a handshake message, as no library would cut
+    it (RFC 8446, sections 5.2, 5.3 and 7.3)."""
+    logged = re.search(r"^CLIENT_TRAFFIC_SECRET_0 \S+ (\S+)$", keylog.read_text(), re.MULTILINE)
+    assert logged is not None
+
+    def derive(label: bytes, length: int) -> bytes:
+        info = length.to_bytes(2) + bytes([len(label)]) + label + b"\0"
+        return HKDFExpand(SHA384(), length, info).derive(bytes.fromhex(logged[1]))
+
+    key, iv = derive(b"tls13 key", 32), derive(b"tls13 iv", 12)
+    records = []
+    for number, piece in enumerate(pieces):
+        header = b"\x17\x03\x03" + (len(piece) + 17).to_bytes(2)
+        nonce = (int.from_bytes(iv) ^ number).to_bytes(12)
+        records.append(header + AESGCM(key).encrypt(nonce, piece + b"\x16", header))
+    return records
+
+
+@pytest.fixture
+def keylog(trusting: ssl.SSLContext, tmp_path: Path) -> Iterator[Path]:
+    """Where the client writes down its keys."""
+    trusting.keylog_filename = str(tmp_path / "keys")
+    yield tmp_path / "keys"
+    trusting.keylog_filename = None
+
+
+def halves(client: Client, keylog: Path) -> list[bytes]:
+    assert client.tls.cipher()[0] == "TLS_AES_256_GCM_SHA384"
+    return in_records(keylog, [KEY_UPDATE[:4], KEY_UPDATE[4:]])
+
+
+only_tls_1_3 = pytest.mark.parametrize("trusting", [ssl.TLSVersion.TLSv1_3], ids=["1.3"], indirect=True)
+
+
+@only_tls_1_3
+def test_what_is_written_within_a_key_update_comes_after_it(keylog: Path, client: Client, server: Tls) -> None:
+    shake_hands(client, server)
+    first, rest = halves(client, keylog)
+    assert server.receive(first) == b""
+    assert server.send(b"one ") + server.send(b"two") == b""
+    assert server.receive(rest) == b""
+    client.receive(server.take_output() + server.send(b" three") + server.close())
+    assert (client.text, client.ended) == (b"one two three", True)
+
+
+@only_tls_1_3
+@pytest.mark.parametrize("waiting", [b"", b"unsaid"])
+def test_closing_within_a_key_update_sends_nothing(waiting: bytes, keylog: Path, client: Client, server: Tls) -> None:
+    shake_hands(client, server)
+    server.receive(halves(client, keylog)[0])
+    assert server.send(waiting) + server.close() == b""
+
+
+@only_tls_1_3
+@pytest.mark.parametrize("established", [True, False])
+def test_so_much_and_no_more_may_wait(established: bool, keylog: Path, client: Client, server: Tls) -> None:
+    if established:
+        shake_hands(client, server)
+        server.receive(halves(client, keylog)[0])
+    assert server.send(b"x" * MOST_WAITING) == b""
+    with pytest.raises(TlsError, match="more than 65536 bytes wait for the rest of a TLS handshake message"):
+        server.send(b"x")
+    assert server.close() == b""
+
+
+def test_nothing_can_be_sent_after_a_broken_record(client: Client, server: Tls) -> None:
+    shake_hands(client, server)
+    with pytest.raises(TlsError):
+        server.receive(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(TlsError, match="connection failed"):
+        server.send(b"x")
 
 
 # The context.
@@ -606,6 +691,37 @@ def test_a_broken_record_closes_the_channel_after_its_alert(pair: Pair, caplog: 
     pair.turn()
     assert pair.handler.calls == ["lost"]
     assert len(caplog.records) == 1
+
+
+@only_tls_1_3
+def test_a_channel_closes_within_a_key_update(keylog: Path, pair: Pair) -> None:
+    pair.to_send += halves(pair.client, keylog)[0]
+    pair.steps()
+    pair.channel.write(b"never said")
+    pair.channel.close()
+    pair.steps()
+    assert (pair.client.text, pair.client.ended, pair.at_end) == (b"", False, True)
+    pair.peer.close()
+    pair.turn()
+    assert pair.handler.calls == ["lost"]
+
+
+@only_tls_1_3
+def test_a_channel_gives_up_when_too_much_waits_for_a_key_update(
+    keylog: Path, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pair.to_send += halves(pair.client, keylog)[0]
+    pair.steps()
+    pair.channel.write(b"x" * MOST_WAITING)
+    assert pair.channel.open
+    for _ in range(2):
+        pair.channel.write(b"x")
+    assert pair.handler.calls == [], "the handler may be in the middle of something"
+    assert (pair.channel.queued, pair.channel.open) == (0, False)
+    pair.turn()
+    assert pair.handler.calls == ["lost"]
+    assert [record.message[:20] for record in caplog.records] == ["closed: more than 65"]
 
 
 def test_an_idle_channel_waits_for_input_only(pair: Pair) -> None:

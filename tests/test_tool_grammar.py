@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,10 +40,10 @@ def test_tools_that_people_use_pass(must_call: bool):
 @pytest.mark.parametrize(
     ("parameters", "path"),
     [
-        ({"$ref": "https://example.com/schema"}, r"tools\[1\]\.parameters\.\$ref: expected"),
-        ({"type": "nonsense"}, r"tools\[1\]\.parameters: expected a schema that can be made a grammar"),
-        ({"minItems": 100000}, r"tools\[1\]\.parameters\.minItems: expected"),
-        ([[[]]], r"tools\[1\]\.parameters: expected a schema"),
+        ({"$ref": "https://example.com/schema"}, r"tools\[1\]\.function\.parameters\.\$ref: expected"),
+        ({"type": "nonsense"}, r"tools\[1\]\.function\.parameters\.type: expected"),
+        ({"minItems": 100000}, r"tools\[1\]\.function\.parameters\.minItems: expected"),
+        ([[[]]], r"tools\[1\]\.function\.parameters: expected a schema"),
     ],
 )
 def test_a_refusal_names_the_tool(parameters: object, path: str):
@@ -52,7 +53,7 @@ def test_a_refusal_names_the_tool(parameters: object, path: str):
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000])
 def test_parameters_that_are_no_json_are_refused(text: str):
-    with pytest.raises(RequestError, match=r"tools\[0\]\.parameters: expected a JSON schema"):
+    with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: expected a JSON schema"):
         gbnf_of_tools([Tool("f", "", text)], must_call=True)
 
 
@@ -61,3 +62,10 @@ def test_tools_that_are_small_alone_and_large_together_are_refused():
     gbnf_of_tools([one], must_call=True)
     with pytest.raises(RequestError, match="tools: expected at most"):
         gbnf_of_tools([one] * 200, must_call=True)
+
+
+@pytest.mark.parametrize("name", ["rest", "root", "call", "space", "name"])
+def test_no_property_takes_the_place_of_another_rule(name: str):
+    grammar = gbnf_of_tools([tool({"properties": {name: {"enum": ["x"]}}})], must_call=True)
+    defined = re.findall("^([a-z0-9-]+) ::=", grammar, re.MULTILINE)
+    assert sorted(defined) == sorted(set(defined))

@@ -15,7 +15,7 @@ from umaserve import __version__, config, keys_cli, logs
 from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
 from umaserve.errors import ConfigError
 
-_DESCRIPTION = "One process, one model, one Unix socket for every program on the box."
+_DESCRIPTION = "One process, one model, for every program on the box: over a Unix socket, HTTP and WebSocket."
 _EPILOG = """\
 commands:
   serve     run the daemon in the foreground; the default without a command
@@ -28,6 +28,7 @@ file named by --config, else it has its default; --print-config shows which.
 
   umaserve --socket /tmp/uma.sock &
   umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+  umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
 """
 
 
@@ -35,6 +36,10 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            message += config.nearest(unknown.split()[0].partition("=")[0], flags)
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

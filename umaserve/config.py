@@ -118,7 +118,7 @@ class Config:
     debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance suites")
 
     max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at once")
-    max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame or line from a client")
+    max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame, line, body or message from a client")
     max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
     max_tokens: int = setting(
         512, whole(1, 1048576), "limits", "the most a request may ask for, and gets when it does not say"
@@ -318,7 +318,7 @@ def _from_file(name: str) -> Iterator[_Given]:
         raise ConfigError(f"{shown}: not valid TOML: {error}") from None
     for key, value in table.items():
         if key not in SETTINGS:
-            raise ConfigError(f"{shown}: {_printable(key)}: no such setting{_nearest(key, SETTINGS)}")
+            raise ConfigError(f"{shown}: {_printable(key)}: no such setting{nearest(key, SETTINGS)}")
         yield _Given(key, value, f"file {shown}", f"{shown}: {key}")
 
 
@@ -327,7 +327,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
     for name in sorted(name for name in environ if name.startswith(PREFIX) and name != FILE_VARIABLE):
         place = f"environment {_printable(name)}"
         if name not in known:
-            raise ConfigError(f"{place}: no such setting{_nearest(name, [*known, FILE_VARIABLE])}")
+            raise ConfigError(f"{place}: no such setting{nearest(name, [*known, FILE_VARIABLE])}")
         yield _Given(known[name].key, _parsed(known[name].kind, environ[name]), place, place)
 
 
@@ -346,7 +346,8 @@ def _parsed(kind: Kind[Any], text: str) -> object:
         return text  # which the check refuses, and the error then shows
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that was meant, if one is near; begins with a comma."""
     near = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {near[0]}?" if near else ""
 

@@ -110,7 +110,11 @@ class Connection:
                 self._loop.call_soon(self._handle_payloads)
         except Exception:
             log.exception("%s: closed, since handling its input failed", self._origin.peer)
-            self.channel.abort()
+            self.abort()
+        self._input_handled()
+
+    def _input_handled(self) -> None:
+        """What came was used up, or waits."""
         # Not merely "does not run": a session that has just ended still has its last words to deliver.
         if self.channel.ended and not self._backlog and self._session.state is State.RECV_REQ:
             self.close()
@@ -135,9 +139,7 @@ class Connection:
             case Generate():
                 self._request(command)
             case Replace():
-                self._sessions.abandon(self._session)
-                self._session = self._sessions.open(self._deliver, self._origin)
-                self._request(command.request)
+                self._replace(command.request)
             case Cancel():
                 self._sessions.cancel(self._session, command.id)
             case Modify() | Pause() | Resume():
@@ -149,9 +151,21 @@ class Connection:
             case Reattach():
                 self._reattach(command)
 
-    def _request(self, request: Generate) -> None:
+    def _replace(self, request: Generate) -> None:
+        """What runs is given up only for what is taken."""
         try:
-            self._sessions.request(self._session, request, self._loop.now())
+            self._sessions.admit(self._origin, self._loop.now())
+        except RequestError as error:
+            error.request_id = request.id
+            self._reply(self._dialect.refuse(error))
+            return
+        self._sessions.abandon(self._session, "replaced")
+        self._session = self._sessions.open(self._deliver, self._origin)
+        self._request(request, admitted=True)
+
+    def _request(self, request: Generate, *, admitted: bool = False) -> None:
+        try:
+            self._sessions.request(self._session, request, self._loop.now(), admitted=admitted)
         except RequestError as error:
             self._reply(self._dialect.fail(error))
 
@@ -177,7 +191,7 @@ class Connection:
                 self._reply(self._dialect.send(output))
         except Exception:
             log.exception("%s: closed, since a reply could not be made", self._origin.peer)
-            self.channel.abort()
+            self.abort()
             return
         if isinstance(output, Finished | RequestError):
             self._next_request()
@@ -204,6 +218,10 @@ class Connection:
     def close(self) -> None:
         """Say what is queued, and end."""
         self.channel.close()
+
+    def abort(self) -> None:
+        """End after a mistake of ours."""
+        self.channel.abort()
 
     def _on_idle(self) -> None:
         if self._session.state is not State.RECV_REQ:

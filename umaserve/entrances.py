@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-from typing import Protocol
 
 from umaserve.addresses import parse_address
 from umaserve.config import Config
 from umaserve.connection import Connection
 from umaserve.errors import Fault, RequestError
-from umaserve.http.connection import HttpConnection
+from umaserve.http.connection import Client, HttpConnection
 from umaserve.http.gate import Gate
 from umaserve.net import systemd
 from umaserve.net.channel import Channel
@@ -29,14 +28,8 @@ from umaserve.serving.sessions import Origin
 log = logging.getLogger(__name__)
 
 HTTP = "http"
-
-
-class Client(Protocol):
-    """Whoever is connected, by whatever protocol."""
-
-    channel: Channel
-
-    def close(self) -> None: ...
+NETWORK_LEAVES = 8
+"""One connection of so many is for the Unix sockets alone."""
 
 
 class Entrances:
@@ -99,8 +92,12 @@ class Entrances:
         config = self._config
         peer = peer_name(sock)
         tls = self._tls if protocol == HTTP and sock.family != socket.AF_UNIX else None
-        if len(self.clients) >= config.max_sessions:
-            self._refuse(protocol, sock, encrypted=tls is not None)
+        most = config.max_sessions
+        if sock.family != socket.AF_UNIX:
+            # Silent peers out of the network must not lock out the box's own programs.
+            most -= most // NETWORK_LEAVES
+        if len(self.clients) >= most:
+            self._refuse(protocol, sock, most, encrypted=tls is not None)
             return
         log.debug("accepted", extra={"fields": {"peer": peer, "protocol": protocol}})
         channel = Channel(
@@ -128,11 +125,10 @@ class Entrances:
         self._past_bytes[0] += client.channel.bytes_received
         self._past_bytes[1] += client.channel.bytes_sent
 
-    def _refuse(self, protocol: str, sock: socket.socket, *, encrypted: bool) -> None:
+    def _refuse(self, protocol: str, sock: socket.socket, most: int, *, encrypted: bool) -> None:
         self._services.sessions.totals.rejected += 1
         error = RequestError(
-            Fault.TOO_MANY_SESSIONS,
-            f"connection: {self._config.max_sessions} are open, which is the most; try again later",
+            Fault.TOO_MANY_SESSIONS, f"connection: {most} are open, which is the most; try again later"
         )
         with sock:
             sock.setblocking(False)

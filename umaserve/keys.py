@@ -112,9 +112,7 @@ class KeyFile:
 
         Looks for a changed file at most once a second; one that can't be used is logged once, and the keys stay.
         """
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
-            self._follow()
+        self._look(now)
         if len(presented) > MAX_PRESENTED:
             return None
         digest = _digest(presented)
@@ -123,6 +121,16 @@ class KeyFile:
             if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
+
+    def holds(self, name: str, now: float) -> bool:
+        """Whether the key of this name is still there; looks for a changed file as `match` does."""
+        self._look(now)
+        return any(key.name == name for key in self._keys)
+
+    def _look(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            self._follow()
 
     def _follow(self) -> None:
         try:

@@ -23,7 +23,7 @@ from umaserve.feedback import FeedbackLog
 from umaserve.http.gate import Gate
 from umaserve.keys import KeyFile
 from umaserve.memory import available_bytes
-from umaserve.messages import Answer, Embed, Feedback, Loading, Metrics, Query
+from umaserve.messages import Feedback, Loading, Metrics
 from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
 from umaserve.net.loop import Loop
@@ -32,10 +32,11 @@ from umaserve.progress import ProgressBar
 from umaserve.services import Services
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
-from umaserve.serving.questions import embed_all, result_or_error
+from umaserve.serving.observer import observe_end
+from umaserve.serving.questions import Questions
 from umaserve.serving.rates import Rates
 from umaserve.serving.scheduler import Scheduler, Targets
-from umaserve.serving.sessions import Origin, SessionManager
+from umaserve.serving.sessions import Origin, Session, SessionManager
 from umaserve.serving.ticks import Engine
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ class Server:
         self._admission = Admission(
             Rates(config.rate_requests, config.rate_tokens), config.max_queue, config.memory_reserve, available_bytes
         )
-        self._sessions = SessionManager(self._admission, self._loop.now)
         self._serving_metrics = ServingMetrics()
+        self._sessions = SessionManager(self._admission, self._loop.now, self._observe_end)
         self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
         self._feedback = FeedbackLog(config.feedback_log) if config.feedback_log else None
         self._gate = Gate(config, KeyFile(config.api_keys) if config.api_keys else None, self._loop.now)
@@ -93,11 +94,12 @@ class Server:
             started_at=int(time.time()),
             prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
             keep_feedback=self._keep_feedback,
-            ask=self._ask,
+            questions=lambda: self._questions,
         )
         self._entrances: Entrances | None = None
         self._scheduler: Scheduler | None = None
         self._engine: LoadedEngine | None = None
+        self._questions: Questions | None = None
         self._state = State.LOADING
         self._progress = 0.0
         self._bar = ProgressBar("loading the model", sys.stderr)
@@ -136,6 +138,7 @@ class Server:
 
     def _tell_waiting(self) -> None:
         """Requests that wait for the model or for a place hear of it."""
+        self._loop.call_later(TELL_S, self._tell_waiting)
         if self._scheduler is not None:
             self._scheduler.tell_waiting()
         elif self._state is State.LOADING:
@@ -143,12 +146,11 @@ class Server:
             eta = so_far / self._progress - so_far if self._progress else None
             for session in self._sessions.running():
                 self._sessions.put(session, Loading(self._progress, eta))
-        self._loop.call_later(TELL_S, self._tell_waiting)
 
     def _expire_requests(self) -> None:
         if self._config.request_timeout:
-            self._sessions.expire(self._config.request_timeout)
             self._loop.call_later(min(EXPIRE_S, self._config.request_timeout / 2), self._expire_requests)
+            self._sessions.expire(self._config.request_timeout)
 
     def _on_loaded(self, result: LoadedEngine | BaseException) -> None:
         self._bar.clear()
@@ -170,6 +172,7 @@ class Server:
             self._admission.spend,
             self._serving_metrics,
         )
+        self._questions = Questions(result, self._compute, self._preparing, self._config.max_queue)
         self._state = State.READY
         self._progress = 1.0
         systemd.notify(f"READY=1\nSTATUS=serving {result.info.name}")
@@ -197,24 +200,26 @@ class Server:
         if self._scheduler is not None:
             self._scheduler.pump()
             self._scheduler.deliver()
+            if self._scheduler.eager:
+                self._loop.call_soon(_nothing)
         else:
             for _ in self._sessions.deliver():
                 continue
-        if self._state is State.DRAINING and (self._scheduler is None or self._scheduler.idle):
+        if self._state is State.DRAINING and self._idle:
             self._begin_farewell()
         if self._ending is not None:
             self._stop_when_said()
 
+    @property
+    def _idle(self) -> bool:
+        if self._scheduler is None or self._questions is None:
+            return True
+        return self._scheduler.idle and self._questions.idle
+
     # -- services ------------------------------------------------------------------------------------------------
 
-    def _ask(self, query: Query, answered: Callable[[Answer | RequestError], None]) -> None:
-        engine = self._engine
-        if engine is None or self._scheduler is None:
-            self._loop.call_soon(lambda: answered(RequestError(Fault.MODEL_NOT_LOADED, "model: it is being loaded")))
-        elif isinstance(query, Embed):
-            embed_all(engine, self._compute, self._preparing, query, answered)
-        else:
-            self._preparing.submit(lambda: engine.answer(query), lambda result: answered(result_or_error(result)))
+    def _observe_end(self, session: Session, end: str) -> None:
+        observe_end(self._serving_metrics, session, end, self._loop.now())
 
     def _keep_feedback(self, feedback: Feedback, origin: Origin) -> bool:
         if self._feedback is None:
@@ -292,9 +297,9 @@ class Server:
 
     def _end_drain(self) -> None:
         """The time is over, also for a decode that does not return."""
+        self._begin_farewell()
         if self._scheduler is not None:
             self._scheduler.fail_running()
-        self._begin_farewell()
 
     def _fail_all(self, fault: Fault, message: str) -> None:
         for session in list(self._sessions.running()):
@@ -334,6 +339,10 @@ class Server:
         if interval is not None:
             systemd.notify("WATCHDOG=1")
             self._loop.call_later(interval, self._watch_dog)
+
+
+def _nothing() -> None:
+    """What makes the loop turn once more."""
 
 
 def _raise_descriptor_limit() -> None:

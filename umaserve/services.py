@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from umaserve.config import Config
 from umaserve.detached import Detached
-from umaserve.errors import RequestError
-from umaserve.messages import Answer, Feedback, Metrics, ModelInfo, Query
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Feedback, Metrics, ModelInfo
 from umaserve.net.loop import Loop
+from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import Origin, SessionManager
 
 
@@ -29,5 +30,12 @@ class Services:
     prometheus: Callable[[], bytes]
     keep_feedback: Callable[[Feedback, Origin], bool]
     """Write it down; whether there is a place for it. Raises ``RequestError`` where the disk refuses."""
-    ask: Callable[[Query, Callable[[Answer | RequestError], None]], None]
-    """Put a question to the engine; the callback comes in a later turn."""
+    questions: Callable[[], Questions | None]
+    """``None`` while the model loads."""
+
+    def loaded(self) -> tuple[ModelInfo, Questions]:
+        """The model and who answers for it; raises ``RequestError`` while it loads."""
+        info, questions = self.model(), self.questions()
+        if info is None or questions is None:
+            raise RequestError(Fault.MODEL_NOT_LOADED, "model: it is being loaded; try again later", retry_after_s=1.0)
+        return info, questions

@@ -33,12 +33,12 @@ class Embedder:
 
         Raises ``RequestError``: nothing is computed for inputs of which one has no tokens or too many.
         """
-        for index, tokens in enumerate(inputs):
+        for tokens in inputs:
             if not tokens:
-                raise RequestError(Fault.BAD_REQUEST, f"input[{index}]: expected at least one token, got none")
+                raise RequestError(Fault.BAD_REQUEST, "input: expected at least one token, got none")
             if len(tokens) > self._max_tokens:
                 raise RequestError(
-                    Fault.CONTEXT_EXCEEDED, f"input[{index}]: {len(tokens)} tokens, at most {self._max_tokens} fit"
+                    Fault.CONTEXT_EXCEEDED, f"input: {len(tokens)} tokens, expected at most {self._max_tokens}"
                 )
         llama_cpp.llama_set_embeddings(self._model.context, True)
         try:

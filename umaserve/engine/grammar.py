@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from llama_cpp import llama_grammar
 
-from umaserve.engine import gbnf
+from umaserve.engine import gbnf, json_schema
+from umaserve.engine.schema_keywords import Schema, refused
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Tool
 
 log = logging.getLogger(__name__)
 
-MAX_REPEAT = 1000
-MAX_SCHEMA_DEPTH = 64
 MAX_TOOLS_GRAMMAR = 256 * 1024
 """Characters of all tools' grammars together: it takes some seconds to make a megabyte of it."""
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
-_PATTERN_REPEAT = re.compile(r"\{\s*([0-9]*)\s*(?:,\s*([0-9]*)\s*)?\}")
+_CHARACTER = r'[^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
+"""One of a JSON string (RFC 8259 section 7)."""
+
+REMEMBERED = 32
+"""Conversions that are kept: programs ask with the same schema again and again, and a large one takes a second."""
 
 
 def check_gbnf(grammar: str, field: str = "grammar") -> str:
@@ -33,18 +34,20 @@ def check_gbnf(grammar: str, field: str = "grammar") -> str:
     return grammar
 
 
+@functools.lru_cache(maxsize=REMEMBERED)
 def gbnf_of_schema(schema_text: str, field: str = "json_schema") -> str:
-    """GBNF for a JSON schema; raises ``RequestError`` for one that is too large, remote or not understood."""
+    """GBNF for a JSON schema, which ``field`` names in the ``RequestError`` for one that can't be enforced."""
     try:
         schema = json.loads(schema_text)
     except (ValueError, RecursionError) as error:
-        raise _refused(field, "a JSON schema", str(error)) from None
-    _check_schema(schema, field, 0)
+        raise refused(field, "a JSON schema", str(error)) from None
+    root, references = json_schema.reduce(schema, field)
     try:
-        grammar: str = llama_grammar.json_schema_to_gbnf(schema_text)
-    except Exception as error:  # The converter raises whatever its code runs into on a schema it doesn't know.
+        grammar = _Converter(references).grammar(root)
+    except Exception as error:  # The converter raises whatever its code runs into on a pattern it doesn't know.
         log.debug("a schema was refused", exc_info=error)
-        raise _refused(field, "a schema that can be made a grammar", f"{type(error).__name__}: {error}") from None
+        expected = "a schema that can be made a grammar, with patterns of groups, classes and repetitions alone"
+        raise RequestError(Fault.BAD_REQUEST, f"{field}: expected {expected}") from None
     return check_gbnf(grammar, field)
 
 
@@ -58,11 +61,11 @@ def gbnf_of_tools(tools: Sequence[Tool], *, must_call: bool) -> str:
     for index, tool in enumerate(tools):
         prefix = f"tool-{index}-"
         # A schema of its own for each, since references in it count from its own root.
-        rules.append(gbnf.prefixed(gbnf_of_schema(tool.parameters, f"tools[{index}].parameters"), prefix))
-        calls.append(f"{_literal(json.dumps(tool.name))} {prefix}rest")
-        rules.append(f'{prefix}rest ::= space "," space "\\"arguments\\"" space ":" space {prefix}root\n')
+        rules.append(gbnf.prefixed(gbnf_of_schema(tool.parameters, f"tools[{index}].function.parameters"), prefix))
+        calls.append(f"{_literal(json.dumps(tool.name))} call-{index}")
+        rules.append(f'call-{index} ::= space "," space "\\"arguments\\"" space ":" space {prefix}root\n')
         if sum(map(len, rules)) > MAX_TOOLS_GRAMMAR:
-            raise _refused("tools", f"at most {MAX_TOOLS_GRAMMAR} characters once made a grammar", "more")
+            raise refused("tools", f"at most {MAX_TOOLS_GRAMMAR} characters once made a grammar", "more")
     tag, end = _literal(TOOL_CALL_OPEN), _literal(TOOL_CALL_CLOSE)
     root = f"{tag} call" if must_call else f"call (ws {tag} call)* ws"
     grammar = (
@@ -81,34 +84,69 @@ def _literal(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _check_schema(value: Any, path: str, depth: int) -> None:
-    if depth > MAX_SCHEMA_DEPTH:
-        raise _refused(path, f"at most {MAX_SCHEMA_DEPTH} levels", "more")
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_schema(item, f"{path}[{index}]", depth + 1)
-    if not isinstance(value, dict):
-        return
-    for key, item in value.items():
-        here = f"{path}.{key[:64]}"
-        # An object here is a property that is named as the keyword is.
-        if key == "$ref" and not isinstance(item, dict) and not (isinstance(item, str) and item.startswith("#")):
-            raise _refused(here, 'a reference within the schema ("#/…")', str(item)[:64])
-        if key in _COUNTS and not isinstance(item, dict) and not (isinstance(item, int) and 0 <= item <= MAX_REPEAT):
-            raise _refused(here, f"a whole number from 0 to {MAX_REPEAT}", str(item)[:64])
-        if key == "pattern" and isinstance(item, str):
-            _check_pattern(item, here)
-        _check_schema(item, here, depth + 1)
+# mypy doesn't read llama_cpp, so this is a class of unknown kind to it.
+class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
+    """llama-cpp-python's, for schemas that ``json_schema`` has reduced. What is overridden mixes up the names
+    of rules, or lets through what isn't JSON."""
+
+    def __init__(self, references: Mapping[str, Schema]) -> None:
+        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+        self._refs = references
+        self._named: dict[str, str] = {}
+
+    def grammar(self, root: Schema) -> str:
+        self.visit(root, "")
+        self._rules |= dict.fromkeys({"char", "dot"} & self._rules.keys(), _CHARACTER)
+        text: str = self.format_grammar()
+        return text
+
+    def visit(self, schema: Schema, name: str) -> str:
+        # Rules are named so in the end, and then one could take the place of a rule that others mean.
+        name = llama_grammar.INVALID_RULE_CHARS_RE.sub("-", name)
+        if name in llama_grammar.RESERVED_NAMES:
+            name += "-"
+        rule: str
+        if "gbnf" in schema:
+            rule = self._add_rule(name or "root", f"({schema['gbnf']}) space")
+        else:
+            rule = super().visit(schema, name)
+        return rule
+
+    def _resolve_ref(self, ref: str) -> str:
+        if ref not in self._named:
+            # The reference holds the place of its rule, so that the name is there for references on the way.
+            name = self._named[ref] = self._add_rule("ref", ref)
+            self._rules[name] = self.visit(self._refs[ref], f"{name}-is")
+        return self._named[ref]
+
+    def _build_object_rule(
+        self, properties: Sequence[tuple[str, Schema]], required: Collection[str], name: str, additional: Schema | None
+    ) -> str:
+        """The required ones first, then the others, each or not, then additional ones."""
+        prefix = name and f"{name}-"
+        pairs: dict[str, str] = {}
+        for key, schema in properties:
+            value = self.visit(schema, f"{prefix}{key}" or "-")
+            pairs[key] = self._add_rule(f"{prefix}{key}-kv", f'{_literal(_json(key))} space ":" space {value}')
+        beginnings: list[str] = []
+        rest = ""
+        if additional is not None:
+            key_rule = self._add_primitive("string", llama_grammar.PRIMITIVE_RULES["string"])
+            value = self.visit(additional, f"{prefix}additional-value")
+            pair = self._add_rule(f"{prefix}additional-kv", f'{key_rule} ":" space {value}')
+            rest = self._add_rule(f"{prefix}additional-rest", f'("," space {pair})*')
+            beginnings.append(f"{pair} {rest}")
+        for key in reversed([key for key in pairs if key not in required]):
+            beginnings.insert(0, f"{pairs[key]} {rest}")
+            rest = self._add_rule(f"{prefix}{key}-rest", f'("," space {pairs[key]})? {rest}')
+        inner = f"({' | '.join(beginnings)})?" if beginnings else ""
+        if required:
+            inner = ' "," space '.join(pairs[key] for key in pairs if key in required) + f" {rest}"
+        return f'"{{" space {inner} "}}" space'
+
+    def _generate_constant_rule(self, value: object) -> str:
+        return _literal(_json(value))
 
 
-def _check_pattern(pattern: str, path: str) -> None:
-    """The converter writes repetitions out before their result can be measured."""
-    written_out = len(pattern)
-    for match in _PATTERN_REPEAT.finditer(pattern):
-        written_out *= max([1, *(int(count) for count in match.groups() if count)])
-        if written_out > gbnf.MAX_ELEMENTS:
-            raise _refused(path, f"at most {gbnf.MAX_ELEMENTS} characters once repetitions are written out", "more")
-
-
-def _refused(field: str, expected: str, got: str) -> RequestError:
-    return RequestError(Fault.BAD_REQUEST, f"{field}: expected {expected}, got {' '.join(got[:200].split())}")
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -10,11 +10,10 @@ from typing import Protocol
 
 from umaserve.errors import RequestError
 from umaserve.http.echo import EchoConnection
-from umaserve.http.exchange import JSON, Exchange
+from umaserve.http.exchange import JSON, Exchange, Inquiry
 from umaserve.http.gate import SUBPROTOCOL, Gate
-from umaserve.http.routes import Echo, Page, Question, Socket, Stream, find
+from umaserve.http.routes import Echo, Page, Question, Route, Socket, Stream, find
 from umaserve.http.websocket import WebSocketConnection
-from umaserve.messages import Answer
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.timers import Timer
 from umaserve.protocol.http11 import HttpCodec, Phase
@@ -59,10 +58,14 @@ class HttpConnection:
         self._replaced = replaced
         self._lost = lost
         self._codec = HttpCodec(MAX_HEAD_BYTES, services.config.max_frame_bytes)
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | Inquiry | None = None
+        self._begun = False
+        """Whether a part of the present reply is written."""
         self._cors: Headers = ()
         self._served = 0
         self._path = ""
+        self._judged: tuple[Route | None, Origin] | None = None
+        """What was found of the present request's head."""
         self._backlog = False
         self._phase: Phase | None = None
         self._deadline: Timer | None = None
@@ -117,10 +120,10 @@ class HttpConnection:
             else:
                 self._continue_later()
         except Exception:
-            log.exception("%s: closed, since handling its request failed", self._peer)
-            self.channel.abort()
+            log.exception("%s: closed, since handling its request for %s failed", self._peer, self._path[:MAX_LOGGED])
+            self.abort()
             return
-        if self.channel.handler is self:
+        if self.channel.open and self.channel.handler is self:
             self._watch_phase()
 
     def _may_go_on(self) -> bool:
@@ -134,85 +137,78 @@ class HttpConnection:
     def _handle_one(self) -> bool:
         try:
             request = self._codec.next_request()
+            head = request or self._codec.head
+            if head is not None and self._judged is None:
+                self._served += 1
+                self._path = head.path
+                self._judged = self._judge(head)
             self.channel.write(self._codec.take_output())
             if request is None:
                 if self._codec.more:
                     self._continue_later()
                 return False
-            self._served += 1
-            self._path = request.path
-            self._route(request)
+            assert self._judged is not None
+            self._serve(request, *self._judged)
         except Refusal as refusal:
-            self.respond(refusal.status, [JSON, *refusal.headers], http_error(refusal.status, refusal.message))
+            self._refuse(refusal.status, http_error(refusal.status, refusal.message), refusal.headers)
+        except RequestError as error:
+            status, body, headers = error_body(error)
+            self._refuse(status, body, headers)
         return True
 
-    def _route(self, request: Request) -> None:
-        self._gate.check_names(request)
-        self._cors = self._gate.cors_headers(request)
-        if request.path == "*" and request.method == "OPTIONS":
-            self.respond(204, [], b"")
-            return
-        route = find(request.path, self._services.config)
+    def _refuse(self, status: int, body: bytes, headers: Headers) -> None:
+        """The reply to a request that set nothing going."""
+        fields = {"peer": self._peer, "path": self._path[:MAX_LOGGED], "status": status}
+        log.info("request refused", extra={"fields": fields})
+        self.respond(status, [JSON, *headers], body)
+
+    def _judge(self, head: Request) -> tuple[Route | None, Origin]:
+        """The route of a request and who asks, by its head alone: a body is taken from nobody who is refused."""
+        self._gate.check_names(head, by_file=self._peer.startswith("uid:"))
+        self._cors = self._gate.cors_headers(head)
+        nobody = Origin("http", self._peer)
+        if head.path == "*" and head.method == "OPTIONS":
+            return None, nobody
+        route = find(head.path, self._services.config)
         if route is None:
-            raise Refusal(404, f"path: there is no {request.path[:64]} here")
-        allowed = ["GET", "HEAD"] if route.method == "GET" else [route.method]
-        if request.method == "OPTIONS":
+            raise Refusal(404, f"path: there is no {head.path[:64]} here")
+        if head.method == "OPTIONS":
+            return route, nobody
+        allowed = route.methods
+        if head.method not in allowed:
+            got = f"method: expected {' or '.join(allowed)}, got {head.method}"
+            raise Refusal(405, got, [("Allow", ", ".join(allowed))])
+        if isinstance(route.endpoint, Question | Stream):
+            _check_json(head)
+        if isinstance(route.endpoint, Socket) and self._gate.presented_key(head) is None:
+            return route, Origin(route.dialect, self._peer)  # A browser's page can't send it: its first message does.
+        if route.public:
+            return route, Origin(route.dialect, self._peer)
+        return route, self._gate.origin(head, route.dialect, self._peer)
+
+    def _serve(self, request: Request, route: Route | None, origin: Origin) -> None:
+        if route is None or request.method == "OPTIONS":
+            allow = [("Allow", ", ".join([*route.methods, "OPTIONS"]))] if route is not None else []
             self._cors = self._gate.preflight_headers(request)
-            self.respond(204, [("Allow", ", ".join([*allowed, "OPTIONS"]))], b"")
+            self.respond(204, allow, b"")
             return
-        if request.method not in allowed:
-            raise Refusal(
-                405, f"method: expected {' or '.join(allowed)}, got {request.method}", [("Allow", ", ".join(allowed))]
-            )
-        endpoint = route.endpoint
-        if isinstance(endpoint, Socket | Echo):
-            self._upgrade(request, endpoint, route.dialect)
-            return
-        origin = Origin(route.dialect, self._peer)
-        if not route.public:
-            origin = self._gate.origin(request, route.dialect, self._peer)
-        match endpoint:
-            case Page():
-                status, content_type, body = endpoint.make(self._services, request)
+        match route.endpoint:
+            case Page() as page:
+                status, content_type, body = page.make(self._services, request)
                 self.respond(status, [("Content-Type", content_type)], body)
-            case Question():
-                _check_json(request)
-                self._ask(endpoint, request, origin)
-            case Stream():
-                _check_json(request)
-                self._exchange = Exchange(self._services, self, endpoint.new_body(self._services), origin)
+            case Question() as question:
+                self._exchange = Inquiry(self._services, self, question.parse, origin)
                 self._exchange.start(request.body)
+            case Stream() as stream:
+                self._exchange = Exchange(self._services, self, stream.new_body(self._services), origin)
+                self._exchange.start(request.body)
+            case Socket() | Echo() as endpoint:
+                self._upgrade(request, endpoint, origin)
 
-    def _ask(self, question: Question, request: Request, origin: Origin) -> None:
-        def fail(error: RequestError) -> None:
-            status, body, headers = error_body(error)
-            self.respond(status, [JSON, *headers], body)
-
-        def answered(answer: Answer | RequestError) -> None:
-            try:
-                if isinstance(answer, RequestError):
-                    fail(answer)
-                else:
-                    self.respond(200, [JSON], render(answer))
-            except Exception:
-                log.exception("%s: closed, since a reply could not be made", self._peer)
-                self.channel.abort()
-
-        try:
-            self._services.sessions.admit(origin, self._services.loop.now())
-            query, render = question.parse(request.body, self._services)
-        except RequestError as error:
-            fail(error)
-        else:
-            self._services.ask(query, answered)
-
-    def _upgrade(self, request: Request, endpoint: Socket | Echo, dialect: str) -> None:
+    def _upgrade(self, request: Request, endpoint: Socket | Echo, origin: Origin) -> None:
         if not wants_websocket(request):
             raise Refusal(426, "Upgrade: expected websocket", [("Upgrade", "websocket")])
         headers = handshake(request, [SUBPROTOCOL])
-        # A browser's page can't send the header: its first message brings the key then.
-        waits_for_key = self._gate.keyed and self._gate.presented_key(request) is None and isinstance(endpoint, Socket)
-        origin = Origin(dialect, self._peer) if waits_for_key else self._gate.origin(request, dialect, self._peer)
         response, rest = self._codec.upgrade(headers)
         self._stop_deadline()
         self.channel.write(response)
@@ -228,7 +224,8 @@ class HttpConnection:
                 lambda authenticate: endpoint.new_dialect(self._services, authenticate),
                 origin,
                 self._lost,
-                self._gate if waits_for_key else None,
+                self._gate,
+                authenticated=bool(origin.key) or not self._gate.keyed,
             )
         self._replaced(self, handler)
         if rest:
@@ -242,16 +239,13 @@ class HttpConnection:
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """The whole reply to the present request."""
-        if status >= 400:
-            log.info(
-                "request refused",
-                extra={"fields": {"peer": self._peer, "path": self._path[:MAX_LOGGED], "status": status}},
-            )
+        self._begun = True
         self.channel.write(self._codec.respond(status, [*self._common(), *headers], body))
         self._complete()
 
     def begin(self, status: int, headers: Headers) -> None:
         """A reply that comes in parts."""
+        self._begun = True
         self.channel.write(self._codec.begin(status, [*self._common(), *headers]))
 
     def write(self, data: bytes) -> None:
@@ -262,14 +256,26 @@ class HttpConnection:
         self._complete()
 
     def abort(self) -> None:
-        self.channel.abort()
+        """End after a mistake of ours: with an error reply where none has begun."""
+        if self._codec.phase is not Phase.RESPONSE or self._begun:
+            self.channel.abort()
+            return
+        if self._exchange is not None:
+            self._exchange.abandon()
+        self.respond(500, [JSON, ("Connection", "close")], http_error(500, "request: the server failed on it"))
 
     def _common(self) -> Headers:
         return [("Date", email.utils.formatdate(time.time(), usegmt=True)), *self._cors]
 
     def _complete(self) -> None:
         self._exchange = None
+        self._begun = False
         self._cors = ()
+        self._path = ""
+        self._judged = None
+        # The next request has a deadline of its own, also where it has come already.
+        self._stop_deadline()
+        self._phase = None
         if not self._codec.keep_alive:
             self.channel.close()
         else:
@@ -301,6 +307,8 @@ class HttpConnection:
 
     def _on_deadline(self) -> None:
         self._deadline = None
+        if not self.channel.open:
+            return
         if self._phase is Phase.IDLE:
             self.channel.close()
             return

@@ -1,21 +1,31 @@
-"""A request for text over HTTP: its sessions, and their outputs as one JSON reply or as server-sent events."""
+"""What an HTTP request set going: text from its sessions, as one JSON reply or as server-sent events, or an answer."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Generate, Output, Started
+from umaserve.messages import Answer, Finished, Generate, Output, Query, Started
+from umaserve.protocol.openai_errors import error_body
 from umaserve.services import Services
+from umaserve.serving.questions import Question as AskedQuestion
 from umaserve.serving.sessions import Hold, Origin
 
 log = logging.getLogger(__name__)
 
 JSON = ("Content-Type", "application/json")
-EVENT_STREAM = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"))
+EVENT_STREAM = (
+    ("Content-Type", "text/event-stream"),
+    ("Cache-Control", "no-store"),
+    ("X-Accel-Buffering", "no"),  # or nginx would hold tokens back
+)
+
+
+Parse = Callable[[bytes, Services], tuple[Query, Callable[[Answer], bytes]]]
+"""A question out of a body, and how its answer is rendered; raises ``RequestError``."""
 
 
 class Body(Protocol):
@@ -84,17 +94,14 @@ class Exchange:
             for index in range(1, len(requests)):
                 sink = functools.partial(self._deliver, index)
                 self._sessions.append(self._manager.open(sink, self._origin))
-            for session, request in zip(self._sessions, requests, strict=True):
-                self._manager.request(session, request, self._now())
+            # One request of its sender's, whatever the number of choices that it asks for.
+            for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
+                self._manager.request(session, request, self._now(), admitted=index > 0)
         except RequestError as error:
             self._fail(0, error)
 
-    def hold(self) -> None:
-        """The reader is behind."""
-        for session in self._sessions:
-            self._manager.hold(session, Hold.READER)
-
     def release(self) -> None:
+        """The reader has caught up."""
         for session in self._sessions:
             self._manager.release(session, Hold.READER)
 
@@ -148,9 +155,53 @@ class Exchange:
         self._responder.write(b"".join(b"data: %b\n\n" % event for event in self._unsent))
         self._unsent.clear()
         if self._responder.congested:
-            self.hold()
+            for session in self._sessions:
+                self._manager.hold(session, Hold.READER)
 
     def _end_stream(self) -> None:
         if self._body.end is not None:
             self._responder.write(b"data: %b\n\n" % self._body.end)
         self._responder.end()
+
+
+class Inquiry:
+    """Puts one question to the engine, and its answer into one reply."""
+
+    def __init__(self, services: Services, responder: Responder, parse: Parse, origin: Origin) -> None:
+        self._services = services
+        self._responder = responder
+        self._parse = parse
+        self._origin = origin
+        self._asked_at = services.loop.now()
+        self._question: AskedQuestion | None = None
+
+    def start(self, content: bytes) -> None:
+        try:
+            _info, questions = self._services.loaded()
+            self._services.sessions.admit(self._origin, self._asked_at)
+            query, render = self._parse(content, self._services)
+            self._question = questions.ask(query, render, self._answered)
+        except RequestError as error:
+            self._reply(error)
+
+    def release(self) -> None:
+        """Nothing waits for the reader."""
+
+    def abandon(self) -> None:
+        if self._question is not None:
+            self._question.forgotten = True
+
+    def _answered(self, answer: bytes | RequestError) -> None:
+        try:
+            self._reply(answer)
+        except Exception:
+            log.exception("%s: closed, since a reply could not be made", self._origin.peer)
+            self._responder.abort()
+
+    def _reply(self, answer: bytes | RequestError) -> None:
+        status, body, headers = error_body(answer) if isinstance(answer, RequestError) else (200, answer, [])
+        took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
+        origin = self._origin
+        about = {"dialect": origin.dialect, "peer": origin.peer, "key": origin.key, "status": status}
+        log.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
+        self._responder.respond(status, [JSON, *headers], body)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from umaserve.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.config import Config
+from umaserve.errors import Fault, RequestError
 from umaserve.keys import Key, KeyFile
 from umaserve.protocol.http_head import Refusal, Request
 from umaserve.serving.rates import Limits
@@ -20,10 +22,11 @@ ANY = "*"
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type"
 _CORS_AGE_S = "600"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
 class Gate:
-    """Judges requests before any route sees them. Refuses by raising ``Refusal``."""
+    """Judges requests before any route sees them. Refuses by raising ``Refusal`` or ``RequestError``."""
 
     def __init__(self, config: Config, keys: KeyFile | None, now: Callable[[], float]) -> None:
         self._keys = keys
@@ -41,10 +44,10 @@ class Gate:
         """Whether requests need a key."""
         return self._keys is not None
 
-    def check_names(self, request: Request) -> None:
-        """Host and Origin: against DNS rebinding, and pages that were not allowed to call."""
+    def check_names(self, request: Request, *, by_file: bool) -> None:
+        """Host, against DNS rebinding, which reaches no socket ``by_file``; and Origin, against foreign pages."""
         host = _host_name(request.header("host") or "")
-        if host and not (is_loopback(host) or ANY in self._hosts or host in self._hosts):
+        if host and not (by_file or is_loopback(host) or ANY in self._hosts or host in self._hosts):
             raise Refusal(403, f"Host: expected a name that this server answers to, got {host[:64]}: see --allow-host")
         origin = (request.header("origin") or "").lower()
         if origin and not self._may_call(origin, request):
@@ -65,17 +68,23 @@ class Gate:
         origin = request.header("origin")
         if origin is None or not (ANY in self._cors or origin.lower() in self._cors):
             return []
-        return [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
+        return [
+            ("Access-Control-Allow-Origin", origin),
+            ("Access-Control-Expose-Headers", "Retry-After"),
+            ("Vary", "Origin"),
+        ]
 
     def preflight_headers(self, request: Request) -> list[tuple[str, str]]:
         """The reply to a browser that asks before it calls (Fetch standard, CORS-preflight request)."""
         allowed = self.cors_headers(request)
         if not allowed:
             return []
+        # A page that may call may send what it likes: client libraries add headers of their own.
+        wanted = request.header("access-control-request-headers") or ""
         return [
             *allowed,
             ("Access-Control-Allow-Methods", _CORS_METHODS),
-            ("Access-Control-Allow-Headers", _CORS_HEADERS),
+            ("Access-Control-Allow-Headers", wanted if _HEADER_NAMES.fullmatch(wanted) else _CORS_HEADERS),
             ("Access-Control-Max-Age", _CORS_AGE_S),
         ]
 
@@ -98,10 +107,8 @@ class Gate:
         origin = None if presented is None else self.origin_by_key(presented, dialect, peer)
         if origin is None:
             found = "none" if presented is None else "one that is not known"
-            raise Refusal(
-                401,
-                f"Authorization: expected an API key (Authorization: Bearer …), got {found}",
-                [("WWW-Authenticate", "Bearer")],
+            raise RequestError(
+                Fault.UNAUTHORIZED, f"Authorization: expected an API key (Authorization: Bearer …), got {found}"
             )
         return origin
 
@@ -109,6 +116,10 @@ class Gate:
         """Who has this key; ``None`` if nobody."""
         key = None if self._keys is None else self._keys.match(presented, self._now())
         return None if key is None else _origin_of(key, dialect, peer)
+
+    def still_knows(self, origin: Origin) -> bool:
+        """Whether the key that ``origin`` came with has not been revoked meanwhile."""
+        return self._keys is None or self._keys.holds(origin.key, self._now())
 
 
 def _origin_of(key: Key, dialect: str, peer: str) -> Origin:

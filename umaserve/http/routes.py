@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 
-import orjson
-
 from umaserve.config import Config
 from umaserve.detached import ResumableDialect
 from umaserve.errors import Fault, RequestError
@@ -18,8 +16,7 @@ from umaserve.messages import Answer, Detokenized, Embedded, ModelInfo, Query, T
 from umaserve.protocol import openai_models, openai_queries
 from umaserve.protocol.generate import GenerateBody, GenerateDialect
 from umaserve.protocol.http_head import Request
-from umaserve.protocol.openai import ChatExchange, CompletionExchange
-from umaserve.protocol.openai_errors import error_body, http_error
+from umaserve.protocol.openai import ChatBody, CompletionBody
 from umaserve.protocol.parameters import Limits
 from umaserve.services import Services
 
@@ -28,12 +25,11 @@ PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
 MODEL_PATH = "/v1/models/"
 
 _OPENAPI = resources.files("umaserve.http").joinpath("openapi.json").read_bytes()
-_LOADING = RequestError(Fault.MODEL_NOT_LOADED, "model: it is being loaded; try again later", retry_after_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Answered at once, with status, content type and body."""
+    """Answered at once, with status, content type and body; may raise ``RequestError``."""
 
     make: Callable[[Services, Request], tuple[int, str, bytes]]
 
@@ -73,6 +69,11 @@ class Route:
     dialect: str = "http"
     public: bool = False
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Those that it answers, besides OPTIONS."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
 
 def find(path: str, config: Config) -> Route | None:
     """The route of a path; ``None`` where there is none."""
@@ -88,7 +89,7 @@ def find(path: str, config: Config) -> Route | None:
 
 def _health(services: Services, _request: Request) -> tuple[int, str, bytes]:
     if services.model() is None:
-        return 503, JSON, orjson.dumps({"status": "loading", "error": {"message": _LOADING.message, "code": 503}})
+        return 503, JSON, b'{"status":"loading","error":{"message":"model: it is being loaded","code":503}}'
     return 200, JSON, b'{"status":"ok"}'
 
 
@@ -97,21 +98,14 @@ def _metrics(services: Services, _request: Request) -> tuple[int, str, bytes]:
 
 
 def _of_the_model(make: Callable[[ModelInfo, Services], bytes]) -> Page:
-    def page(services: Services, _request: Request) -> tuple[int, str, bytes]:
-        info = services.model()
-        if info is None:
-            status, body, _headers = error_body(_LOADING)
-            return status, JSON, body
-        return 200, JSON, make(info, services)
-
-    return Page(page)
+    return Page(lambda services, _request: (200, JSON, make(services.loaded()[0], services)))
 
 
 def _model(services: Services, request: Request) -> tuple[int, str, bytes]:
-    info = services.model()
+    info, _questions = services.loaded()
     name = request.path.removeprefix(MODEL_PATH)
-    if info is None or info.name != name:
-        return 404, JSON, http_error(404, f"model: there is no {name[:64]} here")
+    if info.name != name:
+        raise RequestError(Fault.NOT_FOUND, f"model: there is no {name[:64]} here")
     return 200, JSON, openai_models.model(info, services.started_at)
 
 
@@ -160,11 +154,11 @@ def _new_id(prefix: str) -> str:
 
 
 def _chat(services: Services) -> Body:
-    return ChatExchange(_limits(services), services.model, _new_id("chatcmpl-"), int(time.time()))
+    return ChatBody(_limits(services), services.model, _new_id("chatcmpl-"), int(time.time()))
 
 
 def _completion(services: Services) -> Body:
-    return CompletionExchange(_limits(services), services.model, _new_id("cmpl-"), int(time.time()))
+    return CompletionBody(_limits(services), services.model, _new_id("cmpl-"), int(time.time()))
 
 
 def _generate(services: Services) -> Body:

@@ -56,6 +56,7 @@ class Channel:
     queued bytes it is ``congested``, until half of that is left. A peer that takes nothing for ``stall_timeout``
     seconds while bytes wait for it, or leaves the channel congested for as long, is closed. All counts are of
     the bytes on the wire, which with a ``cipher`` are not those that the handler reads and writes.
+    A handler that raises loses its channel.
     """
 
     def __init__(
@@ -96,8 +97,16 @@ class Channel:
         return self._phase is _Phase.OPEN
 
     def write(self, data: bytes) -> None:
-        if self._phase is _Phase.OPEN:
-            self._enqueue(data if self._cipher is None else self._cipher.send(data))
+        if self._phase is not _Phase.OPEN:
+            return
+        if self._cipher is not None:
+            try:
+                data = self._cipher.send(data)
+            except TlsError as error:
+                log.info("closed: %s", error)
+                self._give_up()
+                return
+        self._enqueue(data)
 
     def _enqueue(self, data: bytes) -> None:
         self._touch()
@@ -127,22 +136,29 @@ class Channel:
         self._loop.set_interest(self._sock, 0, self._on_ready)
         self._sock.close()
         self._queue.clear()
-        self.handler.connection_lost()
+        try:
+            self.handler.connection_lost()
+        except Exception:
+            # Whoever aborts it may be another client's handler, or one that has failed already.
+            log.exception("a lost connection could not be tidied up")
 
     def _touch(self) -> None:
         self._loop.call_at_turn_end(self._flush)
 
     def _flush(self) -> None:
         """Write, then watch the socket for just what is still wanted of it."""
-        if self._queue:
-            self._send()
-        if self.congested and self.queued <= self._high_water // 2 and self._phase is _Phase.OPEN:
-            self.congested = False
-            self.handler.drained()
-        if self._phase is _Phase.FLUSHING and not self._queue:
-            self._begin_linger()
-        if self._phase is not _Phase.CLOSED:
-            self._loop.set_interest(self._sock, self._interest(), self._on_ready)
+        try:
+            if self._queue:
+                self._send()
+            if self.congested and self.queued <= self._high_water // 2 and self._phase is _Phase.OPEN:
+                self.congested = False
+                self.handler.drained()
+            if self._phase is _Phase.FLUSHING and not self._queue:
+                self._begin_linger()
+            if self._phase is not _Phase.CLOSED:
+                self._loop.set_interest(self._sock, self._interest(), self._on_ready)
+        except Exception:
+            self._fail()
 
     def _interest(self) -> int:
         # 1. Write interest only for bytes that the kernel did not take.
@@ -159,8 +175,16 @@ class Channel:
 
     def _on_ready(self, events: int) -> None:
         self._touch()
-        if events & READ and self._phase is not _Phase.CLOSED:
-            self._receive()
+        try:
+            if events & READ and self._phase is not _Phase.CLOSED:
+                self._receive()
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """A mistake of ours in serving one peer costs that peer its connection, and nobody else."""
+        log.exception("closed, since serving the connection failed")
+        self.abort()
 
     def _receive(self) -> None:
         try:
@@ -235,13 +259,16 @@ class Channel:
             pass
         except OSError as error:
             log.debug("write failed: %s", error)
-            # The handler may be in the middle of a write: it is told of the loss in a turn of its own.
-            self._queue.clear()
-            self._phase = _Phase.LINGERING
-            self._loop.call_soon(self.abort)
+            self._give_up()
             return
         if self._queue and self._timer is None:
             self._timer = self._loop.call_later(self._stall_timeout, self._check_stall)
+
+    def _give_up(self) -> None:
+        # The handler may be in the middle of a write: it is told of the loss in a turn of its own.
+        self._queue.clear()
+        self._phase = _Phase.LINGERING
+        self._loop.call_soon(self.abort)
 
     def _check_stall(self) -> None:
         self._timer = None

@@ -24,7 +24,6 @@ PAUSE_S = 0.2
 BACKLOG = 1024
 _SUN_PATH = 108
 _UCRED = struct.Struct("iII")
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _LOST_IN_QUEUE = {
     errno.ECONNABORTED,
     errno.EPROTO,
@@ -215,16 +214,19 @@ class Listener:
                 if error.errno in _LOST_IN_QUEUE:
                     log.debug("a connection was lost before it was accepted: %s", error)
                     continue
-                if error.errno not in _EXHAUSTED:
-                    raise
-                # The waiting connection keeps the socket readable: polling it would spin.
+                # Mostly descriptors that have run out. The waiting connection keeps the socket readable: polling it
+                # would spin.
                 log.warning("accepting pauses for %g s: %s", PAUSE_S, error.strerror)
                 self._loop.set_interest(self._sock, 0, self._on_ready)
                 self._loop.call_later(PAUSE_S, self._resume)
                 return
             if sock.family != socket.AF_UNIX:
                 _set_tcp_options(sock)
-            self._accepted(sock)
+            try:
+                self._accepted(sock)
+            except Exception:
+                log.exception("a connection was dropped, since taking it in failed")
+                sock.close()
 
     def close(self) -> None:
         self._loop.set_interest(self._sock, 0, self._on_ready)

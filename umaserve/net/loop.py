@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import selectors
 import socket
 import time
@@ -9,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from umaserve.net.timers import Timer, Timers
+
+log = logging.getLogger(__name__)
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
@@ -22,7 +26,8 @@ class Loop:
     A turn is: poll; ``after_poll`` (collects the engine's finished tick first, so that the next one starts before any
     client is served); the ready sockets; due timers; posted calls; ``before_sleep`` (delivers tokens); the calls for
     the turn's end (channels flush what was written to them).
-    ``wake`` is the one method for other threads and signal handlers.
+    What a callback raises is logged and ends nothing, since the loop serves everybody; only the two hooks, which are
+    the daemon's own heart, may end it. ``wake`` is the one method for other threads and signal handlers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,15 +96,25 @@ class Loop:
             self._wake_out.recv(4096)
         self.after_poll()
         for key, events in ready:
-            key.data(events)
-        self._timers.run_due(self.now())
+            try:
+                key.data(events)
+            except Exception:
+                log.exception("a callback failed: its socket is watched no more")
+                self._forget(key)
+        for callback in self._timers.due(self.now()):
+            _run(callback)
         for _ in range(len(self._posted)):
-            self._posted.popleft()()
+            _run(self._posted.popleft())
         self.before_sleep()
         while self._turn_end:
             callbacks, self._turn_end = self._turn_end, {}
             for callback in callbacks:
-                callback()
+                _run(callback)
+
+    def _forget(self, key: selectors.SelectorKey) -> None:
+        # It would stay ready and fail in every turn, unless the callback had come so far as to give it up itself.
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(key.fileobj)
 
     def _timeout(self) -> float | None:
         if self._posted or self._stopped:
@@ -111,3 +126,10 @@ class Loop:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+
+
+def _run(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback failed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Timer:
@@ -60,7 +60,8 @@ class Timers:
             self._dead -= 1
         return self._heap[0]._heap_at if self._heap else None
 
-    def run_due(self, now: float) -> None:
+    def due(self, now: float) -> Iterator[Callable[[], None]]:
+        """The callbacks whose time has come, each to be called before the next is asked for: it may add and cancel."""
         while (at := self.next_at()) is not None and at <= now:
             timer = heapq.heappop(self._heap)
             if timer.at > now:
@@ -69,4 +70,4 @@ class Timers:
                 continue
             callback, timer.callback = timer.callback, None
             if callback is not None:
-                callback()
+                yield callback

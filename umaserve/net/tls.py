@@ -9,6 +9,7 @@ from umaserve.errors import ConfigError
 
 _LONGEST_RECORD = 16 * 1024
 _LONGEST_PEM = 1024 * 1024
+_MOST_WAITING = 64 * 1024
 
 
 def server_context(cert: str, key: str) -> ssl.SSLContext:
@@ -51,13 +52,14 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 class TlsError(Exception):
-    """The handshake failed or a record was broken: nothing more can be received."""
+    """The handshake failed, a record was broken, or too much waits for the peer: the connection is of no more use."""
 
 
 class Tls:
     """The server's side of one TLS connection (RFC 8446, RFC 5246).
 
-    Holds no more of the peer's than the handshake message or record that has not come whole.
+    Holds no more of the peer's than the handshake message or record that has not come whole, and of ours 64 KiB that
+    wait for it.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -65,8 +67,8 @@ class Tls:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._established = False
         self._broken = False
-        self._early = bytearray()
-        """Plaintext that waits for the handshake."""
+        self._waiting = bytearray()
+        """Plaintext that waits for the handshake, or for the rest of a later message of it (RFC 8446, section 4.6)."""
         self.ended = False
         """Whether the peer's close_notify came; what comes after it is ignored."""
 
@@ -80,28 +82,28 @@ class Tls:
             if not self._established:
                 self._tls.do_handshake()
                 self._established = True
-                self._encrypt(self._early)
-                self._early.clear()
             # OpenSSL gives a record at a time, and says only by an error that no whole one is left.
             while text := self._tls.read(_LONGEST_RECORD):
                 plain.append(text)
             self.ended = True
-        except ssl.SSLWantReadError:
-            return b"".join(plain)
         except ssl.SSLZeroReturnError:
             self.ended = True
         except ssl.SSLError as error:
-            self._broken = True
-            what = "connection" if self._established else "handshake"
-            raise TlsError(f"TLS {what} failed: {_reason(error)}") from None
+            if not isinstance(error, ssl.SSLWantReadError):
+                raise self._failure(error) from None
+        if self._waiting and self._established:
+            self._encrypt()
         return b"".join(plain)
 
     def send(self, data: bytes) -> bytes:
-        """The ciphertext of ``data``; none before the handshake is done, which then sends it by ``take_output``."""
-        if not self._established:
-            self._early += data
-            return b""
-        self._encrypt(data)
+        """The ciphertext of ``data``. While a handshake message has not come whole, ``data`` waits, and comes with the
+        output after it. Raises TlsError, also when too much waits.
+        """
+        self._waiting += data
+        if self._established:
+            self._encrypt()
+        if len(self._waiting) > _MOST_WAITING:
+            raise TlsError(f"more than {_MOST_WAITING} bytes wait for the rest of a TLS handshake message")
         return self._outgoing.read()
 
     def take_output(self) -> bytes:
@@ -111,17 +113,27 @@ class Tls:
     def close(self) -> bytes:
         """The last bytes to send: close_notify, or the alert if the connection is broken, or nothing before it is up.
 
-        Nothing may be sent after. What waited for the handshake is dropped.
+        Nothing may be sent after. What waited for a handshake message is dropped, without a close_notify, which would
+        say that nothing is missing.
         """
         if self._established and not self._broken:
-            # It also looks for the peer's close_notify, which need not have come.
-            with contextlib.suppress(ssl.SSLWantReadError):
+            # It also looks for the peer's close_notify, which need not have come, and fails within a handshake message.
+            with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
-        self._early.clear()
+        self._waiting.clear()
         return self._outgoing.read()
 
-    def _encrypt(self, data: bytes | bytearray) -> None:
-        with memoryview(data) as view:
-            done = 0
-            while done < len(view):
-                done += self._tls.write(view[done:])
+    def _encrypt(self) -> None:
+        done = 0
+        try:
+            with memoryview(self._waiting) as view:
+                while done < len(view):
+                    done += self._tls.write(view[done:])
+        except ssl.SSLError as error:
+            if not isinstance(error, ssl.SSLWantReadError):
+                raise self._failure(error) from None
+        del self._waiting[:done]
+
+    def _failure(self, error: ssl.SSLError) -> TlsError:
+        self._broken = True
+        return TlsError(f"TLS {'connection' if self._established else 'handshake'} failed: {_reason(error)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -29,7 +29,7 @@ from umaserve.messages import (
 from umaserve.protocol.dialect import Reply
 from umaserve.protocol.fields import Fields, bad_request, number, parse_json, string
 from umaserve.protocol.generate_messages import Generation, error_message, status
-from umaserve.protocol.generate_request import read_body, read_config, required_word, with_parameters
+from umaserve.protocol.generate_request import PARAMETERS, read_body, read_config, required_word, with_parameters
 from umaserve.protocol.openai_errors import error_body
 from umaserve.protocol.parameters import MAX_ID_BYTES, Limits
 
@@ -72,6 +72,8 @@ class GenerateDialect:
         self._generation: Generation | None = None
         self._asked: Generate | None = None
         """The last modification that was asked for, while it isn't known to hold."""
+        self._replaced: Generation | None = None
+        """The one that goes on if its replacement is refused."""
 
     @property
     def request_id(self) -> str | None:
@@ -88,8 +90,8 @@ class GenerateDialect:
         """About the memory that the present or last generation takes."""
         return 0 if self._generation is None else self._generation.held_bytes
 
-    def receive(self, payload: bytes) -> Command:
-        """The command in ``payload``; raises ``RequestError``."""
+    def receive(self, payload: bytes) -> Command | None:
+        """The command in ``payload``, if it asks for anything; raises ``RequestError``."""
         values = parse_json(payload)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
@@ -121,6 +123,7 @@ class GenerateDialect:
             case Steered():
                 return Reply(self._steered(output, generation))
             case _:
+                self._replaced = None
                 messages = generation.send(output)
         if not messages:
             return None
@@ -128,8 +131,10 @@ class GenerateDialect:
 
     def refuse(self, error: RequestError) -> Reply:
         """The error message for what was received. It ends nothing, save that who has no key is sent away."""
+        if self._replaced is not None and error.request_id == self.request_id:
+            self._generation, self._replaced = self._replaced, None
         request_id = error.request_id if self.finished else self.request_id
-        return Reply(error_message(error, request_id), close=error.fault is Fault.UNAUTHORIZED)
+        return Reply(error_message(error, request_id), close=self._authenticate is not None)
 
     def fail(self, error: RequestError) -> Reply:
         """The error message that ends the running generation, with the text made so far."""
@@ -137,12 +142,14 @@ class GenerateDialect:
             return Reply(error_message(error, error.request_id))
         return Reply(self._generation.fail(error))
 
-    def replay(self, position: int) -> list[bytes]:
+    def replay(self, position: int) -> Iterator[bytes]:
         """What a new connection that takes over must send: a status message, the token messages from number
         ``position`` (from 0) on, and the end if it came. Raises ``RequestError`` where so many weren't sent.
+
+        What is made meanwhile is told as well: after the last message nothing is missed.
         """
-        if self._generation is None:
-            raise RuntimeError("replay without a request")
+        if self._generation is None or not self._resumable:
+            raise RuntimeError("replay of what was not kept")
         return self._generation.replay(position)
 
     def _check_key(self, key: object) -> None:
@@ -173,10 +180,12 @@ class GenerateDialect:
         request_id = string(fields.values.get("request_id"), "request_id", max_bytes=MAX_ID_BYTES)
         return Reattach(request_id, fields.integer("position", 0, MAX_POSITION) or 0)
 
-    def _control(self, fields: Fields, generation: Generation) -> Command:
+    def _control(self, fields: Fields, generation: Generation) -> Command | None:
         action = required_word(fields, "action", ACTIONS)
         if action == "regenerate":
             return self._regenerate(generation)
+        if generation.ended and action == "stop":
+            return None  # It crossed the end, which the client has been told of.
         if generation.ended:
             raise RequestError(Fault.BAD_REQUEST, f"action: expected a running generation to {action}, got none")
         match action:
@@ -190,15 +199,19 @@ class GenerateDialect:
                 return self._modify(fields, generation)
 
     def _regenerate(self, generation: Generation) -> Generate | Replace:
-        request = dataclasses.replace(generation.request, id=self._new_id())
+        request = dataclasses.replace(self._asked or generation.request, id=self._new_id())
         self._generation = Generation(request, generation.options, self._model, keep_tokens=self._resumable)
         self._asked = None
-        return request if generation.ended else Replace(request)
+        if generation.ended:
+            return request
+        self._replaced = generation
+        return Replace(request)
 
     def _modify(self, fields: Fields, generation: Generation) -> Modify:
         parameters = fields.object("parameters")
-        if parameters is None or not parameters.values:
-            raise RequestError(Fault.BAD_REQUEST, "parameters: expected an object with what to change, got none")
+        if parameters is None or not PARAMETERS & parameters.values.keys():
+            known = ", ".join(sorted(PARAMETERS))
+            raise RequestError(Fault.BAD_REQUEST, f"parameters: expected some of {known}, got none of them")
         for key in ("grammar", "json_schema"):
             if parameters.values.get(key) is not None:
                 message = f"{parameters.name(key)}: expected to be absent, since it can't change while it applies"

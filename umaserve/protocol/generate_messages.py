@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -75,7 +75,10 @@ class Generation:
         self._model = model
         self._echo = request.prompt if options.echo_prompt and isinstance(request.prompt, str) else ""
         self._text = self._echo
-        self._kept: list[Token] | None = [] if keep_tokens else None
+        # Without a stream they go into the end's message.
+        whole = not options.stream and (options.include_token_ids or request.logprobs is not None)
+        self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
+        self._sent = 0
         self._ending: tuple[bytes, ...] = ()
 
     @property
@@ -103,11 +106,12 @@ class Generation:
         match output:
             case Token():
                 self._text += output.text
-                if not self.options.stream:
-                    return ()
                 if self._kept is not None:
                     self._kept.append(output)
-                return (self._token(output, self._text),)
+                if not self.options.stream:
+                    return ()
+                self._sent += 1
+                return (self._token(output, self._text, self._sent - 1),)
             case Started():
                 return (
                     (self._init(), self._piece(self._echo)) if self._echo and self.options.stream else (self._init(),)
@@ -130,23 +134,28 @@ class Generation:
         self._ending = (message,)
         return message
 
-    def replay(self, position: int) -> list[bytes]:
+    def replay(self, position: int) -> Iterator[bytes]:
         """The messages from token number ``position`` (from 0) on; raises ``RequestError`` where there is none such.
 
         It counts the tokens that were sent, not the echoed prompt nor the empty token at the end.
         """
-        if self._kept is None:
-            raise RuntimeError("replay of a generation that wasn't kept")
-        sent = len(self._kept)
+        kept = self._kept if self.options.stream and self._kept is not None else []
+        sent = len(kept)
         if position > sent:
             message = f"position: expected at most {sent}, the number of tokens sent so far, got {position}"
             raise RequestError(Fault.BAD_REQUEST, message, self.request.id)
-        text = self._echo + "".join(token.text for token in self._kept[:position])
-        messages = [status("resume", 100, f"from token {position} of {sent} so far", request_id=self.request.id)]
-        for token in self._kept[position:]:
+        return self._replay(kept, position, sent)
+
+    def _replay(self, kept: list[Token], position: int, sent: int) -> Iterator[bytes]:
+        text = self._echo + "".join(token.text for token in kept[:position])
+        yield status("resume", 100, f"from token {position} of {sent} so far", request_id=self.request.id)
+        # Others may be made while these are told.
+        while position < len(kept):
+            token = kept[position]
             text += token.text
-            messages.append(self._token(token, text))
-        return [*messages, *self._ending]
+            yield self._token(token, text, position)
+            position += 1
+        yield from self._ending
 
     def outcome(self, finished: Finished) -> dict[str, Any]:
         """What the end's message says, be it ``completion`` or the answer to a REST request."""
@@ -160,6 +169,11 @@ class Generation:
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
+        if self._kept is not None and not self.options.stream:
+            if self.options.include_token_ids:
+                outcome["token_ids"] = [token.token_id for token in self._kept]
+            if self.request.logprobs is not None:
+                outcome["logprobs"] = [self._logprobs(token.logprobs) for token in self._kept if token.logprobs]
         if self.options.include_timing:
             timing = finished.timing
             outcome["timing"] = {"first_token_ms": _ms(timing.first_token_s), "total_ms": _ms(timing.total_s)}
@@ -181,9 +195,9 @@ class Generation:
         }
         return _dump("init", request_id=self.request.id, model=info.name, model_info=model_info)
 
-    def _token(self, token: Token, text: str) -> bytes:
+    def _token(self, token: Token, text: str, position: int) -> bytes:
         options = self.options
-        message: dict[str, Any] = {"type": "token", "token": token.text}
+        message: dict[str, Any] = {"type": "token", "token": token.text, "position": position}
         if options.include_token_ids:
             message["token_id"] = token.token_id
         if options.include_generated_text:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, ModelInfo, Priority
+from umaserve.messages import ChatTurn, Generate, ModelInfo, Priority, Sampling
 from umaserve.protocol.fields import Fields, bad_request, out_of_range
 from umaserve.protocol.parameters import (
     MAX_TURNS,
@@ -24,6 +24,10 @@ from umaserve.protocol.parameters import prompt as read_prompt
 MAX_MODEL_BYTES = 256
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
 ANY_MODEL = ("", "default")
+PARAMETERS = frozenset(
+    ("max_tokens", "stop", "repetition_penalty", *(field.name for field in dataclasses.fields(Sampling)))
+)
+"""What ``parameters`` may hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,11 @@ class HttpCodec:
         return Phase.HEAD if self._buffer else Phase.IDLE
 
     @property
+    def head(self) -> Request | None:
+        """The request whose body is still to come, without it: who won't have it can say so before."""
+        return self._request
+
+    @property
     def keep_alive(self) -> bool:
         """After a complete response: whether another request may follow."""
         return self._open and not (self._eof and not self._buffer)
@@ -212,6 +217,8 @@ class HttpCodec:
         self._open = self._http.our_state is h11.DONE
         if self._open:
             self._start_over()
+        else:
+            self._buffer.clear()
         return last
 
     def upgrade(self, headers: Headers) -> tuple[bytes, bytes]:

@@ -21,7 +21,7 @@ SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after the last choice's end."""
 
 
-class _Exchange:
+class _OpenAIBody:
     """What chat and completions share: choices side by side, their ends, and what stands around them."""
 
     end = SSE_DONE
@@ -131,7 +131,7 @@ class _Exchange:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-class ChatExchange(_Exchange):
+class ChatBody(_OpenAIBody):
     """One ``POST /v1/chat/completions``."""
 
     _object, _chunk_object = "chat.completion", "chat.completion.chunk"
@@ -149,7 +149,7 @@ class ChatExchange(_Exchange):
         return ChatChoice(index, ToolCallParser(lambda: f"{stem}{next(numbers)}", only_first=not asked.parallel_calls))
 
 
-class CompletionExchange(_Exchange):
+class CompletionBody(_OpenAIBody):
     """One ``POST /v1/completions``."""
 
     _object = _chunk_object = "text_completion"

@@ -48,7 +48,7 @@ def error_body(error: RequestError) -> tuple[int, bytes, list[tuple[str, str]]]:
 
 def http_error(status: int, message: str) -> bytes:
     """The body for a refusal that is HTTP's own, such as 404 or 415."""
-    return _body(message, _INVALID if status < 500 else _SERVER, None, "invalid_api_key" if status == 401 else None)
+    return _body(message, _INVALID if status < 500 else _SERVER, None, None)
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> bytes:

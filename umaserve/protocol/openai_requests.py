@@ -23,6 +23,9 @@ DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 8
+MAX_GENERATIONS = 32
+"""Prompts times choices of one request."""
+MAX_WANTED_TOKENS = 2**31 - 1
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
@@ -81,6 +84,8 @@ def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:
     if (best_of := fields.integer("best_of", 1, MAX_CHOICES)) not in (None, n):
         raise out_of_range("best_of", f"{n}, as n is", best_of)
     prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
+    if n * len(prompts) > MAX_GENERATIONS:
+        raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
     logprobs = fields.integer("logprobs", 0, MAX_COMPLETION_LOGPROBS)
     echo = fields.boolean("echo", False)
     if echo and logprobs is not None:
@@ -121,6 +126,8 @@ def token_ids(value: object, path: str, limits: Limits) -> tuple[int, ...]:
         raise RequestError(
             Fault.PROMPT_TOO_LARGE, f"{path}: {len(value)} tokens, expected at most {limits.max_prompt_bytes}"
         )
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+        return tuple(value)
     expected = f"a whole number from 0 to {MAX_TOKEN_ID}"
     for i, item in enumerate(value):
         if type(item) is not int:
@@ -176,8 +183,12 @@ def _n_choices(fields: Fields) -> int:
 
 
 def _max_tokens(fields: Fields, key: str, limits: Limits) -> int | None:
-    """``None`` where the request leaves it to the server, which some clients say with -1."""
-    return None if fields.values.get(key) == -1 else fields.integer(key, 1, limits.max_tokens)
+    """``None`` where the request leaves it to the server, which some clients say with -1.
+
+    Programs ask for as much as other servers give: they get this one's most, and learn by ``finish_reason``.
+    """
+    wanted = None if fields.values.get(key) == -1 else fields.integer(key, 1, MAX_WANTED_TOKENS)
+    return None if wanted is None else min(wanted, limits.max_tokens)
 
 
 def _sampling(fields: Fields, response_schema: str | None) -> Sampling:

@@ -1,63 +1,132 @@
-"""Questions to the engine that make no stream."""
+"""Questions to the engine that make no stream: asked one at a time on each thread, and forgotten with their askers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Embed, Embedded, TokenIds, Tokenize, Tokenized
-from umaserve.serving.scheduler import Worker
-from umaserve.serving.ticks import Engine
+from umaserve.messages import Answer, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
+from umaserve.serving.ticks import Engine, Worker
 
 log = logging.getLogger(__name__)
 
+Render = Callable[[Answer], bytes]
+Answered = Callable[[bytes | RequestError], None]
 
-def result_or_error(result: Answer | BaseException) -> Answer | RequestError:
+_INPUT = re.compile(r"^input(\[0\])?(?=[:\[])")
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """One that was asked. ``forgotten``: nobody waits for the answer any more."""
+
+    query: Query
+    render: Render
+    answered: Answered
+    forgotten: bool = False
+    vectors: list[Sequence[float]] = field(default_factory=list)
+    """Of the texts that are embedded so far."""
+    tokens: int = 0
+
+
+class Questions:
+    """Puts queries to an engine, on the thread that each is for; at most ``most`` wait."""
+
+    def __init__(self, engine: Engine, compute: Worker, preparing: Worker, most: int) -> None:
+        self._engine = engine
+        self._compute = compute
+        self._preparing = preparing
+        self._most = most
+        self._asked: set[Question] = set()
+        self._embedding: deque[Question] = deque()
+        """In turns: one text of one question between two ticks, so that neither streams nor askers wait for long."""
+        self._busy = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._asked
+
+    def ask(self, query: Query, render: Render, answered: Answered) -> Question:
+        """``answered`` gets the rendered answer in a later turn; raises ``RequestError`` where too many wait."""
+        if len(self._asked) >= self._most:
+            raise RequestError(
+                Fault.MEMORY_PRESSURE, f"request: {self._most} questions wait already; try again later", retry_after_s=1
+            )
+        question = Question(query, render, answered)
+        self._asked.add(question)
+        if isinstance(query, Embed):
+            self._embedding.append(question)
+            self._embed_next()
+        else:
+            self._preparing.submit(lambda: self._work(question), lambda result: self._end(question, result))
+        return question
+
+    def _work(self, question: Question) -> bytes:
+        """On the preparing thread; rendering a long answer takes its time too."""
+        return b"" if question.forgotten else question.render(self._engine.answer(question.query))
+
+    def _end(self, question: Question, result: bytes | BaseException) -> None:
+        self._asked.discard(question)
+        if not question.forgotten:
+            question.answered(_seen(result))
+
+    # -- embeddings ----------------------------------------------------------------------------------------------
+
+    def _embed_next(self) -> None:
+        while not self._busy and self._embedding:
+            question = self._embedding.popleft()
+            if question.forgotten:
+                self._end(question, b"")
+            else:
+                self._busy = True
+                self._tokenize(question)
+
+    def _tokenize(self, question: Question) -> None:
+        assert isinstance(question.query, Embed)
+        text = question.query.inputs[len(question.vectors)]
+
+        def tokenized(result: Answer | BaseException) -> None:
+            if isinstance(result, Tokenized):
+                self._embed(question, TokenIds(tuple(result.ids)))
+            else:
+                self._embedded(question, result)
+
+        if isinstance(text, TokenIds):
+            self._embed(question, text)
+        else:
+            self._preparing.submit(lambda: self._engine.answer(Tokenize(text, special=True)), tokenized)
+
+    def _embed(self, question: Question, tokens: TokenIds) -> None:
+        embed = Embed((tokens,))
+        self._compute.submit(lambda: self._engine.embed(embed), lambda result: self._embedded(question, result))
+
+    def _embedded(self, question: Question, result: Answer | BaseException) -> None:
+        self._busy = False
+        assert isinstance(question.query, Embed)
+        if isinstance(result, Embedded):
+            question.vectors += result.vectors
+            question.tokens += result.prompt_tokens
+            if len(question.vectors) < len(question.query.inputs):
+                self._embedding.append(question)
+            else:
+                answer = Embedded(question.vectors, question.tokens)
+                self._preparing.submit(lambda: question.render(answer), lambda made: self._end(question, made))
+        else:
+            if isinstance(result, RequestError):
+                # The engine was given this text alone.
+                result.message = _INPUT.sub(f"input[{len(question.vectors)}]", result.message)
+            assert isinstance(result, BaseException)
+            self._end(question, result)
+        self._embed_next()
+
+
+def _seen(result: bytes | BaseException) -> bytes | RequestError:
     """What a client may see of a job's outcome."""
-    if not isinstance(result, BaseException):
-        return result
-    if isinstance(result, RequestError):
+    if isinstance(result, bytes | RequestError):
         return result
     log.error("a question to the engine failed", exc_info=result)
     return RequestError(Fault.DECODE_FAILED, "request: the server failed on it")
-
-
-def embed_all(
-    engine: Engine,
-    compute: Worker,
-    preparing: Worker,
-    query: Embed,
-    answered: Callable[[Answer | RequestError], None],
-) -> None:
-    """One text after another, so that the ticks of running streams come in between."""
-    done: list[Embedded] = []
-
-    def begin() -> None:
-        text = query.inputs[len(done)]
-        if isinstance(text, TokenIds):
-            embed(text)
-        else:
-            preparing.submit(lambda: engine.answer(Tokenize(text, special=True)), tokenized)
-
-    def tokenized(result: Answer | BaseException) -> None:
-        if isinstance(result, Tokenized):
-            embed(TokenIds(tuple(result.ids)))
-        else:
-            answered(result_or_error(result))
-
-    def embed(tokens: TokenIds) -> None:
-        compute.submit(lambda: engine.embed(Embed((tokens,))), embedded)
-
-    def embedded(result: Embedded | BaseException) -> None:
-        if not isinstance(result, Embedded):
-            answered(result_or_error(result))
-            return
-        done.append(result)
-        if len(done) < len(query.inputs):
-            begin()
-        else:
-            vectors = [vector for one in done for vector in one.vectors]
-            answered(Embedded(vectors, sum(one.prompt_tokens for one in done)))
-
-    begin()

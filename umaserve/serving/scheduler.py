@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
-    Detokenize,
-    Detokenized,
     FinishReason,
-    Generate,
     Logprobs,
+    Modify,
     Started,
     Steered,
+    Steering,
     Token,
-    TokenIds,
     Waiting,
 )
 from umaserve.metrics import ServingMetrics
-from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.cost_model import Cost, CostModel
-from umaserve.serving.observer import observe_delivery, observe_end
+from umaserve.serving.observer import observe_delivery
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
+from umaserve.serving.preparing import Preparing
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
 from umaserve.serving.slots import Slots
-from umaserve.serving.ticks import Engine, Outcome, Prepared, Run, Tick, TickResult
+from umaserve.serving.ticks import Engine, Outcome, Run, Tick, TickResult, Worker
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 PATIENCE_S = 1.0
-
-
-class Worker(Protocol):
-    """A thread that runs jobs in order; ``done`` is called back on the loop's thread with the result or the error."""
-
-    def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
+CHANGED_PER_TICK = 8
+"""Sessions whose modifications are applied before one tick: each makes a sampler anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +63,11 @@ class Scheduler:
         self._sessions = sessions
         self._engine = engine
         self._compute = compute
-        self._preparing = preparing
+        self._preparing = Preparing(sessions, engine, preparing, content_filter)
         self._targets = targets
         self._now = clock
-        sessions.left = lambda session: observe_end(self.metrics, session, "abandoned", self._now())
-        self._filter = content_filter
         self._cost = CostModel()
         self._slots = Slots(engine.capacity)
-        self._unprepared: list[Session] = []
-        self._preparing_one = False
         self._in_flight: list[Session] | None = None
         """The sessions of the tick being computed, in the order of its runs."""
 
@@ -91,9 +78,8 @@ class Scheduler:
         arrived = self._sessions.take_arrived()
         for session in arrived:
             self._sessions.put(session, Started())
-        self._unprepared += arrived
-        if self._unprepared and not self._preparing_one:
-            self._prepare_next()
+        self._preparing.add(arrived)
+        self._preparing.next()
         if self._in_flight is None:
             self._submit()
 
@@ -125,56 +111,6 @@ class Scheduler:
         """Fail all that still runs: the time to drain is over."""
         for session in list(self._sessions.running()):
             self._sessions.fail(session, _shutting_down())
-
-    # -- preparing -----------------------------------------------------------------------------------------------
-
-    def _prepare_next(self) -> None:
-        """One at a time, so that those who leave meanwhile cost nothing, and by class."""
-        self._unprepared = [session for session in self._unprepared if session.running]
-        if not self._unprepared:
-            return
-        session = min(self._unprepared, key=_class_and_age)
-        self._unprepared.remove(session)
-        request = session.request
-        assert request is not None
-
-        def prepared(result: Prepared | BaseException) -> None:
-            self._preparing_one = False
-            if session.state is not State.PREFILL:
-                return
-            if isinstance(result, Prepared):
-                session.prepared = result
-                session.text = AnswerText(result.text, None if self._filter is None else self._filter.stream())
-            elif isinstance(result, RequestError):
-                self._sessions.fail(session, result)
-            else:
-                log.error("request %s: preparing it failed", request.id, exc_info=result)
-                self._sessions.fail(session, _failed())
-
-        self._preparing_one = True
-        self._preparing.submit(lambda: self._prepare(request), prepared)
-
-    def _prepare(self, request: Generate) -> Prepared:
-        """On the preparing thread."""
-        if self._filter is not None:
-            self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        return self._engine.prepare(request)
-
-    def _prompt_texts(self, request: Generate) -> Iterator[str]:
-        """All that the client puts before the model."""
-        match request.prompt:
-            case str() as text:
-                yield text
-            case TokenIds() as tokens:
-                answer = self._engine.answer(Detokenize(tokens.ids))
-                assert isinstance(answer, Detokenized)
-                yield answer.text
-            case turns:
-                for turn in turns:
-                    yield turn.content
-                    yield from (call.arguments for call in turn.tool_calls)
-        for tool in request.tools:
-            yield from (tool.description, tool.parameters)
 
     # -- a tick: snapshot, plan, submit --------------------------------------------------------------------------
 
@@ -221,32 +157,43 @@ class Scheduler:
         self._sessions.evicted(session)
 
     def _apply_changes(self) -> None:
-        """Modify requests, which no tick is computing now."""
-        for session, command in self._sessions.take_changes():
-            if not session.running:
-                continue
-            request, prepared, wanted = session.request, session.prepared, command.request
-            assert request is not None
-            assert prepared is not None
+        """Modify requests, which no tick is computing now, and acknowledge what already holds."""
+        for session, commands in self._sessions.take_changes(CHANGED_PER_TICK):
             try:
-                prepared = self._engine.change(prepared, wanted, session.generated)
-            except RequestError as error:
-                self._sessions.put(session, Steered(command, error.message))
-                continue
+                self._apply(session, commands)
             except Exception:
                 # Nobody knows what of it has changed.
-                log.exception("request %s: modifying it failed", request.id)
-                self._sessions.fail(session, _failed())
-                continue
-            session.prepared = prepared
-            # Its id and its class are what they were.
-            session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
-            self._sessions.put(session, Steered(command))
-            if len(session.generated) >= prepared.max_tokens:
-                self._sessions.finish(session, FinishReason.LENGTH)
-            elif session.slot is not None and not self._slots.promise(session, _cells(session)):
-                # A longer answer needs more cells than are free: it waits in the queue for them.
-                self._evict(session)
+                log.exception("session %d: modifying it failed", session.id)
+                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
+
+    def _apply(self, session: Session, commands: list[Steering]) -> None:
+        """Each modification says all that is changed so far: the last one is enough."""
+        modifications = [command for command in commands if isinstance(command, Modify)]
+        refusal = self._modify(session, modifications[-1]) if modifications else None
+        for command in commands:
+            self._sessions.put(session, Steered(command, refusal if isinstance(command, Modify) else None))
+        self._settle(session)
+
+    def _modify(self, session: Session, command: Modify) -> str | None:
+        """Why it was refused, if it was."""
+        request, prepared, wanted = session.request, session.prepared, command.request
+        assert request is not None
+        assert prepared is not None
+        try:
+            session.prepared = self._engine.change(prepared, wanted, session.generated)
+        except RequestError as error:
+            return error.message
+        # Its id and its class are what they were.
+        session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
+        return None
+
+    def _settle(self, session: Session) -> None:
+        """An answer may be long enough now, or need more cells than are free: then it waits in the queue for them."""
+        assert session.prepared is not None
+        if len(session.generated) >= session.prepared.max_tokens:
+            self._sessions.finish(session, FinishReason.LENGTH)
+        elif session.slot is not None and not self._slots.promise(session, _cells(session)):
+            self._evict(session)
 
     def _snapshot(self) -> Snapshot:
         streams, prompts = [], []
@@ -377,6 +324,11 @@ class Scheduler:
     # -- what happened, for people -------------------------------------------------------------------------------
 
     @property
+    def eager(self) -> bool:
+        """Whether there is work for the next turn, whatever happens meanwhile."""
+        return self._in_flight is None and self._sessions.changing
+
+    @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing is left to be delivered or cleared."""
         running = any(True for _ in self._sessions.running())
@@ -409,10 +361,6 @@ def _length(session: Session) -> int:
 def _class_and_age(session: Session) -> tuple[int, int]:
     assert session.request is not None
     return session.request.priority, session.id
-
-
-def _failed() -> RequestError:
-    return RequestError(Fault.DECODE_FAILED, "request: the server failed on it")
 
 
 def _shutting_down() -> RequestError:

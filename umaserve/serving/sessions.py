@@ -80,7 +80,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 RUNNING = frozenset({State.PREFILL, State.DECODE, State.STREAM})
 
 MAX_CHANGES = 8
-"""Modifications of one request that may wait to be applied."""
+"""Changes to one request that may wait for the end of a tick."""
 
 Sink = Callable[[Output | RequestError], None]
 
@@ -135,6 +135,9 @@ class Session:
     """Tokens of this sequence in the KV cache."""
     generated: list[int] = field(default_factory=list)
     holds: set[Hold] = field(default_factory=set)
+    held_at: float = 0.0
+    held_s: float = 0.0
+    """For how long it was held before."""
     outbox: deque[Output | RequestError] = field(default_factory=deque)
     requested_at: float = 0.0
     started_at: float | None = None
@@ -174,18 +177,23 @@ class Totals:
 class SessionManager:
     """All sessions that have not ended; the only writer of their states."""
 
-    def __init__(self, admit: Admit | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        admit: Admit | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        ended: Callable[[Session, str], None] = lambda _session, _end: None,
+    ) -> None:
+        """``ended`` is told of each request that ended without an output of its own: refused or abandoned, and why."""
         self.totals = Totals()
         self.draining = False
-        self.left: Callable[[Session], None] = lambda _session: None
-        """Told of each request whose client was gone before its end was delivered."""
+        self._ended = ended
         self._admit = admit
         self._now = clock
         self._ids = itertools.count(1)
         self._running: dict[int, Session] = {}
         self._arrived: dict[int, Session] = {}
         self._held: dict[int, Session] = {}
-        self._changes: dict[int, list[Modify]] = {}
+        self._changes: dict[int, list[Steering]] = {}
         self._with_output: dict[int, Session] = {}
 
     def open(self, sink: Sink, origin: Origin) -> Session:
@@ -193,12 +201,15 @@ class SessionManager:
         self.totals.sessions += 1
         return Session(next(self._ids), sink, origin)
 
-    def request(self, session: Session, request: Generate, now: float) -> None:
-        """Start ``request``; raises ``RequestError`` where it isn't admitted."""
+    def request(self, session: Session, request: Generate, now: float, *, admitted: bool = False) -> None:
+        """Start ``request``; raises ``RequestError`` where it isn't admitted, unless it was as a part of another."""
         try:
-            self.admit(session.origin, now)
+            if not admitted:
+                self.admit(session.origin, now)
         except RequestError as error:
             error.request_id = request.id
+            session.request, session.requested_at = request, now
+            self._ended(session, error.fault.name.lower())
             raise
         self._move(session, Event.REQUEST)
         session.request = replace(request, priority=max(request.priority, session.origin.priority))
@@ -223,40 +234,42 @@ class SessionManager:
         if session.running and session.request is not None and session.request.id == request_id:
             self.finish(session, FinishReason.CANCELLED)
 
-    def abandon(self, session: Session) -> None:
-        """The client is gone: nothing is delivered any more."""
+    def abandon(self, session: Session, end: str = "abandoned") -> None:
+        """Nobody wants it any more: nothing is delivered. ``end`` says why, for people."""
         left = session.running or bool(session.outbox)
         if not session.ended:
             self._end(session, Event.FINISH)
         session.outbox.clear()
         self._with_output.pop(session.id, None)
         if left:
-            self.left(session)
+            self._ended(session, end)
 
     def steer(self, session: Session, command: Steering) -> None:
         """Pause, resume or modify a running request; one that has just ended is no error."""
         if not session.running:
             return
         match command:
-            case Modify():
-                # The tick that is being computed uses the sampler: the scheduler changes it when that is done.
-                waiting = self._changes.setdefault(session.id, [])
-                if len(waiting) < MAX_CHANGES:
-                    waiting.append(command)
-                    return
-                refusal = f"request: {MAX_CHANGES} modifications wait to be applied, which is the most; try again later"
-                self.put(session, Steered(command, refusal))
-                return
             case Pause():
                 self.hold(session, Hold.PAUSE)
             case Resume():
                 self.release(session, Hold.PAUSE)
-        self.put(session, Steered(command))
+        # The tick that is being computed uses the sampler, and may have one more token for a stream that has just been
+        # paused: the scheduler applies and acknowledges when that is done.
+        waiting = self._changes.setdefault(session.id, [])
+        if len(waiting) < MAX_CHANGES:
+            waiting.append(command)
+        elif isinstance(command, Modify):
+            refusal = f"request: {MAX_CHANGES} changes wait to be applied, which is the most; try again later"
+            self.put(session, Steered(command, refusal))
+        else:
+            self.put(session, Steered(command))
 
     def hold(self, session: Session, why: Hold) -> None:
         """Compute no more of it until each hold is released."""
         if not session.running or (why is Hold.READER and session.state is State.PREFILL):
             return
+        if not session.holds:
+            session.held_at = self._now()
         session.holds.add(why)
         self._held[session.id] = session
         if session.state is State.DECODE:
@@ -266,7 +279,8 @@ class SessionManager:
         session.holds.discard(why)
         if session.holds:
             return
-        self._held.pop(session.id, None)
+        if self._held.pop(session.id, None) is not None:
+            session.held_s += self._now() - session.held_at
         if session.state is State.STREAM:
             self._move(session, Event.RELEASE)
 
@@ -308,9 +322,10 @@ class SessionManager:
         self.put(session, error)
 
     def expire(self, seconds: float) -> None:
-        """Fail the requests that have taken longer than ``seconds``."""
+        """Fail the requests that have taken longer than ``seconds``, without the time for which they were held."""
         now = self._now()
-        for session in [s for s in self._running.values() if now - s.requested_at > seconds]:
+        overdue = [s for s in self._running.values() if not s.holds and now - s.requested_at - s.held_s > seconds]
+        for session in overdue:
             self.fail(session, RequestError(Fault.TIMED_OUT, f"request: it took more than {seconds:g} s"))
 
     def _end(self, session: Session, event: Event) -> None:
@@ -325,10 +340,15 @@ class SessionManager:
         arrived, self._arrived = self._arrived, {}
         return list(arrived.values())
 
-    def take_changes(self) -> list[tuple[Session, Modify]]:
-        """Modifications of requests that are prepared, each request's in the order in which they came."""
+    @property
+    def changing(self) -> bool:
+        """Whether changes wait that could be taken."""
+        return any(self._running[id_].prepared is not None for id_ in self._changes)
+
+    def take_changes(self, most: int) -> list[tuple[Session, list[Steering]]]:
+        """Changes to at most ``most`` requests that are prepared, each request's in the order in which they came."""
         ready = [self._running[id_] for id_ in self._changes if self._running[id_].prepared is not None]
-        return [(session, change) for session in ready for change in self._changes.pop(session.id)]
+        return [(session, self._changes.pop(session.id)) for session in ready[:most]]
 
     def get(self, session_id: int) -> Session:
         """The running session of this id."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from umaserve.messages import Answer, Embed, Embedded, Generate, Logprobs, ModelInfo, Query
+
+T = TypeVar("T")
 
 
 class Text(Protocol):
@@ -86,6 +88,12 @@ class Capacity:
     sequence_tokens: int
     """The longest one sequence may get, prompt and answer together."""
     batch_tokens: int
+
+
+class Worker(Protocol):
+    """A thread that runs jobs in order; ``done`` is called back on the loop's thread with the result or the error."""
+
+    def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
 
 
 class Engine(Protocol):

@@ -1,0 +1,359 @@
+"""One HTTP connection on a loop whose clock the test moves: deadlines, refusals before the body, mistakes of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from umaserve.config import Config
+from umaserve.detached import Detached
+from umaserve.http.connection import Client, HttpConnection
+from umaserve.http.gate import Gate
+from umaserve.http.routes import ROUTES, Page, Route, Stream
+from umaserve.messages import Finished, FinishReason, Generate, Metrics, Output, Timing, Token, Usage
+from umaserve.net.channel import Channel
+from umaserve.net.loop import Loop
+from umaserve.services import Services
+from umaserve.serving.questions import Question, Questions
+from umaserve.serving.sessions import SessionManager
+
+pytest.register_assert_rewrite("standin")
+from standin import StandInEngine, SteppedWorker  # noqa: E402
+
+CONFIG = Config(header_timeout=10.0, body_timeout=20.0, idle_timeout=60.0)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def post(path: str, body: Any = None, *headers: str) -> bytes:
+    content = json.dumps({} if body is None else body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    return "\r\n".join([*lines, f"Content-Length: {len(content)}", *headers, "", ""]).encode() + content
+
+
+class World:
+    """A client's socket, and the connection that serves it."""
+
+    def __init__(self, peer: str = "ip:127.0.0.1") -> None:
+        self.now = 0.0
+        self.loop = Loop(lambda: self.now)
+        self.sessions = SessionManager(clock=lambda: self.now)
+        engine, self.compute, self.preparing = StandInEngine(), SteppedWorker(), SteppedWorker()
+        self.asked: list[Question] = []
+        questions = Questions(engine, self.compute, self.preparing, 4)
+        ask = questions.ask
+        questions.ask = lambda *arguments: self.asked.append(ask(*arguments)) or self.asked[-1]
+        services = Services(
+            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
+            lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions,
+        )  # fmt: skip
+        self.lost: list[Client] = []
+        ours, self.client = socket.socketpair()
+        self.client.setblocking(False)
+        channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
+        gate = Gate(CONFIG, None, self.loop.now)
+        self.connection = HttpConnection(services, gate, channel, peer, lambda _old, _new: None, self.lost.append)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """A few turns of the loop, the first after this time."""
+        self.now += seconds
+        for _ in range(4):
+            self.loop.call_soon(lambda: None)
+            self.loop.turn()
+
+    def send(self, data: bytes) -> None:
+        self.client.sendall(data)
+        self.turn()
+
+    def deliver(self) -> None:
+        for _ in self.sessions.deliver():
+            continue
+        self.turn()
+
+    def received(self) -> bytes:
+        """What has come; ends with ``<closed>`` if no more will."""
+        data = b""
+        while True:
+            try:
+                part = self.client.recv(65536)
+            except BlockingIOError:
+                return data
+            if not part:
+                return data + b"<closed>"
+            data += part
+
+    def statuses(self) -> list[int]:
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", self.received())]
+
+    def close(self) -> None:
+        self.connection.channel.abort()
+        self.client.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def world(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+    assert "a callback failed" not in caplog.text
+    assert "serving the connection failed" not in caplog.text
+
+
+# Deadlines.
+
+
+def test_a_connection_that_is_kept_alive_with_pages_has_a_deadline_for_each_request(world: World) -> None:
+    for _ in range(10):
+        world.turn(9.0)
+        world.send(HEALTH)
+        assert world.statuses() == [200]
+    world.turn(60.0)
+    assert world.received() == b"<closed>"
+
+
+def test_a_head_that_is_begun_with_the_last_ones_end_has_its_whole_time(world: World) -> None:
+    for _ in range(10):
+        world.send(HEALTH[:10])
+        world.turn(9.0)
+        world.send(HEALTH[10:] + b"G")
+        assert world.statuses() == [200]
+        world.turn(9.0)
+        world.send(HEALTH[1:])
+        assert world.statuses() == [200]
+    world.send(b"G")
+    world.turn(9.9)
+    assert world.statuses() == []
+    world.turn(0.1)
+    assert world.statuses() == [408]
+
+
+def test_a_byte_now_and_then_keeps_no_connection_open(world: World) -> None:
+    for byte in HEALTH[:9]:
+        world.send(bytes([byte]))
+        world.turn(1.0)
+    assert world.received() == b""
+    world.turn(1.0)
+    assert world.received().endswith(b"<closed>")
+
+
+def test_a_deadline_that_comes_while_the_last_words_are_read_does_nothing(world: World) -> None:
+    world.send(HEALTH[:-2])
+    world.turn(9.0)
+    world.send(b"Connection: close\r\n\r\nGET /")
+    assert world.statuses() == [200]
+    for _ in range(20):
+        world.turn(1.0)
+    assert world.received() == b"<closed>"
+    assert world.lost == [world.connection]
+
+
+def test_nobody_is_late_whose_connection_the_server_ends(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    world.send(b"GET")
+    world.connection.close()
+    for _ in range(20):
+        world.turn(1.0)
+    assert world.received() == b"<closed>"
+    assert "did not come in time" not in caplog.text
+
+
+def test_a_body_has_its_own_time_and_an_answer_has_none(world: World) -> None:
+    wire = post("/tokenize", {"content": "hello"})
+    world.send(wire[:-1])
+    world.turn(19.0)
+    world.send(wire[-1:])
+    world.turn(1000.0)
+    assert world.received() == b""
+    world.preparing.step()
+    world.turn()
+    assert world.statuses() == [200]
+
+
+# Refused by the head alone.
+
+
+@pytest.mark.parametrize("expects", [True, False])
+@pytest.mark.parametrize(
+    ("line", "host", "content_type", "status"),
+    [
+        (b"POST /tokenize", b"localhost", b"application/json", None),
+        (b"POST /nowhere", b"localhost", b"application/json", 404),
+        (b"POST /tokenize", b"evil.example", b"application/json", 403),
+        (b"POST /tokenize", b"localhost\r\nOrigin: http://evil.example", b"application/json", 403),
+        (b"PUT /tokenize", b"localhost", b"application/json", 405),
+        (b"POST /tokenize", b"localhost", b"text/plain", 415),
+    ],
+)
+def test_a_body_is_asked_of_nobody_who_is_refused(
+    world: World, line: bytes, host: bytes, content_type: bytes, status: int | None, expects: bool
+) -> None:
+    expect = b"Expect: 100-continue\r\n" if expects else b""
+    world.send(
+        b"%b HTTP/1.1\r\nHost: %b\r\nContent-Type: %b\r\nContent-Length: 1000\r\n%b\r\n"
+        % (line, host, content_type, expect)
+    )
+    if status is None:
+        assert world.statuses() == ([100] if expects else [])
+        return
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nConnection: close\r\n" in received
+    assert received.endswith(b"<closed>")
+
+
+def test_each_request_is_judged_by_itself(world: World) -> None:
+    world.send(post("/nowhere") + HEALTH + post("/tokenize") + post("/health") + HEALTH)
+    assert world.statuses() == [404, 200, 400, 405, 200]
+
+
+@pytest.mark.parametrize(("peer", "status"), [("ip:127.0.0.1", 403), ("uid:1000", 200)])
+def test_over_a_file_any_host_is_ours(peer: str, status: int) -> None:
+    world = World(peer)
+    world.send(HEALTH.replace(b"localhost", b"evil.example"))
+    assert world.statuses() == [status]
+    world.send(HEALTH.replace(b"localhost", b"localhost\r\nOrigin: http://evil.example"))
+    assert world.statuses() == [403]
+    world.close()
+
+
+# Questions.
+
+
+def test_who_leaves_has_its_question_forgotten(world: World) -> None:
+    world.send(post("/tokenize", {"content": "hello"}))
+    assert [question.forgotten for question in world.asked] == [False]
+    world.client.close()
+    world.turn()
+    assert [question.forgotten for question in world.asked] == [True]
+    world.preparing.step()
+    world.turn()
+    assert world.lost == [world.connection]
+
+
+def test_one_question_too_many_is_told_when_to_come_back(world: World) -> None:
+    others = [World() for _ in range(4)]
+    services = world.connection._services
+    for other in others:
+        other.connection._services = services
+        other.send(post("/tokenize", {"content": "hello"}))
+    world.send(post("/tokenize", {"content": "hello"}))
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nRetry-After: 1\r\n" in received
+    assert b"questions wait already" in received
+    for other in others:
+        other.close()
+
+
+# Mistakes of ours.
+
+
+def mistake(*_arguments: object) -> Any:
+    raise ZeroDivisionError("ours")
+
+
+class Body:
+    """A dialect that makes a mistake at one of its outputs."""
+
+    end = None
+    done = True
+
+    def __init__(self, at: str, streaming: bool) -> None:
+        self.at, self.streaming = at, streaming
+
+    def receive(self, _body: bytes) -> list[Generate]:
+        return [Generate("a", "hello"), Generate("b", "hello")]
+
+    def send(self, _index: int, output: Output) -> list[bytes]:
+        if type(output).__name__ == self.at:
+            mistake()
+        return [b"event"] if self.streaming else []
+
+    def result(self) -> bytes:
+        return mistake() if self.at == "result" else b"{}"
+
+
+def set_route(monkeypatch: pytest.MonkeyPatch, method: str, endpoint: Page | Stream) -> None:
+    monkeypatch.setitem(ROUTES, "/props", Route(method, endpoint))
+
+
+def check_500(world: World) -> None:
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 500 ")
+    assert b"request: the server failed on it" in received
+    assert b"ours" not in received
+    assert received.count(b"\r\nConnection: close\r\n") == 1
+    assert received.endswith(b"<closed>")
+
+
+def test_a_page_that_fails_is_a_500_and_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_route(monkeypatch, "GET", Page(mistake))
+    world.send(HEALTH.replace(b"/health", b"/props") + HEALTH)
+    check_500(world)
+
+
+@pytest.mark.parametrize("at", ["Token", "result"])
+def test_an_answer_that_fails_before_it_begins_is_a_500(world: World, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    set_route(monkeypatch, "POST", Stream(lambda _services: Body(at, streaming=False)))
+    world.send(post("/props"))
+    running = list(world.sessions.running())
+    assert len(running) == 2
+    world.sessions.put(running[0], Token("x", 1))
+    world.sessions.put(running[0], Finished(FinishReason.STOP, Usage(1, 1), Timing(0.0, 0.0, 0.0)))
+    world.deliver()
+    check_500(world)
+    assert list(world.sessions.running()) == [], "its sessions end with it"
+
+
+def test_a_stream_that_fails_after_it_began_ends_without_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_route(monkeypatch, "POST", Stream(lambda _services: Body("Finished", streaming=True)))
+    world.send(post("/props"))
+    session = next(world.sessions.running())
+    world.sessions.put(session, Token("x", 1))
+    world.deliver()
+    world.sessions.put(session, Finished(FinishReason.STOP, Usage(1, 1), Timing(0.0, 0.0, 0.0)))
+    world.deliver()
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nX-Accel-Buffering: no\r\n" in received
+    assert b"data: event\n\n" in received
+    assert received.endswith(b"<closed>")
+    assert b"0\r\n\r\n" not in received
+    assert list(world.sessions.running()) == []
+
+
+def test_a_body_that_fails_after_it_set_something_going_takes_that_along(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_route(monkeypatch, "POST", Stream(lambda _services: Body("", streaming=True)))
+    started = []
+    request = world.sessions.request
+
+    def one_and_no_more(*arguments: Any, **more: Any) -> None:
+        request(*arguments, **more)
+        started.append(arguments)
+        mistake()
+
+    world.sessions.request = one_and_no_more
+    world.send(post("/props"))
+    check_500(world)
+    assert len(started) == 1
+    assert list(world.sessions.running()) == []
+
+
+@pytest.mark.parametrize("wire", [HEALTH, post("/tokenize", {"content": "hello"})], ids=["page", "question"])
+def test_a_reply_that_cannot_be_written_costs_the_connection_and_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch, wire: bytes
+) -> None:
+    # What comes back from a worker's thread is called in the loop's own hook, which may raise nothing.
+    monkeypatch.setattr(world.connection, "_common", lambda: [("Bad\nName", "x")])
+    world.send(wire)
+    world.preparing.step()
+    world.turn()
+    assert world.received() == b"<closed>"
+    assert world.lost == [world.connection]

@@ -1,0 +1,100 @@
+"""Requests made ready to run, one at a time on a thread of their own: filtered, templated, tokenized, compiled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
+from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.sessions import Session, SessionManager, State
+from umaserve.serving.ticks import Engine, Prepared, Worker
+
+log = logging.getLogger(__name__)
+
+TENANTS_REMEMBERED = 1024
+
+
+class Preparing:
+    """One at a time, so that those who leave meanwhile cost nothing; by class, and tenants in turn, so that nobody's
+    costly schemas hold up the others for longer than one of them takes."""
+
+    def __init__(
+        self, sessions: SessionManager, engine: Engine, worker: Worker, content_filter: ContentFilter | None
+    ) -> None:
+        self._sessions = sessions
+        self._engine = engine
+        self._worker = worker
+        self._filter = content_filter
+        self._waiting: list[Session] = []
+        self._busy = False
+        self._turn = 0
+        self._turns: dict[str, int] = {}
+        """When each tenant had its last turn."""
+
+    def add(self, sessions: Iterable[Session]) -> None:
+        self._waiting += sessions
+
+    def next(self) -> None:
+        """Begin with the next one, unless one is under way."""
+        if self._busy or not self._waiting:
+            return
+        self._waiting = [session for session in self._waiting if session.running]
+        if not self._waiting:
+            return
+        session = min(self._waiting, key=self._order)
+        self._waiting.remove(session)
+        self._took_turn(session.origin.tenant)
+        request = session.request
+        assert request is not None
+
+        def prepared(result: Prepared | BaseException) -> None:
+            self._busy = False
+            if session.state is not State.PREFILL:
+                return
+            if isinstance(result, Prepared):
+                session.prepared = result
+                session.text = AnswerText(result.text, None if self._filter is None else self._filter.stream())
+            elif isinstance(result, RequestError):
+                self._sessions.fail(session, result)
+            else:
+                log.error("request %s: preparing it failed", request.id, exc_info=result)
+                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
+
+        self._busy = True
+        self._worker.submit(lambda: self._prepare(request), prepared)
+
+    def _order(self, session: Session) -> tuple[int, int, int]:
+        assert session.request is not None
+        return session.request.priority, self._turns.get(session.origin.tenant, 0), session.id
+
+    def _took_turn(self, tenant: str) -> None:
+        self._turn += 1
+        self._turns.pop(tenant, None)
+        self._turns[tenant] = self._turn
+        if len(self._turns) > TENANTS_REMEMBERED:
+            del self._turns[next(iter(self._turns))]
+
+    def _prepare(self, request: Generate) -> Prepared:
+        """On the preparing thread."""
+        if self._filter is not None:
+            self._filter.check_prompt("\n".join(self._prompt_texts(request)))
+        return self._engine.prepare(request)
+
+    def _prompt_texts(self, request: Generate) -> Iterator[str]:
+        """All that the client puts before the model."""
+        match request.prompt:
+            case str() as text:
+                yield text
+            case TokenIds() as tokens:
+                answer = self._engine.answer(Detokenize(tokens.ids))
+                assert isinstance(answer, Detokenized)
+                yield answer.text
+            case turns:
+                for turn in turns:
+                    yield turn.content
+                    yield from (call.arguments for call in turn.tool_calls)
+        for tool in request.tools:
+            yield from (tool.description, tool.parameters)
