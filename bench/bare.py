@@ -103,7 +103,9 @@ def main() -> None:
     logs.configure(settings.log_level, settings.log_format)
     loop = BareLoop(Model(find(settings.model), settings, lambda _fraction: True), settings.n_batch)
     loop.run(warm_up_prompts(n_streams), WARM_UP_TOKENS)
-    sys.stdout.buffer.write(loop.run(prompts(n_streams), n_tokens).dump())
+    # Buffered also where Python's own is not: what is written at once may go out in parts.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(loop.run(prompts(n_streams), n_tokens).dump())
 
 
 if __name__ == "__main__":

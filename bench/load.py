@@ -81,7 +81,9 @@ async def warm_up_and_ask(dialect: str, address: str, n_clients: int, n_tokens: 
 
 def main() -> None:
     dialect, address, n_clients, n_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    sys.stdout.buffer.write(run(warm_up_and_ask(dialect, address, n_clients, n_tokens)).dump())
+    # Buffered also where Python's own is not: what is written at once may go out in parts.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(run(warm_up_and_ask(dialect, address, n_clients, n_tokens)).dump())
 
 
 if __name__ == "__main__":

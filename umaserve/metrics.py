@@ -79,6 +79,8 @@ class ServingMetrics:
         self._queue_s = self._histogram("queue", "Time until a request's prompt is begun.", _WAIT_BUCKETS)
         self._ttft_s = self._histogram("time_to_first_token", "Time until the first token.", _WAIT_BUCKETS)
         self._tbt_s = self._histogram("time_between_tokens", "Time between tokens of one stream.", _TOKEN_BUCKETS)
+        self._tbt_of: dict[str, Histogram] = {}
+        """Its children by dialect: this one is asked for with every token."""
         self._requests = self._counter("requests", "Requests that have ended, by how.", "end")
         self._prompt = self._counter("request_prompt_tokens", "Tokens of the prompts of ended requests.")
         self._completion = self._counter("request_completion_tokens", "Tokens generated for ended requests.")
@@ -103,7 +105,10 @@ class ServingMetrics:
 
     def observe_next_token(self, dialect: str, seconds: float) -> None:
         self.tbt.add(seconds)
-        self._tbt_s.labels(dialect).observe(seconds)
+        child = self._tbt_of.get(dialect)
+        if child is None:
+            child = self._tbt_of[dialect] = self._tbt_s.labels(dialect)
+        child.observe(seconds)
 
     def observe_end(self, dialect: str, end: str, prompt_tokens: int, completion_tokens: int, took_s: float) -> None:
         """``took_s`` is from its start; 0 for one that never started."""
