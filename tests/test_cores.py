@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.cores import usable_cores
+from umaserve.cores import IdleCores, usable_cores
 
 
 class Box:
@@ -121,3 +121,33 @@ def test_a_group_named_with_a_colon(box: Box) -> None:
 
 def test_this_process_has_a_core() -> None:
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+class Idling:
+    """A kernel that counts idle time in hundredths of a second, and a clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.stat = root / "stat"
+        self.now = 0.0
+        self.count(0)
+
+    def count(self, idle: int, waiting: int = 0) -> None:
+        self.stat.write_text(f"cpu  9 9 9 {idle} {waiting} 0 0 0 0 0\ncpu0 9 9 9 9 9 0 0 0 0 0\n")
+
+
+def test_idle_cores_are_counted_over_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    kernel = Idling(tmp_path)
+    idle_cores = IdleCores(lambda: kernel.now, tmp_path)
+    assert idle_cores() is None, "nothing was counted yet"
+    kernel.now, _ = 1.0, kernel.count(100, 50)
+    assert idle_cores() == 1.5
+    kernel.now, _ = 1.1, kernel.count(100, 50)
+    assert idle_cores() == 1.5, "the window is too short to say anything else"
+    kernel.now = 2.0
+    assert idle_cores() == 0.0
+
+
+def test_idle_cores_are_unknown_where_the_kernel_hides_them(tmp_path: Path) -> None:
+    now = iter(range(10))
+    assert IdleCores(lambda: next(now), tmp_path)() is None

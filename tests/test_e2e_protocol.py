@@ -230,6 +230,8 @@ METRICS = [
     "queue_ms_p95",
     "kv_cells_used",
     "kv_cells_total",
+    "threads",
+    "threads_reason",
     "rss_bytes",
     "rx_bytes_total",
     "tx_bytes_total",

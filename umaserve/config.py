@@ -160,7 +160,9 @@ class Config:
     parallel: int = setting(16, whole(1, 256), "engine", "sequences decoded at once")
     n_batch: int = setting(512, whole(1, 65536), "engine", "most tokens in one decode")
     n_ubatch: int = setting(512, whole(1, 65536), "engine", "most tokens computed in one pass of a decode")
-    threads: int = setting(0, whole(0, 512), "engine", "threads for decoding; 0: the cores this process may really use")
+    threads: int = setting(
+        0, whole(0, 512), "engine", "most threads for decoding; 0: the cores this process may really use"
+    )
     threads_batch: int = setting(0, whole(0, 512), "engine", "threads for decodes of several tokens; 0: as threads")
     n_gpu_layers: int = setting(-1, whole(-1, 10000), "engine", "layers to offload; -1: all that this llama.cpp can")
     flash_attn: str = setting("auto", choice("auto", "on", "off"), "engine", "use flash attention")

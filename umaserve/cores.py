@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -46,3 +46,35 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+class IdleCores:
+    """How many of the box's cores did nothing, over the last ``WINDOW_S`` or more, by the kernel's count (proc(5))."""
+
+    WINDOW_S = 0.25
+
+    def __init__(self, clock: Callable[[], float], proc: Path = PROC) -> None:
+        self._clock = clock
+        self._proc = proc
+        self._read_at, self._idle_s = clock(), self._total_idle_s()
+        self._cores: float | None = None
+
+    def __call__(self) -> float | None:
+        """``None`` where the kernel does not say, or has not for long enough."""
+        now = self._clock()
+        if now - self._read_at >= self.WINDOW_S:
+            idle_s, before_s = self._total_idle_s(), self._idle_s
+            if idle_s is None or before_s is None:
+                self._cores = None
+            else:
+                self._cores = (idle_s - before_s) / (now - self._read_at)
+            self._read_at, self._idle_s = now, idle_s
+        return self._cores
+
+    def _total_idle_s(self) -> float | None:
+        try:
+            fields = (self._proc / "stat").read_text().partition("\n")[0].split()
+        except OSError:
+            return None
+        # "cpu", user, nice, system, idle, iowait: who waits for a disk is idle too.
+        return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from umaserve.config import Config
+from umaserve.cores import IdleCores
 from umaserve.detached import Detached
 from umaserve.engine.worker import WorkerThread
 from umaserve.entrances import Entrances
@@ -171,6 +172,7 @@ class Server:
             self._content_filter,
             self._admission.spend,
             self._serving_metrics,
+            IdleCores(self._loop.now),
         )
         self._questions = Questions(result, self._compute, self._preparing, self._config.max_queue)
         self._state = State.READY
@@ -257,6 +259,8 @@ class Server:
             "waiting_sessions": self._sessions.waiting,
             "tx_stalled_sessions": 0,
             **self._serving_metrics.snapshot(),
+            "threads": 0,
+            "threads_reason": "",
             "kv_cells_used": 0,
             "kv_cells_total": 0,
         }

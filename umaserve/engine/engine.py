@@ -62,7 +62,9 @@ class LlamaEngine:
             cells=model.n_ctx,
             sequence_tokens=min(model.n_ctx, model.n_ctx_train),
             batch_tokens=config.n_batch,
+            threads=max(model.n_threads, model.n_threads_batch),
         )
+        self._threads = self.capacity.threads
         most = min(config.n_ubatch, self.capacity.sequence_tokens)
         self._embedder = Embedder(model, self._batch, most) if embeds else None
         self.end_tokens = model.end_tokens
@@ -177,6 +179,10 @@ class LlamaEngine:
 
     def run(self, tick: Tick) -> TickResult:
         started = time.perf_counter()
+        if tick.threads != self._threads:
+            self._threads = tick.threads
+            n_batch = min(tick.threads, self._model.n_threads_batch)
+            llama_cpp.llama_set_n_threads(self._model.context, min(tick.threads, self._model.n_threads), n_batch)
         for slot in tick.release:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
         if not tick.runs:

@@ -98,6 +98,8 @@ class Model:
             raise
         self.vocab = llama_cpp.llama_model_get_vocab(self.native)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
+        self.n_threads: int = llama_cpp.llama_n_threads(self.context)
+        self.n_threads_batch: int = llama_cpp.llama_n_threads_batch(self.context)
         self.n_ctx: int = llama_cpp.llama_n_ctx(self.context)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
         self.n_seq_max: int = llama_cpp.llama_n_seq_max(self.context)

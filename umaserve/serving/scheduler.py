@@ -19,7 +19,8 @@ from umaserve.messages import (
 )
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.cost_model import Cost, CostModel
+from umaserve.serving.cost_model import Cost
+from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import observe_delivery
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
 from umaserve.serving.preparing import Preparing
@@ -56,6 +57,7 @@ class Scheduler:
         content_filter: ContentFilter | None = None,
         spent: Callable[[Origin, int, float], None] | None = None,
         metrics: ServingMetrics | None = None,
+        idle_cores: Callable[[], float | None] = lambda: None,
     ) -> None:
         """``spent`` is told of each token that its client was given: whose, how many, when."""
         self.metrics = metrics or ServingMetrics()
@@ -66,7 +68,7 @@ class Scheduler:
         self._preparing = Preparing(sessions, engine, preparing, content_filter)
         self._targets = targets
         self._now = clock
-        self._cost = CostModel()
+        self._governor = ThreadGovernor(engine.capacity.threads, clock(), idle_cores)
         self._slots = Slots(engine.capacity)
         self._in_flight: list[Session] | None = None
         """The sessions of the tick being computed, in the order of its runs."""
@@ -141,7 +143,8 @@ class Scheduler:
             self.pump()
             # Learned after the next tick was submitted, which can do without what this one shows.
             if tick.runs and result.outcome is Outcome.DONE:
-                self._cost.observe(decode_rows, prefill_rows, cached, result.seconds)
+                now = self._now()
+                self._governor.observe(tick.threads, decode_rows, prefill_rows, cached, result.seconds, now)
                 self.metrics.observe_tick(result.seconds)
                 self.metrics.last_batch_size = decode_rows + prefill_rows
 
@@ -225,7 +228,7 @@ class Scheduler:
             cached=self._slots.used_cells,
             batch_tokens=capacity.batch_tokens,
             # Only prefill is planned by cost, and solving for it takes longer than all the rest of the plan.
-            cost=self._cost.cost if prompts else Cost(),
+            cost=self._governor.cost if prompts else Cost(),
             held=[Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None] if prompts else (),
         )
 
@@ -252,7 +255,7 @@ class Scheduler:
             tokens = whole[session.computed : end]
             sessions.append(session)
             runs.append(Run(slot, session.computed, tokens, prepared.sampler if last else None, prepared.logprobs))
-        return Tick(self._slots.take_ended(), runs), sessions
+        return Tick(self._slots.take_ended(), runs, self._governor.threads), sessions
 
     def _start(self, session: Session) -> int:
         if session.started_at is None:
@@ -342,6 +345,8 @@ class Scheduler:
             "waiting_sessions": sum(session.slot is None for session in running),
             "tx_stalled_sessions": sum(Hold.READER in session.holds for session in running),
             **self.metrics.snapshot(),
+            "threads": self._governor.threads,
+            "threads_reason": self._governor.reason,
             "kv_cells_used": self._slots.used_cells,
             "kv_cells_total": self._engine.capacity.cells,
         }

@@ -55,6 +55,8 @@ class Tick:
 
     release: Sequence[int]
     runs: Sequence[Run]
+    threads: int = 1
+    """Compute threads to use."""
 
 
 class Outcome(enum.Enum):
@@ -88,6 +90,8 @@ class Capacity:
     sequence_tokens: int
     """The longest one sequence may get, prompt and answer together."""
     batch_tokens: int
+    threads: int = 1
+    """The most that a tick can use."""
 
 
 class Worker(Protocol):
