@@ -50,14 +50,14 @@ class Box:
 @pytest.mark.parametrize("cores", [2, 4])
 def test_all_are_used_on_an_idle_box(cores: int, tells: bool) -> None:
     box = Box(cores, tells=tells)
-    assert box.run(5) > 0.9
+    assert box.run(12) > 0.9
     assert (box.governor.threads, box.governor.reason) == (cores, "all")
 
 
 @pytest.mark.parametrize("cores", [2, 4])
 def test_a_program_that_comes_is_given_its_core_and_one_that_goes_leaves_it(cores: int) -> None:
     box = Box(cores)
-    box.run(3)
+    box.run(8)
     box.taken = 1
     assert box.run(4) > 0.9, "over the last two seconds"
     assert (box.governor.threads, box.governor.reason) == (cores - 1, "another program has a core")
@@ -69,13 +69,13 @@ def test_a_program_that_comes_is_given_its_core_and_one_that_goes_leaves_it(core
 def test_a_box_that_is_busy_from_the_start_is_noticed() -> None:
     box = Box()
     box.taken = 1
-    box.run(4)
+    box.run(8)
     assert box.governor.threads == 1
 
 
 def test_a_busy_box_is_not_tried_again_and_again_where_the_kernel_says_so() -> None:
     box = Box()
-    box.run(2)
+    box.run(8)
     box.taken = 1
     box.run(2)
     box.used.clear()
@@ -94,7 +94,7 @@ def test_trials_without_a_word_of_the_kernel_get_rarer() -> None:
 
 def test_a_single_tick_that_was_held_up_changes_nothing() -> None:
     box = Box()
-    box.run(2)
+    box.run(8)
     box.governor.observe(2, 1, 0, 100, 5.0, box.now)
     assert box.governor.threads == 2
 

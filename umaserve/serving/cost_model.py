@@ -35,6 +35,12 @@ class Cost:
             + self.attention_s * rows * cached / 1000
         )
 
+    def times(self, factor: float) -> Cost:
+        """The same where all takes ``factor`` times as long."""
+        return Cost(
+            factor * self.fixed_s, factor * self.decode_row_s, factor * self.prefill_row_s, factor * self.attention_s
+        )
+
     def prefill_rows_within(self, seconds: float, decode_rows: int, cached: int) -> int:
         """The most prefill rows with which the tick keeps to ``seconds``; may be 0."""
         left = seconds - self.seconds(decode_rows, 0, cached)
