@@ -190,7 +190,7 @@ class Connection:
             else:
                 self._reply(self._dialect.send(output))
         except Exception:
-            log.exception("%s: closed, since a reply could not be made", self._origin.peer)
+            log.exception("request %s: closed, since a reply could not be made", self._session.request_id)
             self.abort()
             return
         if isinstance(output, Finished | RequestError):

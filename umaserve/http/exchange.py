@@ -118,7 +118,7 @@ class Exchange:
         try:
             self._take(index, output)
         except Exception:
-            log.exception("%s: closed, since a reply could not be made", self._origin.peer)
+            log.exception("request %s: closed, since a reply could not be made", self._sessions[index].request_id)
             self.abandon()
             self._responder.abort()
 

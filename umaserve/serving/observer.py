@@ -35,13 +35,13 @@ def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float)
 
 
 def _log_end(session: Session, end: str, now: float) -> None:
-    request, usage, timing = session.request, session.usage, session.timing(now)
+    usage, timing = session.usage, session.timing(now)
     first = session.first_made_at
     log.info(
         "request ended",
         extra={
             "fields": {
-                "request": "" if request is None else request.id,
+                "request": session.request_id,
                 "dialect": session.origin.dialect,
                 "peer": session.origin.peer,
                 "key": session.origin.key,

@@ -133,12 +133,12 @@ class Scheduler:
         def finished(result: TickResult | BaseException) -> None:
             self._in_flight = None
             if isinstance(result, BaseException):
-                log.error("a tick failed", exc_info=result)
+                log.error("a tick failed: requests %s", _ids(sessions), exc_info=result)
                 result = TickResult(Outcome.FAILED, (), 0.0)
             try:
                 self._accept(tick, sessions, result)
             except Exception:
-                log.exception("a tick's result could not be taken")
+                log.exception("a tick's result could not be taken: requests %s", _ids(sessions))
                 self._fail_all(sessions)
             self.pump()
             # Learned after the next tick was submitted, which can do without what this one shows.
@@ -166,7 +166,7 @@ class Scheduler:
                 self._apply(session, commands)
             except Exception:
                 # Nobody knows what of it has changed.
-                log.exception("session %d: modifying it failed", session.id)
+                log.exception("request %s: modifying it failed", session.request_id)
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
 
     def _apply(self, session: Session, commands: list[Steering]) -> None:
@@ -350,6 +350,10 @@ class Scheduler:
             "kv_cells_used": self._slots.used_cells,
             "kv_cells_total": self._engine.capacity.cells,
         }
+
+
+def _ids(sessions: list[Session]) -> str:
+    return ", ".join(session.request_id for session in sessions)
 
 
 def _cells(session: Session) -> int:

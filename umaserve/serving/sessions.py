@@ -148,6 +148,11 @@ class Session:
     """When its latest token was handed over."""
 
     @property
+    def request_id(self) -> str:
+        """For the log; empty before a request has come."""
+        return "" if self.request is None else self.request.id
+
+    @property
     def running(self) -> bool:
         return self.state in RUNNING
 
