@@ -112,3 +112,11 @@ def test_one_thread_is_never_governed() -> None:
     box.taken = 1
     box.run(2)
     assert set(box.used) == {1}
+
+
+def test_ticks_that_take_no_time_or_teach_nothing_divide_by_nothing() -> None:
+    governor = ThreadGovernor(2, 0.0, lambda: None)
+    for tick in range(100):
+        for prefill, seconds in ((9, 10.0), (0, 0.0), (1, 0.0)):
+            governor.observe(governor.threads, 1 - bool(prefill), prefill, 0, seconds, float(tick))
+    assert governor.threads in (1, 2)

@@ -21,7 +21,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 
-from umaserve.serving.cost_model import Cost, CostModel
+from umaserve.serving.cost_model import MIN_TICK_S, Cost, CostModel
 
 LATE_TICKS = 5
 MARGIN = 0.9
@@ -70,7 +70,9 @@ class ThreadGovernor:
         self, threads: int, decode_rows: int, prefill_rows: int, cached: int, seconds: float, now: float
     ) -> None:
         """Learn from one tick that ran with ``threads``, and choose for the next."""
-        slowness = seconds / self._reference.seconds(decode_rows, prefill_rows, cached)
+        # Coefficients that make no sense are cut to nothing, and nothing may be left of a tick's cost.
+        expected = max(self._reference.seconds(decode_rows, prefill_rows, cached), MIN_TICK_S)
+        slowness = max(seconds, MIN_TICK_S) / expected
         if threads == self._most:
             if self._ticks < SETTLED_TICKS or slowness < LIKE_ENOUGH:
                 self._model.observe(decode_rows, prefill_rows, cached, seconds)
