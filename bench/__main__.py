@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import decode, dialects, idle, llama_server, wire
+from bench import copying, decode, dialects, idle, llama_server, prefixes, pressure, short, storm, wire
 from bench.report import load_average, machine
 from umaserve import config
 from umaserve.config import Config, Loaded
@@ -17,9 +17,11 @@ from umaserve.engine import gguf
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
 
-MEASUREMENTS = ("decode", "dialects", "wire", "idle")
-WITH_MODEL = {"decode", "dialects"}
-MODEL_CLIENTS = (1, 4, 8, 16)
+BY_CLIENTS = ("decode", "dialects")
+BESIDE = ("storm", "prefixes", "short", "copying", "pressure")
+WITHOUT_MODEL = ("wire", "idle")
+MEASUREMENTS = (*BY_CLIENTS, *WITHOUT_MODEL, *BESIDE)
+MODEL_CLIENTS = (1, 4, 8, 16, 32)
 WIRE_CLIENTS = (1, 16, 256)
 
 
@@ -27,18 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if not options.picture.parent.is_dir():
+        parser.error(f"--picture: expected a file in a folder that exists, got {str(options.picture)!r}")
     if options.threads is not None:
         os.environ["UMA_THREADS"] = str(options.threads)
     wanted = {options.only} if options.only else {*MEASUREMENTS}
+    model_clients = options.clients or MODEL_CLIENTS
     try:
         loaded = config.load({}, os.environ)
-        model = _model_file(loaded.config) if wanted & WITH_MODEL else "no model"
+        if wanted & {*BY_CLIENTS} and max(model_clients) > loaded.config.parallel:
+            os.environ["UMA_PARALLEL"] = str(max(model_clients))
+            loaded = config.load({}, os.environ)
+        model = _model_file(loaded.config) if wanted - {*WITHOUT_MODEL} else "no model"
         llama_server.binary()
     except (ConfigError, ModelError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    model_clients = options.clients or MODEL_CLIENTS
-    if wanted & WITH_MODEL and max(model_clients) > loaded.config.parallel:
-        parser.error(f"more clients than sequences ({loaded.config.parallel}): raise UMA_PARALLEL")
     before = load_average()
     try:
         if "decode" in wanted:
@@ -48,7 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "wire" in wanted:
             print(wire.report(options.clients or WIRE_CLIENTS, options.repeats), flush=True)
         if "idle" in wanted:
-            print(idle.report())
+            print(idle.report(), flush=True)
+        if "storm" in wanted:
+            print(storm.report(options.repeats, options.picture), flush=True)
+        if "prefixes" in wanted:
+            print(prefixes.report(options.repeats), flush=True)
+        if "short" in wanted:
+            print(short.report(options.repeats), flush=True)
+        if "copying" in wanted:
+            print(copying.report(options.repeats), flush=True)
+        if "pressure" in wanted:
+            print(pressure.report(options.repeats), flush=True)
     except (subprocess.CalledProcessError, RuntimeError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
@@ -61,9 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m bench",
-        description="Measure umaserve against a bare llama.cpp loop, and the wire by itself.",
+        description="Measure umaserve against a bare llama.cpp loop, beside llama-server, and the wire by itself.",
         epilog="The bare loop, the daemon and llama-server take their settings from the same UMA_* variables, and "
-        "UMA_CONFIG. llama-server is measured where LLAMA_SERVER names its binary.",
+        "UMA_CONFIG. llama-server is measured where LLAMA_SERVER names its binary. Where there are more clients than "
+        "UMA_PARALLEL, it is raised to their number, for all sides.",
         allow_abbrev=False,
     )
     parser.add_argument("--only", choices=MEASUREMENTS, help="one of the measurements (default: all)")
@@ -72,13 +88,25 @@ def _parser() -> argparse.ArgumentParser:
         type=_at_least(1),
         nargs="+",
         metavar="N",
-        help=f"clients at once (default: {_spaced(MODEL_CLIENTS)}; wire {_spaced(WIRE_CLIENTS)})",
+        help=f"clients at once, for {', '.join(BY_CLIENTS)} (default: {_spaced(MODEL_CLIENTS)}) "
+        f"and wire (default: {_spaced(WIRE_CLIENTS)})",
     )
     parser.add_argument(
-        "--tokens", type=_at_least(2), default=128, metavar="N", help="of each stream (default: %(default)s)"
+        "--tokens",
+        type=_at_least(2),
+        default=128,
+        metavar="N",
+        help=f"of each stream, for {', '.join(BY_CLIENTS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--repeats", type=_at_least(1), default=3, metavar="N", help="of each run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        default=Path(__file__).with_name("storm.png"),
+        metavar="FILE",
+        help="where storm's picture goes, a PNG (default: %(default)s)",
     )
     parser.add_argument("--threads", type=_at_least(1), metavar="N", help="compute threads of each side")
     return parser

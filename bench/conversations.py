@@ -27,7 +27,10 @@ _MASK = bytes(4)
 
 
 class Conversation(Protocol):
-    """One request and its answer. ``outbox`` is what has to be sent now, at first the opening."""
+    """One request and its answer. ``outbox`` is what has to be sent now, at first the opening.
+
+    Where it has ended, all that the server sends for it has been received, and the connection can take another one.
+    """
 
     outbox: bytes
     ended: bool
@@ -60,14 +63,16 @@ class FramedJson:
 class WebSocket:
     """``/generate`` with its default options, so that each message repeats the whole text so far."""
 
-    def __init__(self, prompt: str, n_tokens: int) -> None:
+    def __init__(self, prompt: str, n_tokens: int, *, priority: str = "interactive") -> None:
         self.outbox = (
             b"GET /generate HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dW1hc2VydmUncyBiZW5jaA==\r\n\r\n"
         )
         self.ended = False
         parameters = {"max_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
-        self._config = orjson.dumps({"type": "config", "prompt": prompt, "parameters": parameters})
+        self._config = orjson.dumps(
+            {"type": "config", "prompt": prompt, "priority": priority, "parameters": parameters}
+        )
         self._buffer = bytearray()
         self._upgraded = False
 
@@ -96,19 +101,27 @@ class WebSocket:
 
 
 class ServerSentEvents:
-    """``/v1/completions`` as a stream, which llama.cpp's own server answers too."""
+    """``/v1/completions`` or ``/v1/chat/completions`` as a stream, which llama.cpp's own server answers too.
 
-    def __init__(self, prompt: str, n_tokens: int) -> None:
-        # cache_prompt is llama-server's: as here, nothing of the warm-up is to be reused.
-        options = {"temperature": 0, "ignore_eos": True, "stream": True, "cache_prompt": False}
-        body = orjson.dumps({"prompt": prompt, "max_tokens": n_tokens, **options})
+    A token that has no event of its own, since it ends within a character, counts when the answer ends.
+    """
+
+    def __init__(self, prompt: str, n_tokens: int, *, chat: bool = False, reuse: bool = False) -> None:
+        """``reuse``: may the server use again what it has computed for others?"""
+        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        options = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        body = orjson.dumps({**asked, "max_tokens": n_tokens, **options, "cache_prompt": reuse})
         self.outbox = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/%bcompletions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (b"chat/" if chat else b"", len(body), body)
         )
         self.ended = False
+        self.prompt_tokens = 0
+        """As the server counts them, once it has said so at the end."""
+        self._n_tokens = n_tokens
+        self._counted = self._generated = 0
         self._buffer = bytearray()
-        self._begun = False
+        self._begun = self._said_all = False
         self._events = bytearray()
         self._reason: object = None
 
@@ -117,23 +130,39 @@ class ServerSentEvents:
         if not self._begun and not _take_head(self._buffer, b"HTTP/1.1 200 "):
             return 0
         self._begun = True
+        last = False
         for chunk in _chunks(self._buffer):
+            last = not chunk
             self._events += chunk
         *events, self._events = self._events.split(b"\n\n")
-        return sum(map(self._count, events))
+        tokens = sum(map(self._count, events))
+        if last and not self._said_all:
+            raise ConnectionError(f"not the end of a whole answer: {bytes(self._events)!r}")
+        self.ended = last
+        return tokens
 
     def _count(self, event: bytearray) -> int:
+        tokens = 0
         if event == b"data: [DONE]":
-            self.ended = _whole(event, self._reason)
-            return 0
-        if not event.startswith(b"data: "):
-            return 0
-        content = orjson.loads(event[6:])
+            self._said_all = _whole(event, self._generated == self._n_tokens and self._reason)
+            tokens = self._n_tokens - self._counted
+        elif event.startswith(b"data: "):
+            tokens = self._count_chunk(orjson.loads(event[6:]))
+        self._counted += tokens
+        return tokens
+
+    def _count_chunk(self, content: dict[str, Any]) -> int:
         if "choices" not in content:
             raise ConnectionError(f"not the chunk of an answer: {content}")
+        if usage := content.get("usage"):
+            self.prompt_tokens, self._generated = usage["prompt_tokens"], usage["completion_tokens"]
+        if not content["choices"]:
+            return 0
         (choice,) = content["choices"]
         self._reason = choice["finish_reason"]
-        return int(self._reason is None)
+        # Chat begins with a chunk that only says who speaks.
+        speaks = "text" in choice or bool(choice["delta"].get("content"))
+        return int(speaks and self._reason is None)
 
 
 CONVERSATIONS: dict[str, Callable[[str, int], Conversation]] = {

@@ -63,8 +63,8 @@ def _run(dialect: str, clients: int, tokens: int) -> Measures:
 
 
 def _run_llama_server(binary: str, clients: int, tokens: int) -> Measures:
-    with llama_server.llama_server(binary) as address:
-        return measures(trace_of("bench.load", SSE, address, clients, tokens))
+    with llama_server.llama_server(binary) as at:
+        return measures(trace_of("bench.load", SSE, at.http, clients, tokens))
 
 
 def _speed_table(rounds: dict[int, list[Round]], ways: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import http.client
 import os
 from collections.abc import Iterator
 
-from bench.processes import free_address, running
+from bench.processes import Served, free_address, running
 from umaserve import config
 from umaserve.config import Config
 from umaserve.cores import usable_cores
@@ -26,11 +26,12 @@ def binary() -> str | None:
 
 
 @contextlib.contextmanager
-def llama_server(path: str) -> Iterator[str]:
-    """Run it; gives its address once it is ready."""
+def llama_server(path: str, **settings: str) -> Iterator[Served]:
+    """Run it with the environment's settings and these, named as the daemon's variables are; ready when given."""
     address = free_address()
-    with running([path, *_flags(config.load({}, os.environ).config, address)], lambda: _is_ready(address)):
-        yield address
+    loaded = config.load({}, {**os.environ, **settings}).config
+    with running([path, *_flags(loaded, address)], lambda: _is_ready(address)) as pid:
+        yield Served(address, pid)
 
 
 def _flags(settings: Config, address: str) -> list[str]:

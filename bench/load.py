@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from typing import cast
 
 from bench.conversations import CONVERSATIONS, Conversation
@@ -18,72 +19,113 @@ from umaserve.client import run
 
 
 class Asking(asyncio.Protocol):
-    """One client: connects, asks, notes when each token comes, and leaves at the end."""
+    """One client on its connection: asks, notes when each token comes, and may ask again when it has its answer."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        self.stream = Stream(time.monotonic(), [])
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._conversation = conversation
+    stream: Stream
+    """Of the latest answer, so far."""
+
+    def __init__(self) -> None:
+        self._conversation: Conversation
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport
+
+    async def ask(self, conversation: Conversation, asked: float | None = None) -> Stream:
+        """The whole answer, asked for now, or since ``asked``.
+
+        Raises ``ConnectionError`` for anything else, ``ConnectionResetError`` where the connection ended before it.
+        """
+        if self._transport.is_closing():
+            raise ConnectionResetError("the server closed the connection before the question")
+        self.stream = Stream(time.monotonic() if asked is None else asked, [])
+        self._conversation = conversation
+        self._ended = asyncio.get_running_loop().create_future()
+        self._send()
+        await self._ended
+        return self.stream
+
+    def leave(self) -> None:
+        self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, since uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._send()
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()
-        # What it raises ends the connection, and comes back as the reason.
-        self.stream.tokens.extend([now] * self._conversation.receive(data))
+        if self._ended.done():
+            return  # A farewell.
+        try:
+            self.stream.tokens.extend([now] * self._conversation.receive(data))
+        except ConnectionError as error:
+            self._ended.set_exception(error)
+            self._transport.close()
+            return
         if self._conversation.outbox:
             self._send()
-        if self._conversation.ended and not self.ended.done():
-            self._transport.close()
-            self.ended.set_result(None)
+        if self._conversation.ended:
+            self._ended.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
+        if not self._ended.done():
             reason = exc or "the server closed it"
-            self.ended.set_exception(ConnectionError(f"the connection ended before the answer: {reason}"))
+            self._ended.set_exception(ConnectionResetError(f"the connection ended before the answer: {reason}"))
 
     def _send(self) -> None:
         self._transport.write(self._conversation.outbox)
         self._conversation.outbox = b""
 
 
-async def ask_all(dialect: str, address: str, texts: list[str], n_tokens: int) -> Trace:
-    """Ask for ``n_tokens`` after each text, all at once. ``address`` is the path of a socket, or HOST:PORT."""
-    conversations = [CONVERSATIONS[dialect](text, n_tokens) for text in texts]
-    cpu = time.process_time()
-    streams = await asyncio.gather(*(_ask(address, conversation) for conversation in conversations))
-    cpu = time.process_time() - cpu
-    if any(len(stream.tokens) != n_tokens for stream in streams):
-        raise RuntimeError(f"expected {n_tokens} tokens each, got {[len(stream.tokens) for stream in streams]}")
-    return Trace(streams, cpu)
-
-
-async def _ask(address: str, conversation: Conversation) -> Stream:
-    client = Asking(conversation)
+async def connected(address: str) -> Asking:
+    """A client on a new connection. ``address`` is the path of a socket, or HOST:PORT."""
     loop = asyncio.get_running_loop()
     if address.startswith("/"):
-        await loop.create_unix_connection(lambda: client, address)
+        _, client = await loop.create_unix_connection(Asking, address)
     else:
-        await loop.create_connection(lambda: client, *parse_address(address))
-    await client.ended
-    return client.stream
+        _, client = await loop.create_connection(Asking, *parse_address(address))
+    return client
+
+
+async def ask(address: str, conversation: Conversation) -> Stream:
+    """The whole answer, asked for on a connection of its own; the time counts from before it is made."""
+    asked = time.monotonic()
+    client = await connected(address)
+    try:
+        return await client.ask(conversation, asked)
+    finally:
+        client.leave()
+
+
+async def ask_all(address: str, conversations: Sequence[Conversation]) -> Trace:
+    """All at once."""
+    cpu = time.process_time()
+    streams = await asyncio.gather(*(ask(address, conversation) for conversation in conversations))
+    return Trace(streams, time.process_time() - cpu)
+
+
+async def warm_up(dialect: str, address: str, n_clients: int) -> None:
+    """Ask what nobody will ask again."""
+    await ask_all(address, [CONVERSATIONS[dialect](text, WARM_UP_TOKENS) for text in warm_up_prompts(n_clients)])
 
 
 async def warm_up_and_ask(dialect: str, address: str, n_clients: int, n_tokens: int) -> Trace:
     """The measured run, after the warm-up."""
-    await ask_all(dialect, address, warm_up_prompts(n_clients), WARM_UP_TOKENS)
-    return await ask_all(dialect, address, prompts(n_clients), n_tokens)
+    await warm_up(dialect, address, n_clients)
+    trace = await ask_all(address, [CONVERSATIONS[dialect](text, n_tokens) for text in prompts(n_clients)])
+    if any(len(stream.tokens) != n_tokens for stream in trace.streams):
+        raise RuntimeError(f"expected {n_tokens} tokens each, got {[len(stream.tokens) for stream in trace.streams]}")
+    return trace
+
+
+def write(trace: Trace) -> None:
+    """To standard output."""
+    # Buffered also where Python's own is not: what is written at once may go out in parts.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(trace.dump())
 
 
 def main() -> None:
     dialect, address, n_clients, n_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    # Buffered also where Python's own is not: what is written at once may go out in parts.
-    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
-        output.write(run(warm_up_and_ask(dialect, address, n_clients, n_tokens)).dump())
+    write(run(warm_up_and_ask(dialect, address, n_clients, n_tokens)))
 
 
 if __name__ == "__main__":

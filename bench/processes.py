@@ -21,11 +21,13 @@ _POLL_S = 0.05
 _STOP_S = 20.0
 
 
-class Addresses(NamedTuple):
-    """Where a daemon listens."""
+class Served(NamedTuple):
+    """A server that is ready: where it answers HTTP, and its process."""
 
-    socket: str
     http: str
+    pid: int
+    socket: str = ""
+    """The daemon's own; llama-server has none."""
 
 
 def trace_of(module: str, *arguments: object) -> Trace:
@@ -42,27 +44,30 @@ def trace_over(dialect: str, module: str, clients: int, tokens: int) -> Trace:
 
 
 @contextlib.contextmanager
-def daemon(module: str, **settings: str) -> Iterator[Addresses]:
-    """Run ``module`` as a daemon on addresses of its own, which it gives once the daemon is ready."""
+def daemon(module: str, **settings: str) -> Iterator[Served]:
+    """Run ``module`` as a daemon on addresses of its own; gives them once it is ready."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        at = Addresses(os.path.join(folder, "uma.sock"), free_address())
-        own = {"UMA_SOCK": at.socket, "UMA_PROTOCOL": "json", "UMA_HTTP": at.http}
+        path, http = os.path.join(folder, "uma.sock"), free_address()
+        own = {"UMA_SOCK": path, "UMA_PROTOCOL": "json", "UMA_HTTP": http}
         with running(
             [sys.executable, "-m", module],
-            lambda: Client(at.socket).metrics()["state"] == "ready",
+            lambda: Client(path).metrics()["state"] == "ready",
             **own,
             **settings,
-        ):
-            yield at
+        ) as pid:
+            yield Served(http, pid, path)
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], is_ready: Callable[[], bool], **variables: str) -> Iterator[None]:
-    """Run a server, from when ``is_ready``, which may raise ``OSError``. What it prints goes to standard error."""
+def running(command: Sequence[str], is_ready: Callable[[], bool], **variables: str) -> Iterator[int]:
+    """Run a server, from when ``is_ready``, which may raise ``OSError``; gives its process id.
+
+    What it prints goes to standard error.
+    """
     process = subprocess.Popen(command, env=_environment(**variables), stdout=sys.stderr)
     try:
         _await(is_ready, process)
-        yield
+        yield process.pid
     finally:
         _stop(process)
 

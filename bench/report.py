@@ -36,6 +36,13 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> str:
     return f"{statistics.median(ratios):.1%} ({min(ratios):.1%} to {max(ratios):.1%})"
 
 
+def spread(values: Sequence[float]) -> str:
+    """The median, with the smallest and the largest."""
+    if math.isnan(sum(values)):
+        return "-"
+    return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
+
+
 LATENCIES = ("TTFT p50", "TTFT max", "gap p50", "gap p95", "gap max")
 """The columns of `latencies`."""
 

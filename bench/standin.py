@@ -61,7 +61,7 @@ class StandInEngine:
         raise RequestError(Fault.BAD_REQUEST, "model: a stand-in makes no embeddings")
 
     def run(self, tick: Tick) -> TickResult:
-        tokens = [None if run.sampler is None else _TOKEN for run in tick.runs]
+        tokens = [() if run.sampler is None else (_TOKEN,) for run in tick.runs]
         return TickResult(Outcome.DONE, tokens, _TOLD_S)
 
     def close(self) -> None:

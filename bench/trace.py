@@ -18,6 +18,8 @@ class Stream:
     asked: float
     tokens: list[float]
     """The arrival of each token."""
+    prompt_tokens: int = 0
+    """As the server counted them; 0 where nobody asked it."""
 
 
 @dataclass(frozen=True, slots=True)

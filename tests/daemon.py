@@ -71,7 +71,7 @@ class Daemon:
             time.sleep(0.01)
 
     def wait_until_quiet(self) -> dict:
-        """Metrics when all sequences and their KV are gone."""
+        """Metrics when nothing runs and no KV is in use but what is kept for later prompts."""
         return self.wait_for(lambda v: v["active_sessions"] == v["waiting_sessions"] == v["kv_cells_used"] == 0)
 
     def connect(self) -> Wire:

@@ -26,14 +26,34 @@ from umaserve.messages import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.ticks import Capacity, Outcome, Prepared, Run, Tick, TickResult
+from umaserve.serving.ticks import (
+    Adapters,
+    Capacity,
+    Copy,
+    Draft,
+    Load,
+    Move,
+    Outcome,
+    Prepared,
+    Release,
+    Run,
+    Save,
+    Shed,
+    Tick,
+    TickResult,
+)
 
 END = 0
 DEFAULT_MAX_TOKENS = 16
 SHORT = "?"
 """A prompt that begins so may be answered shorter than its ``max_tokens``, and no other."""
+ECHO = "~"
+"""An answer to a prompt that begins so mostly repeats what stood ``ECHOED`` tokens before."""
+ECHOED = 5
 UNKNOWN = -1
 """Stands in a sequence for what a failed decode left there."""
+SAVED_BYTES = (3, 2)
+"""What a saved sequence takes: in any case, and for each token."""
 
 # A token is a byte: prompts are their own tokens, and answers are small letters.
 PIECES = [bytes([token]) for token in range(256)]
@@ -42,6 +62,8 @@ PIECES = [bytes([token]) for token in range(256)]
 def next_token(sequence: Sequence[int]) -> int:
     """What follows the sequence: different as soon as one token of it is lost, doubled or somebody else's."""
     drawn = zlib.crc32(bytes(sequence))
+    if sequence[0] == ord(ECHO) and len(sequence) > ECHOED and drawn % 13:
+        return sequence[-ECHOED]
     ends = sequence[0] == ord(SHORT) and drawn % 19 == 0
     return END if ends else ord("a") + drawn % 26
 
@@ -73,6 +95,67 @@ def vector(text: bytes) -> list[float]:
     return [math.cos(angle), math.sin(angle)]
 
 
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One token in the KV cache, which several sequences may share."""
+
+    token: int
+    made: object
+    """What it was computed with, or for: those of one sequence are alike."""
+
+
+class StandInMemory:
+    """KV cells and host memory, which carry out moves and assert that each makes sense. As in an engine, a capacity
+    without kept cells is that of a model whose sequences can't be cut short."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.sequences: list[list[Cell]] = [[] for _ in range(max(capacity.slots, capacity.sequences))]
+        self.saved: dict[tuple[int, int], list[Cell]] = {}
+        """By offset and size."""
+        self._capacity = capacity
+
+    def tokens(self, slot: int) -> list[int]:
+        return [cell.token for cell in self.sequences[slot]]
+
+    def add(self, slot: int, tokens: Sequence[int], made: object) -> None:
+        """Compute ``tokens``."""
+        self.sequences[slot] += [Cell(token, made) for token in tokens]
+        self._check()
+
+    def move(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            match move:
+                case Release(slot, start):
+                    assert start == 0 or self._capacity.kept_cells, "cut short where no sequence can be"
+                    del self.sequences[slot][start:]
+                case Copy(source, target, length):
+                    assert not self.sequences[target], "copied onto something"
+                    assert 0 < length <= len(self.sequences[source]), "copied more than there is"
+                    self.sequences[target] = self.sequences[source][:length]
+                case Save(slot, offset, size):
+                    self._save(self.sequences[slot], offset, size)
+                case Load(offset, size, slot):
+                    assert not self.sequences[slot], "loaded onto something"
+                    made = [Cell(cell.token, cell.made) for cell in self.saved[offset, size]]
+                    self.sequences[slot] = made
+                case Shed():
+                    self.saved.clear()
+            self._check()
+
+    def _save(self, sequence: list[Cell], offset: int, size: int) -> None:
+        fixed, each = self._capacity.saved_bytes
+        assert size == fixed + each * len(sequence) > 0, "a place of another size"
+        assert 0 <= offset <= offset + size <= self._capacity.host_bytes, "saved outside of the memory"
+        for begin, length in list(self.saved):
+            if begin < offset + size and offset < begin + length:
+                del self.saved[begin, length]
+        self.saved[offset, size] = list(sequence)
+
+    def _check(self) -> None:
+        assert len({cell for sequence in self.sequences for cell in sequence}) <= self._capacity.cells, "too many cells"
+        assert all(len(sequence) <= self._capacity.sequence_tokens for sequence in self.sequences)
+
+
 class EngineFailure(Exception):
     """What the engine raises when it is told to; the scheduler knows nothing of it."""
 
@@ -82,6 +165,7 @@ class StandInSampler:
     """Belongs to one sequence: sampling another with it is a mistake."""
 
     prompt: tuple[int, ...]
+    adapters: Adapters = ()
 
 
 class StandInEngine:
@@ -92,10 +176,31 @@ class StandInEngine:
     ``embed``.
     """
 
-    def __init__(self, *, slots: int = 4, cells: int = 400, batch_tokens: int = 16, sequence_tokens: int = 200) -> None:
-        self.capacity = Capacity(slots, cells, sequence_tokens, batch_tokens)
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        cells: int = 400,
+        batch_tokens: int = 16,
+        sequence_tokens: int = 200,
+        sequences: int = 0,
+        kept_cells: int = 0,
+        host_bytes: int = 0,
+        drafts: bool = False,
+    ) -> None:
+        self.capacity = Capacity(
+            slots,
+            cells,
+            sequence_tokens,
+            batch_tokens,
+            sequences=max(slots, sequences),
+            kept_cells=kept_cells,
+            host_bytes=host_bytes,
+            saved_bytes=SAVED_BYTES if host_bytes else (0, 0),
+            drafts=drafts,
+        )
         self.end_tokens = frozenset({END})
-        self.sequences: list[list[int]] = [[] for _ in range(slots)]
+        self.memory = StandInMemory(self.capacity)
         self.ticks: list[Tick] = []
         self.failures: deque[Outcome | type[EngineFailure] | None] = deque()
 
@@ -121,7 +226,8 @@ class StandInEngine:
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         self._check_length(tokens, max_tokens)
         text = TextStream(PIECES, request.stop)
-        return Prepared(tokens, max_tokens, text, StandInSampler(tokens), request.logprobs)
+        adapters = request.lora or ()
+        return Prepared(tokens, max_tokens, text, StandInSampler(tokens, adapters), request.logprobs, adapters)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         assert isinstance(prepared.sampler, StandInSampler)
@@ -161,50 +267,69 @@ class StandInEngine:
 
     def run(self, tick: Tick) -> TickResult:
         self.ticks.append(tick)
-        for slot in tick.release:
-            self.sequences[slot].clear()
+        self.memory.move(tick.moves)
         self._check(tick)
         failure = self.failures.popleft() if tick.runs and self.failures else None
         if failure is Outcome.NO_CELLS:
             return TickResult(failure, (), 0.0)
         if failure is not None:
             for run in tick.runs:
-                self.sequences[run.slot] += [UNKNOWN] * len(run.tokens)
+                self.memory.add(run.slot, [UNKNOWN] * len(run.tokens), tick.adapters)
             if isinstance(failure, type):
                 raise failure("told to")
             return TickResult(failure, (), 0.0)
-        for run in tick.runs:
-            self.sequences[run.slot] += run.tokens
-        self._check_cells()
-        sampled = [self._sample(run.slot, run.sampler) for run in tick.runs]
+        runs = list(tick.runs)
+        drafted = [self._draft(draft, runs) for draft in tick.drafts]
+        assert sum(len(run.tokens) for run in runs) <= self.capacity.batch_tokens
+        for run in runs:
+            self.memory.add(run.slot, run.tokens, tick.adapters)
+        sampled = [self._sample(run) for run in runs]
         logprobs = {
-            index: _logprobs(run, token)
-            for index, (run, token) in enumerate(zip(tick.runs, sampled, strict=True))
-            if token is not None and run.logprobs is not None
+            index: [_logprobs(run, token) for token in tokens]
+            for index, (run, tokens) in enumerate(zip(runs, sampled, strict=True))
+            if tokens and run.logprobs is not None
         }
-        return TickResult(Outcome.DONE, sampled, 0.01 * bool(tick.runs), logprobs)
+        return TickResult(Outcome.DONE, sampled, 0.01 * bool(runs), logprobs, drafted, 0.001 * len(drafted))
 
-    def _sample(self, slot: int, sampler: object) -> int | None:
-        if sampler is None:
-            return None
-        assert isinstance(sampler, StandInSampler)
-        sequence = self.sequences[slot]
-        assert tuple(sequence[: len(sampler.prompt)]) == sampler.prompt, "sampled with another sequence's sampler"
-        return next_token(sequence)
+    def _draft(self, draft: Draft, runs: list[Run]) -> int:
+        """Guesses of which some are right, and then one is wrong."""
+        run = runs[draft.run]
+        assert run.guesses == 0
+        assert list(draft.sequence) == [*self.memory.tokens(run.slot), *run.tokens], "drafted for another sequence"
+        sequence = list(draft.sequence)
+        for _ in range(zlib.crc32(bytes(sequence)) % (draft.most + 1)):
+            sequence.append(next_token(sequence))
+        guesses = [*sequence[len(draft.sequence) :], UNKNOWN][: draft.most]
+        runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *guesses], guesses=len(guesses))
+        return len(guesses)
+
+    def _sample(self, run: Run) -> list[int]:
+        """The next token and, as long as it had been guessed, the one after it; wrong guesses are forgotten."""
+        if run.sampler is None:
+            assert not run.guesses
+            return []
+        assert isinstance(run.sampler, StandInSampler)
+        sequence = self.memory.tokens(run.slot)
+        assert tuple(sequence[: len(run.sampler.prompt)]) == run.sampler.prompt, "sampled with another one's sampler"
+        made = {cell.made for cell in self.memory.sequences[run.slot]}
+        assert made == {run.sampler.adapters}, "computed with other adapters"
+        tokens: list[int] = []
+        for end in range(len(sequence) - run.guesses, len(sequence) + 1):
+            tokens.append(next_token(sequence[:end]))
+            if tokens[-1] == END or [tokens[-1]] != sequence[end : end + 1]:
+                break
+        if run.guesses:
+            self.memory.move([Release(run.slot, len(sequence) - run.guesses + len(tokens) - 1)])
+        return tokens
 
     def _check(self, tick: Tick) -> None:
         slots = [run.slot for run in tick.runs]
-        assert len(set(slots)) == len(slots), "two runs of one sequence in a batch"
-        assert sum(len(run.tokens) for run in tick.runs) <= self.capacity.batch_tokens
+        assert len(set(slots)) == len(slots) <= self.capacity.slots, "two runs of one sequence in a batch"
         for run in tick.runs:
-            assert run.tokens, "an empty run"
+            assert len(run.tokens) > run.guesses >= 0, "a run of nothing but guesses"
             # A slot that was not cleared before its next use fails this as well.
-            assert run.start == len(self.sequences[run.slot]), "positions have a gap or go back"
-            assert UNKNOWN not in self.sequences[run.slot], "goes on after a failure"
-
-    def _check_cells(self) -> None:
-        assert sum(map(len, self.sequences)) <= self.capacity.cells
-        assert all(len(sequence) <= self.capacity.sequence_tokens for sequence in self.sequences)
+            assert run.start == len(self.memory.sequences[run.slot]), "positions have a gap or go back"
+            assert UNKNOWN not in self.memory.tokens(run.slot), "goes on after a failure"
 
 
 def _tokens(request: Generate) -> tuple[int, ...]:

@@ -51,6 +51,14 @@ def test_memory_is_not_measured_where_none_is_reserved() -> None:
     Admission(Rates(0, 0), 3, 0, measure)(ORIGIN, 0, 0.0)
 
 
+def test_nothing_is_taken_while_memory_is_short() -> None:
+    admit = admission()
+    admit.memory_short = True
+    assert (refused(admit).fault, refused(admit).retry_after_s) == (Fault.MEMORY_PRESSURE, 5.0)
+    admit.memory_short = False
+    admit(ORIGIN, 0, 0.0)
+
+
 def test_each_tenant_has_its_own_rate() -> None:
     admit = admission(requests=2)
     for origin in (ORIGIN, KEYED):

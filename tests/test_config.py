@@ -58,9 +58,11 @@ DEFAULTS: dict[str, Any] = {
     "rate_requests": 0.0,
     "rate_tokens": 0.0,
     "memory_reserve": 67108864,
+    "host_cache_bytes": 268435456,
+    "shared_prefix_cache": False,
     "content_filter": "",
     "slo_ttft_ms": 1000.0,
-    "slo_tbt_ms": 100.0,
+    "slo_tbt_ms": 80.0,
     "model": "",
     "n_ctx": 16384,
     "parallel": 16,
@@ -71,6 +73,9 @@ DEFAULTS: dict[str, Any] = {
     "n_gpu_layers": -1,
     "flash_attn": "auto",
     "kv_type": "f16",
+    "lora": (),
+    "speculation": True,
+    "draft_model": "",
     "pooling": "model",
     "log_level": "info",
     "log_format": "text",
@@ -93,6 +98,7 @@ SIZE = {
     "tx_high_water": (1024, 64 << 20),
     "resume_bytes": (0, 1 << 30),
     "memory_reserve": (0, 1 << 40),
+    "host_cache_bytes": (0, 1 << 40),
 }
 REAL = {
     "idle_timeout": (0.05, 86400.0),
@@ -124,10 +130,11 @@ PATHS = {
     "feedback_log": 0,
     "content_filter": 0,
     "model": 0,
+    "draft_model": 0,
 }
 """The fewest characters of each."""
-SWITCHES = ["keep_alive", "insecure", "debug_echo"]
-WORDS = ["allow_host", "allow_origin", "cors_origin"]
+SWITCHES = ["keep_alive", "insecure", "debug_echo", "shared_prefix_cache", "speculation"]
+WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]
 
 PARTNERS: dict[str, dict[str, Any]] = {
     "n_batch": {"n_ubatch": "1", "parallel": "1"},

@@ -33,9 +33,9 @@ def test_a_client_written_from_the_contract_alone(daemon: Daemon):
 
 
 def test_the_shape_of_the_events(daemon: Daemon):
-    *tokens, end = daemon.ask(max_tokens=4)
+    *tokens, end = daemon.ask(max_tokens=4, cache_prompt=False)
     assert [sorted(token) for token in tokens] == [["event", "id", "text", "token_id"]] * 4
-    usage = {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
+    usage = {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8, "prefix_reused_tokens": 0}
     assert end == {"event": "eos", "id": "t", "reason": "length", "usage": usage}
 
 
@@ -228,8 +228,16 @@ METRICS = [
     "tbt_ms_p50",
     "tbt_ms_p95",
     "queue_ms_p95",
+    "slo_ttft_attained_ratio",
+    "slo_tbt_attained_ratio",
+    "ticks_over_budget_total",
+    "prefill_throttled_ticks_total",
+    "guessed_tokens_total",
+    "guessed_tokens_right_total",
     "kv_cells_used",
+    "kv_cells_kept",
     "kv_cells_total",
+    "host_cache_bytes",
     "threads",
     "threads_reason",
     "rss_bytes",

@@ -6,6 +6,7 @@ import gc
 import json
 from collections.abc import Iterator
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -26,10 +27,11 @@ from umaserve.messages import (
     Tokenized,
     Tool,
 )
-from umaserve.serving.ticks import Prepared, Run, Tick
+from umaserve.serving.ticks import Outcome, Prepared, Release, Run, Tick
 
 STORY = "Once upon a time, in a small village by the sea,"
 N_CTX = 512
+CLEAR = (Release(0), Release(1))
 
 
 def engine(**settings) -> LlamaEngine:
@@ -63,7 +65,7 @@ class Stream:
         self.text = ""
         self.ended = False
         self._computed = 0
-        engine.run(Tick([0, 1], []))
+        engine.run(Tick(CLEAR, []))
 
     def run(self, n: int = 10**6) -> Stream:
         """Up to ``n`` tokens, as the scheduler would."""
@@ -72,13 +74,12 @@ class Stream:
             tokens = self.tokens[-1:] if self.tokens else prepared.tokens
             result = self.engine.run(Tick([], [Run(0, self._computed, tokens, prepared.sampler, prepared.logprobs)]))
             self._computed += len(tokens)
-            (token,) = result.tokens
-            assert token is not None
+            ((token,),) = result.tokens
             if token in self.engine.end_tokens:
                 self.ended = True
                 break
             self.tokens.append(token)
-            self.logprobs += result.logprobs.values()
+            self.logprobs += result.logprobs.get(0, ())
             text, self.ended = prepared.text.push(token)
             self.text += text
             if self.ended:
@@ -109,7 +110,7 @@ def test_log_probabilities_are_of_the_models_own_logits(plain: LlamaEngine):
 def test_log_probabilities_come_only_where_they_are_asked_for(plain: LlamaEngine):
     assert Stream(plain, max_tokens=2).run().logprobs == []
     assert [one.top for one in Stream(plain, max_tokens=2, logprobs=0).run().logprobs] == [(), ()]
-    plain.run(Tick([0, 1], []))
+    plain.run(Tick(CLEAR, []))
     asking, silent = (plain.prepare(Generate("t", STORY, 4, logprobs=n)) for n in (1, None))
     runs = [Run(slot, 0, one.tokens, one.sampler, one.logprobs) for slot, one in enumerate((silent, asking))]
     assert list(plain.run(Tick([], runs)).logprobs) == [1]
@@ -119,7 +120,7 @@ def test_a_control_token_is_reported_as_it_is_written(plain: LlamaEngine):
     (end,) = plain.end_tokens & set(plain.answer(Tokenize("<|im_end|>", special=True)).ids)
     stream = Stream(plain, max_tokens=1, logprobs=0, sampling=Sampling(logit_bias=((end, 100.0),)))
     run = Run(0, 0, stream.prepared.tokens, stream.prepared.sampler, 0)
-    assert plain.run(Tick([], [run])).logprobs[0].chosen.piece == b"<|im_end|>"
+    assert plain.run(Tick([], [run])).logprobs[0][0].chosen.piece == b"<|im_end|>"
 
 
 # -- a change on the way ---------------------------------------------------------------------------------------------
@@ -407,12 +408,12 @@ def test_embeddings_wait_for_room_and_take_none_from_the_streams(pooled: LlamaEn
     text = Stream(pooled, max_tokens=8).run().text
     stream = Stream(pooled, max_tokens=8).run(4)
     filler = Run(1, 0, [1] * (N_CTX - 30), None)
-    pooled.run(Tick([1], [filler]))
+    pooled.run(Tick([Release(1)], [filler]))
     with pytest.raises(RequestError, match="input: no room in the KV cache for 40 tokens") as caught:
         pooled.embed(Embed((TokenIds((2,)), TokenIds((5,) * 40))))
     assert caught.value.fault is Fault.MEMORY_PRESSURE
     assert stream.run().text == text
-    pooled.run(Tick([0, 1], []))
+    pooled.run(Tick(CLEAR, []))
     assert len(pooled.embed(Embed((TokenIds((5,) * 40),))).vectors) == 1
 
 
@@ -441,3 +442,48 @@ def test_the_last_sequence_is_kept_for_embeddings_where_llama_cpp_has_no_more():
         if pooling == "last":
             assert len(made.embed(Embed(("Hello",))).vectors) == 1
         made.close()
+
+
+# -- a context and batches of any size ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{"n_ctx": 64}, {"n_ctx": 64, "parallel": 200}, {"n_batch": 8, "parallel": 8}], ids=str
+)
+def test_a_whole_batch_is_computed_whatever_the_settings(settings: dict):
+    """llama.cpp ends the process where a batch is longer, or there are more sequences, than it made room for."""
+    made = engine(**({"n_ubatch": 8} | settings))
+    rows = min(made.capacity.batch_tokens, made.capacity.cells)
+    assert made.run(Tick([], [Run(0, 0, [5] * rows, None)])).outcome is Outcome.DONE
+    made.close()
+
+
+# -- guesses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [0, 1, 3, 4])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_guesses_that_are_right_are_taken_and_nothing_is_left_of_the_others(
+    plain: LlamaEngine, right: int, logprobs: int | None
+):
+    alone = Stream(plain, max_tokens=12).run()
+    stream = Stream(plain, max_tokens=12).run(1)
+    (wrong,) = plain.answer(Tokenize("@", special=False)).ids
+    guesses = [*alone.tokens[1 : 1 + right], *[wrong] * (4 - right)]
+    start = len(stream.prepared.tokens)
+    run = Run(0, start, [alone.tokens[0], *guesses], stream.prepared.sampler, logprobs, len(guesses))
+    result = plain.run(Tick([], [run]))
+    assert result.tokens == [alone.tokens[1 : 2 + right]]
+    assert len(result.logprobs.get(0, ())) == (0 if logprobs is None else right + 1)
+    assert llama_cpp.llama_memory_seq_pos_max(plain._memory, 0) == start + right
+    last = result.tokens[0][-1]
+    result = plain.run(Tick([], [Run(0, start + right + 1, [last], stream.prepared.sampler)]))
+    assert result.tokens == [[alone.tokens[2 + right]]]
+
+
+def test_nothing_is_taken_behind_the_end_of_an_answer(plain: LlamaEngine):
+    """Though all guesses are right: the end is sampled where a bias makes it."""
+    (end, *_) = plain.end_tokens
+    stream = Stream(plain, sampling=Sampling(logit_bias=((end, 100.0),)))
+    tokens = [*stream.prepared.tokens, end, end]
+    assert plain.run(Tick([], [Run(0, 0, tokens, stream.prepared.sampler, None, 2)])).tokens == [[end]]

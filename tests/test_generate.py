@@ -53,8 +53,8 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIMITS = Limits(max_prompt_bytes=64, max_tokens=512)
 MODEL = ModelInfo("tiny", "llama", "Q4_1", 135, 9, 4096, 2048, 49152, 576, None, "<s>", "</s>")
 KEY = "sesame-äöü"
-DONE = Finished(FinishReason.LENGTH, Usage(4, 2), Timing(0.01, 0.0452, 1.2405))
-USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+DONE = Finished(FinishReason.LENGTH, Usage(4, 2, 3), Timing(0.01, 0.0452, 1.2405))
+USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6, "prefix_reused_tokens": 3}
 
 Message = dict[str, Any]
 
@@ -135,6 +135,8 @@ PARAMETERS = {
     "logit_bias": {"12": -100},
     "grammar": 'root ::= "a"',
     "ignore_eos": True,
+    "cache_prompt": False,
+    "lora": {"style": 0.5},
 }
 PARAMETERS_READ = Generate(
     "gen_1",
@@ -154,6 +156,8 @@ PARAMETERS_READ = Generate(
         ignore_eos=True,
     ),
     stop=("\n\n", "THE END"),
+    cache_prompt=False,
+    lora=(("style", 0.5),),
 )
 
 
@@ -250,6 +254,10 @@ def test_a_prompt_of_messages_is_for_the_chat_template() -> None:
             {"parameters": {"grammar": "g", "json_schema": {}}},
             "parameters.grammar: expected to be absent where json_schema is given, got both",
         ),
+        ({"parameters": {"lora": {"a": "x"}}}, "parameters.lora.a: expected a number from -10 to 10, got a string"),
+        ({"parameters": {"lora": {"a": 10.5}}}, "parameters.lora.a: expected a number from -10 to 10, got 10.5"),
+        ({"parameters": {"lora": {"": 1}}}, "parameters.lora: expected names of 1 to 256 bytes, got 0 bytes"),
+        ({"parameters": {"cache_prompt": 1}}, "parameters.cache_prompt: expected true or false, got a whole number"),
         (
             {"options": {"include_logprobs": "all"}},
             "options.include_logprobs: expected true, false or a whole number from 0 to 20, got a string",
@@ -556,8 +564,10 @@ def test_a_modification_builds_on_one_that_is_not_acknowledged_yet() -> None:
         (None, "parameters: expected some of"),
         ({}, "parameters: expected some of"),
         ([], "parameters: expected an object, got an array"),
-        ({"grammar": "g"}, "parameters.grammar: expected to be absent, since it can't change while it applies"),
-        ({"json_schema": {}}, "parameters.json_schema: expected to be absent, since it can't change while it applies"),
+        *(
+            ({name: value}, f"parameters.{name}: expected to be absent, since it can't change while it applies")
+            for name, value in [("grammar", "g"), ("json_schema", {}), ("lora", {}), ("cache_prompt", True)]
+        ),
         ({"temperature": 11}, "parameters.temperature: expected a number from 0 to 10, got 11"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from umaserve.metrics import WINDOW, ServingMetrics, TickTimes, Window, exposition, resident_bytes
+from umaserve.metrics import WINDOW, ServingMetrics, Share, TickTimes, Window, exposition, resident_bytes
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
@@ -79,16 +79,28 @@ def test_tick_times() -> None:
     assert times.ewma == pytest.approx(20.1)
 
 
+def test_a_share_is_of_the_latest_and_whole_where_nothing_was_missed() -> None:
+    share = Share()
+    assert share.ratio == 1.0
+    for value in (True, False, False):
+        share.add(value)
+    assert share.ratio == 0.3333
+    for _ in range(WINDOW - 1):
+        share.add(True)
+    assert share.ratio == round(1 - 1 / WINDOW, 4)
+
+
 def test_the_snapshot_is_flat_and_rounded() -> None:
     metrics = ServingMetrics()
     metrics.tokens_generated = 3
-    metrics.observe_tick(0.0123456789)
+    metrics.observe_tick(0.0123456789, 3, over_budget=True, throttled=False)
     metrics.observe_first_token("uds", 0.25)
     metrics.observe_start("uds", 0.125)
     snapshot = metrics.snapshot()
     assert snapshot["tokens_generated_total"] == 3
     assert snapshot["decode_ms_last"] == 12.346
-    assert snapshot["batch_calls_total"] == 1
+    assert (snapshot["batch_calls_total"], snapshot["last_batch_size"]) == (1, 3)
+    assert (snapshot["ticks_over_budget_total"], snapshot["prefill_throttled_ticks_total"]) == (1, 0)
     assert snapshot["queue_ms_p95"] == 125.0
     assert (snapshot["ttft_ms_p50"], snapshot["ttft_ms_p95"], snapshot["tbt_ms_p50"]) == (250.0, 250.0, 0.0)
     assert all(isinstance(value, int | float | str) for value in snapshot.values())
@@ -176,7 +188,7 @@ def test_counters_are_by_dialect_and_by_how_a_request_ended() -> None:
 
 def test_ticks_are_a_histogram_too() -> None:
     metrics = ServingMetrics()
-    metrics.observe_tick(0.02)
+    metrics.observe_tick(0.02, 1, over_budget=False, throttled=False)
     family = exposed(metrics, {})["umaserve_tick_seconds"]
     assert (family.type, sample(family, "umaserve_tick_seconds_count")) == ("histogram", 1)
 

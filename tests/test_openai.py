@@ -31,6 +31,7 @@ from umaserve.messages import (
     ModelInfo,
     Output,
     Pause,
+    Priority,
     Sampling,
     Scored,
     Started,
@@ -86,7 +87,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "g"}},
 ]
 F, G = Tool("f", "does f", SCHEMA_TEXT), Tool("g", "", '{"type":"object","properties":{}}')
-END = Finished(FinishReason.STOP, Usage(5, 3), Timing(0.5, 1.5, 3.0))
+END = Finished(FinishReason.STOP, Usage(5, 3, 2), Timing(0.5, 1.5, 3.0))
 
 Wanted = dict[str, Any]
 Exchange = ChatBody | CompletionBody
@@ -171,7 +172,10 @@ def test_chat_with_every_field() -> None:
         min_p=0.1,
         repeat_penalty=1.25,
         ignore_eos=True,
-        cache_prompt=True,
+        cache_prompt=False,
+        lora={"style": 0.5},
+        priority="background",
+        slo={"target_ttft_ms": 150, "target_tbt_ms": 80},
         timings_per_token=True,
     ) == Generate(
         "chatcmpl-7",
@@ -193,6 +197,11 @@ def test_chat_with_every_field() -> None:
         stop=("\n", "##"),
         logprobs=20,
         tools=(F, G),
+        cache_prompt=False,
+        lora=(("style", 0.5),),
+        priority=Priority.BACKGROUND,
+        target_ttft_s=0.15,
+        target_tbt_s=0.08,
     )
 
 
@@ -200,7 +209,8 @@ def test_null_is_the_same_as_absent() -> None:
     names = (
         "model max_tokens max_completion_tokens temperature top_p n stop seed logprobs top_logprobs logit_bias "
         "presence_penalty frequency_penalty response_format tools tool_choice parallel_tool_calls stream "
-        "stream_options user top_k min_p repeat_penalty grammar json_schema ignore_eos functions function_call"
+        "stream_options user top_k min_p repeat_penalty grammar json_schema ignore_eos functions function_call "
+        "cache_prompt lora priority slo"
     )
     assert chat_request(**dict.fromkeys(names.split())) == chat_request()
 
@@ -318,6 +328,16 @@ def test_messages_are_capped_together() -> None:
     assert error.fault is Fault.PROMPT_TOO_LARGE
 
 
+EXTENSIONS_REFUSED = [
+    ({"cache_prompt": "no"}, "cache_prompt"),
+    ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
+    ({"lora": {str(adapter): 1 for adapter in range(17)}}, "lora"),
+    ({"lora": {"a": None}}, "lora.a"),
+    ({"priority": 1}, "priority"),
+    ({"slo": {"target_tbt_ms": 0}}, "slo.target_tbt_ms"),
+]
+
+
 @pytest.mark.parametrize(
     ("wanted", "field"),
     [
@@ -379,6 +399,7 @@ def test_messages_are_capped_together() -> None:
         ({"stream_options": True}, "stream_options"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"grammar": "g", "json_schema": {}}, "grammar"),
+        *EXTENSIONS_REFUSED,
     ],
 )
 def test_a_wrong_chat_field_is_refused_by_its_name(wanted: Wanted, field: str) -> None:
@@ -479,6 +500,19 @@ def test_each_prompt_has_its_choices_side_by_side() -> None:
     assert len(completion_requests(prompt=[[0]] * 16)) == 16
 
 
+def test_what_is_asked_beyond_openais_fields_holds_for_every_prompt_and_choice() -> None:
+    wanted = {"cache_prompt": False, "lora": {}, "priority": "background", "slo": {"target_tbt_ms": 80}}
+    requests = completion_requests(prompt=["a", "b"], n=2, **wanted)
+    asked = {(one.cache_prompt, one.lora, one.priority, one.target_ttft_s, one.target_tbt_s) for one in requests}
+    assert asked == {(False, (), Priority.BACKGROUND, None, 0.08)}
+    assert completion_requests(**dict.fromkeys(wanted)) == completion_requests()
+
+
+@pytest.mark.parametrize(("wanted", "field"), EXTENSIONS_REFUSED)
+def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wanted, field: str) -> None:
+    assert completion_refusal(**wanted).message.startswith(f"{field}: expected ")
+
+
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
@@ -562,6 +596,7 @@ FIELDS = (
     *("logprobs", "top_logprobs", "logit_bias", "response_format", "tools", "tool_choice", "parallel_tool_calls"),
     *("stream", "stream_options", "grammar", "json_schema", "prompt", "echo", "suffix", "best_of", "input"),
     *("encoding_format", "dimensions", "content", "tokens", "add_special", "with_pieces"),
+    *("cache_prompt", "lora", "priority", "slo"),
 )
 BODIES = VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES)
 
@@ -624,13 +659,19 @@ def played(exchange: Exchange, *outputs: Iterable[Output]) -> list[bytes]:
 
 HEAD = {"id": "chatcmpl-7", "created": 1700000000, "model": "small-1"}
 TIMINGS = {
-    "prompt_n": 5,
+    "cache_n": 2,
+    "prompt_n": 3,
     "prompt_ms": 1000.0,
-    "prompt_per_second": 5.0,
+    "prompt_per_second": 3.0,
     "predicted_n": 3,
     "predicted_ms": 1500.0,
     "predicted_per_second": 2.0,
 }
+
+
+def usage(prompt: int, completion: int, *, cached: int) -> Wanted:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def test_a_whole_chat_answer() -> None:
@@ -649,7 +690,7 @@ def test_a_whole_chat_answer() -> None:
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+        "usage": usage(5, 3, cached=2),
         "timings": TIMINGS,
     }
 
@@ -679,7 +720,7 @@ def test_usage_comes_last_where_it_is_asked_for(exchange: Any, body: Any) -> Non
     *before, last = streamed(exchange(), wanted, tokens("a"), tokens("b", "c"))
     assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in before)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    assert last["usage"] == usage(5, 6, cached=2)
     assert "timings" not in last
 
 
@@ -698,7 +739,12 @@ def test_choices_are_told_apart() -> None:
 
 def test_usage_counts_each_prompt_once() -> None:
     answer = whole(completion(), completion_body(prompt=["a", "b"], n=2), *[tokens("x")] * 4)
-    assert answer["usage"] == {"prompt_tokens": 10, "completion_tokens": 12, "total_tokens": 22}
+    assert answer["usage"] == usage(10, 12, cached=4)
+
+
+def test_cached_are_the_tokens_that_no_choice_of_a_prompt_had_to_compute() -> None:
+    ends = [[Finished(FinishReason.STOP, Usage(5, 1, reused))] for reused in (1, 4, 0, 4)]
+    assert whole(completion(), completion_body(prompt=["a", "b"], n=2), *ends)["usage"] == usage(10, 4, cached=1)
 
 
 @pytest.mark.parametrize(
@@ -739,6 +785,7 @@ def test_without_a_model_its_name_is_the_one_asked_for() -> None:
 def test_an_answer_without_tokens_has_no_rate() -> None:
     end = Finished(FinishReason.STOP, Usage(5, 0), Timing(0.5, 0.0, 0.75))
     assert whole(chat(), chat_body(), [end])["timings"] == {
+        "cache_n": 0,
         "prompt_n": 5,
         "prompt_ms": 250.0,
         "prompt_per_second": 20.0,

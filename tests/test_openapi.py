@@ -18,6 +18,7 @@ import websockets.sync.client
 from daemon import ANSWER_S, Daemon
 
 import umaserve
+from umaserve.config import Config
 from umaserve.errors import RequestError
 from umaserve.http.routes import ECHO_PATH, ROUTES
 from umaserve.keys import KeyFile
@@ -268,6 +269,34 @@ def test_every_field_is_read_and_has_these_bounds(http: httpx.Client, path: str)
             if not {str(bound), f"{bound:g}"} & set(re.findall(r"[-+.e0-9]*[0-9]", words.partition(", got")[0])):
                 wrong.append((where, key, words))
     assert wrong == []
+
+
+ADAPTERS = [
+    ({}, True),
+    ({"a": -10, "b": 10}, True),
+    ({str(adapter): 1 for adapter in range(16)}, True),
+    ({str(adapter): 1 for adapter in range(17)}, False),
+    ({"a": 10.5}, False),
+    ({"a": None}, False),
+    ({"": 1}, False),
+    ({"a" * 257: 1}, False),
+    (["a"], False),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
+@pytest.mark.parametrize(("lora", "good"), ADAPTERS)
+def test_adapters_are_taken_as_described(path: str, lora: Any, good: bool):
+    body = {**next(value for where, _name, value in EXAMPLES if where == path), "lora": lora}
+    described = jsonschema.Draft202012Validator({**request_schema(POSTS[path]), "components": DOCUMENT["components"]})
+    assert described.is_valid(body) is good
+    services = SimpleNamespace(config=Config(), model=lambda: None)
+    receive = ROUTES[path].endpoint.new_body(services).receive
+    if good:
+        assert {request.lora for request in receive(json.dumps(body).encode())} == {tuple(lora.items())}
+    else:
+        with pytest.raises(RequestError, match=r"^lora(\..)?: expected "):
+            receive(json.dumps(body).encode())
 
 
 # -- the WebSocket -----------------------------------------------------------------------------------------------

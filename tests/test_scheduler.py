@@ -32,15 +32,17 @@ from umaserve.messages import (
 )
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
-from umaserve.serving.policy import AGING_S
+from umaserve.serving.planning import MIN_FOLLOWED, Targets
+from umaserve.serving.policy import AGING_S, PREFILL_FLOOR
 from umaserve.serving.preparing import TENANTS_REMEMBERED
-from umaserve.serving.scheduler import CHANGED_PER_TICK, PATIENCE_S, Scheduler, Targets
+from umaserve.serving.scheduler import PATIENCE_S, Scheduler
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
-from umaserve.serving.ticks import Outcome
+from umaserve.serving.steering import CHANGED_PER_TICK
+from umaserve.serving.ticks import Outcome, Tick, TickResult
 
 # Its assertions must hold under -O as well.
 pytest.register_assert_rewrite("standin")
-from standin import PIECES, SHORT, EngineFailure, StandInEngine, SteppedWorker, answer, scored  # noqa: E402
+from standin import ECHO, PIECES, SHORT, EngineFailure, StandInEngine, SteppedWorker, answer, scored  # noqa: E402
 
 ORIGIN = Origin("uds", "uid:1000")
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
@@ -117,7 +119,14 @@ class Client:
 class World:
     """A scheduler with its stand-ins, turned as the daemon turns it, and a clock that moves with the turns."""
 
-    def __init__(self, patterns: tuple[str, ...] = (), **capacity: int) -> None:
+    def __init__(
+        self,
+        patterns: tuple[str, ...] = (),
+        *,
+        shared_prefixes: bool = False,
+        guesses: bool = True,
+        **capacity: int,
+    ) -> None:
         self.now = 0.0
         self.spent: list[tuple[Origin, int, float]] = []
         self.engine = StandInEngine(**capacity)
@@ -135,6 +144,8 @@ class World:
             lambda: self.now,
             ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
             lambda *spent: self.spent.append(spent),
+            shared_prefixes=shared_prefixes,
+            guesses=guesses,
         )
         self.clients: list[Client] = []
 
@@ -197,7 +208,8 @@ class World:
         self.turn_until(lambda: self.scheduler.idle and not self.compute.jobs)
         assert self.scheduler.snapshot()["kv_cells_used"] == 0
         assert not self.sessions.undelivered
-        assert self.engine.sequences == [[]] * self.engine.capacity.slots
+        kept = self.scheduler.snapshot()["kv_cells_kept"]
+        assert sum(map(len, self.engine.memory.sequences)) == kept <= self.engine.capacity.kept_cells
         # Work for all slots at once, and then for all cells, fits again.
         capacity = self.engine.capacity
         share = min(capacity.cells // capacity.slots, capacity.sequence_tokens)
@@ -323,7 +335,7 @@ def test_one_tick_is_in_flight_at_a_time(world: World) -> None:
 
 
 def waiting(world: World) -> Client:
-    for number in range(4):
+    for number in range(4 - len(world.clients)):
         world.arrive(f"in the way {number}", max_tokens=30)
     world.turn_until(lambda: all(client.session.slot is not None for client in world.clients))
     client = world.arrive(LONG)
@@ -848,14 +860,21 @@ def test_interactive_goes_before_background_until_that_has_aged() -> None:
 
 
 def test_a_prompt_beside_a_stream_leaves_its_target(world: World) -> None:
-    stream = world.arrive("stream", max_tokens=40, target_tbt_s=0.001)
+    run = world.engine.run
+
+    def run_slowly(tick: Tick) -> TickResult:
+        return dataclasses.replace(run(tick), seconds=0.01 * sum(len(run.tokens) for run in tick.runs))
+
+    world.engine.run = run_slowly
+    stream = world.arrive("stream", max_tokens=60, target_tbt_s=0.001)
     world.turn_until(lambda: len(stream.text) >= 3)
     ticks = len(world.engine.ticks)
     prompt = world.arrive(LONG, target_ttft_s=0.001)
     world.turn_until(lambda: prompt.text)
+    assert stream.end is None
     rows = [sum(len(run.tokens) for run in tick.runs) for tick in world.engine.ticks[ticks:]]
-    # No target can be kept that is shorter than a tick: the floor of 8 prompt tokens is all that comes beside it.
-    assert max(rows) == 9
+    # No target can be kept that is shorter than a tick: the floor is all that comes beside it.
+    assert max(rows) == 1 + PREFILL_FLOOR
     world.finish()
 
 
@@ -1001,6 +1020,7 @@ def test_what_is_counted(world: World) -> None:
     world.turn_until(lambda: all(client.end for client in clients))
     world.turns(5)
     metrics = world.scheduler.metrics
+    metrics.fold()
     assert metrics.tokens_generated == sum(len(client.expected) for client in clients)
     assert metrics.prompt_tokens == len("one two three" + "four")
     assert metrics.ticks.count == sum(bool(tick.runs) for tick in world.engine.ticks)
@@ -1018,6 +1038,7 @@ def test_what_is_counted_is_counted_by_dialect_too(world: World) -> None:
     world.arrive("four", http, max_tokens=4)
     failed = world.arrive("refuse", http)
     world.turn_until(lambda: all(client.end for client in world.clients))
+    world.scheduler.metrics.fold()
     value = world.scheduler.metrics.registry.get_sample_value
     assert failed.end is Fault.CONTEXT_EXCEEDED
     assert value("umaserve_requests_total", {"dialect": "uds", "end": "length"}) == 1
@@ -1037,6 +1058,7 @@ def test_what_is_counted_is_counted_by_dialect_too(world: World) -> None:
     assert value("umaserve_requests_total", {"dialect": "openai", "end": "abandoned"}) == 1
     assert value("umaserve_request_completion_tokens_total", {"dialect": "openai"}) == 4 + made
     world.turns(3)
+    world.scheduler.metrics.fold()
     assert value("umaserve_tick_seconds_count") == world.scheduler.metrics.ticks.count
     world.finish()
 
@@ -1109,19 +1131,19 @@ def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> N
     world = World(slots=1)
     world.arrive("in the way", max_tokens=60)
     later = world.arrive("later", max_tokens=2, priority=Priority.BACKGROUND)
-    sooner = world.arrive("sooner", max_tokens=2)
+    world.arrive("sooner", max_tokens=2)
     paused = world.arrive("paused", max_tokens=2)
     world.pause(paused)
     world.turns(5)
     world.now = PATIENCE_S / 2
     world.scheduler.tell_waiting()
     world.now = 2 * PATIENCE_S
-    world.arrive("new", max_tokens=2)
+    new = world.arrive("new", max_tokens=2)
     world.scheduler.tell_waiting()
     world.scheduler.deliver()
     told = [[one for one in client.outputs if isinstance(one, Waiting)] for client in world.clients]
     assert told == [[], [Waiting(3, 3, None)], [Waiting(1, 3, None)], [], []]
-    world.turn_until(lambda: sooner.end)
+    world.turn_until(lambda: new.end)
     world.now += PATIENCE_S
     world.scheduler.tell_waiting()
     world.turn()
@@ -1182,11 +1204,343 @@ def test_a_pattern_that_only_begins_at_the_end_is_released() -> None:
     assert len(client.tokens) == 20
 
 
+# What was computed before.
+
+SYSTEM = "all of these begin with the same words: "
+KEEPING = {"sequences": 12, "kept_cells": 400, "cells": 800}
+
+
+def starts(world: World, client: Client) -> list[int]:
+    """Where the runs of its prompt began."""
+    sampler = client.session.prepared.sampler
+    slots = {run.slot for tick in world.engine.ticks for run in tick.runs if run.sampler is sampler}
+    assert len(slots) == 1, "for clients with one place only"
+    runs = [run for tick in world.engine.ticks for run in tick.runs if run.slot in slots]
+    end = next(index for index, run in enumerate(runs) if run.sampler is sampler)
+    begin = end
+    while begin and runs[begin - 1].sampler is None:
+        begin -= 1
+    return [run.start for run in runs[begin : end + 1]]
+
+
+def reused(client: Client) -> int:
+    """How many tokens of its prompt were computed for others, as its client is told."""
+    end = client.outputs[-1]
+    assert isinstance(end, Finished)
+    return end.usage.prefix_reused_tokens
+
+
+def test_a_prompt_is_computed_from_where_it_differs_from_an_earlier_one() -> None:
+    world = World(**KEEPING)
+    first = world.arrive(SYSTEM + "first")
+    world.turn_until(lambda: first.end)
+    second = world.arrive(SYSTEM + "second")
+    world.turn_until(lambda: second.end)
+    again = world.arrive(SYSTEM + "second")
+    world.turn_until(lambda: again.end)
+    turn = world.arrive(again.request.prompt + again.text + " and then?")
+    world.turn_until(lambda: turn.end)
+    assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    whole = len(SYSTEM + "second")
+    # The last token of a prompt gives the logits, and the last one of an answer was never computed.
+    expected = [0, len(SYSTEM), whole - 1, whole + len(again.text) - 1]
+    assert [reused(client) for client in world.clients] == expected
+    assert [starts(world, client)[0] for client in world.clients] == expected
+    assert world.scheduler.metrics.prefix_reused_tokens == sum(expected)
+    prompts = sum(len(client.request.prompt) for client in world.clients)
+    assert world.scheduler.metrics.prompt_tokens == prompts - sum(expected)
+    world.finish()
+
+
+def test_a_prompt_is_shared_with_one_that_still_runs() -> None:
+    world = World(**KEEPING)
+    first = world.arrive(SYSTEM + "first", max_tokens=60)
+    world.turn_until(lambda: first.text)
+    second = world.arrive(SYSTEM + "second")
+    world.turn_until(lambda: second.end)
+    assert first.end is None
+    assert reused(second) == starts(world, second)[0] == len(SYSTEM)
+    world.turn_until(lambda: first.end)
+    assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    world.finish()
+
+
+def test_those_that_come_together_wait_for_the_first_to_compute_what_they_share() -> None:
+    world = World(batch_tokens=4, **KEEPING)
+    first, other = world.arrive(SYSTEM + "0 is its number"), world.arrive("something else")
+    clients = [first, *(world.arrive(SYSTEM + f"{number} is its number") for number in range(1, 4))]
+    world.turn_until(lambda: clients[3].session.follows)
+    assert first.session.state is State.PREFILL
+    assert [client.session.follows for client in clients[1:]] == [first.session.id] * 3
+    assert all(client.session.slot is None for client in clients[1:])
+    assert other.session.follows is None
+    world.turn_until(lambda: all(client.end for client in world.clients))
+    assert [reused(client) for client in clients] == [0, *[len(SYSTEM)] * 3]
+    assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    world.finish()
+
+
+def test_who_shares_too_little_waits_for_nobody() -> None:
+    world = World(**KEEPING)
+    words = SYSTEM[: MIN_FOLLOWED - 1]
+    clients = [world.arrive(words + str(number) * 20) for number in range(2)]
+    world.turn_until(lambda: clients[0].session.slot is not None)
+    world.turn_until(lambda: clients[1].session.slot is not None)
+    assert clients[0].text == ""
+    world.finish()
+
+
+@pytest.mark.parametrize("why", ["cancelled", "abandoned", "paused", "failed", "of a worse class"])
+def test_nobody_waits_for_one_that_does_not_get_on(why: str) -> None:
+    world = World(batch_tokens=8, **KEEPING)
+    worse = Priority.BACKGROUND if why == "of a worse class" else Priority.INTERACTIVE
+    leader = world.arrive(SYSTEM + "first", priority=worse)
+    world.turn_until(lambda: leader.session.computed)
+    follower = world.arrive(SYSTEM + "second")
+    if why != "of a worse class":
+        world.turn_until(lambda: follower.session.follows == leader.session.id)
+        assert follower.session.slot is None
+    match why:
+        case "cancelled":
+            world.cancel(leader)
+        case "abandoned":
+            world.abandon(leader)
+        case "paused":
+            world.pause(leader)
+        case "failed":
+            world.engine.failures.append(Outcome.FAILED)
+    world.turn_until(lambda: follower.session.slot is not None)
+    assert leader.text == ""
+    world.turn_until(lambda: follower.end)
+    assert follower.text == follower.expected
+    world.resume(leader)
+    world.finish()
+
+
+def test_who_wants_no_cache_takes_nothing_from_it_and_leaves_nothing() -> None:
+    world = World(**KEEPING)
+    for cache_prompt in (True, False, True):
+        client = world.arrive(SYSTEM + "and more", cache_prompt=cache_prompt)
+        world.turn_until(lambda client=client: client.end)
+        assert client.text == client.expected
+    cached, private, again = world.clients
+    assert reused(private) == starts(world, private)[0] == 0
+    assert reused(again) == len(cached.request.prompt) - 1
+    world.scheduler.shed_caches()
+    private = world.arrive(SYSTEM + "and more", cache_prompt=False)
+    world.turn_until(lambda: private.end and not world.compute.jobs)
+    assert world.scheduler.snapshot()["kv_cells_kept"] == 0
+    world.finish()
+
+
+def test_who_wants_no_cache_is_not_shared_with_while_it_runs() -> None:
+    world = World(**KEEPING)
+    private = world.arrive(SYSTEM + "first", cache_prompt=False, max_tokens=60)
+    world.turn_until(lambda: private.session.computed)
+    other = world.arrive(SYSTEM + "second")
+    world.turn_until(lambda: other.end)
+    assert private.end is None
+    assert reused(other) == 0
+    world.finish()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_another_tenants_prompts_are_reused_only_where_all_are_shared(shared: bool) -> None:
+    world = World(shared_prefixes=shared, **KEEPING)
+    key = Origin("openai", "192.0.2.1", "garden")
+    first = world.arrive(SYSTEM + "alpha", max_tokens=60)
+    world.turn_until(lambda: first.text)
+    clients = [world.arrive(SYSTEM + "beta", key), world.arrive(SYSTEM + "gamma", key)]
+    world.turn_until(lambda: all(client.end for client in [first, *clients]))
+    late = world.arrive(SYSTEM + "delta", Origin("openai", "192.0.2.2", "garden"))
+    world.turn_until(lambda: late.end)
+    words = len(SYSTEM)
+    assert reused(clients[0]) == (words if shared else 0)
+    assert reused(clients[1]) >= words
+    assert reused(late) == words, "a key is one tenant wherever it comes from"
+    assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    world.finish()
+
+
+@pytest.mark.parametrize("host_bytes", [0, 4000])
+def test_what_has_lost_its_cells_comes_back_from_host_memory(host_bytes: int) -> None:
+    world = World(slots=1, sequences=1, kept_cells=200, cells=200, host_bytes=host_bytes)
+    for name in ("one", "two", "one"):
+        client = world.arrive(f"{name}: {SYSTEM}")
+        world.turn_until(lambda client=client: client.end)
+        assert client.text == client.expected
+    assert reused(world.clients[2]) == (len(f"one: {SYSTEM}") - 1 if host_bytes else 0)
+    assert bool(world.scheduler.snapshot()["host_cache_bytes"]) == bool(host_bytes)
+    world.finish()
+
+
+def test_caches_are_dropped_when_they_are_told_to_be() -> None:
+    world = World(slots=2, sequences=2, kept_cells=200, cells=200, host_bytes=4000)
+    for name in ("one", "two", "three"):
+        client = world.arrive(f"{name}: {SYSTEM}")
+        world.turn_until(lambda client=client: client.end and not world.compute.jobs)
+    running = world.arrive(f"three: {SYSTEM} again", max_tokens=60)
+    world.turn_until(lambda: running.text)
+    assert world.engine.memory.saved
+    world.scheduler.shed_caches()
+    world.turns(3)
+    assert running.end is None
+    snapshot = world.scheduler.snapshot()
+    assert (snapshot["kv_cells_kept"], snapshot["host_cache_bytes"], world.engine.memory.saved) == (0, 0, {})
+    world.turn_until(lambda: running.end)
+    assert running.text == running.expected
+    world.finish()
+
+
+@pytest.mark.parametrize("failure", [Outcome.FAILED, EngineFailure])
+def test_what_a_failed_tick_may_have_spoilt_is_not_reused(failure: Outcome | type[EngineFailure]) -> None:
+    world = World(**KEEPING)
+    kept = world.arrive(SYSTEM + "kept", max_tokens=4)
+    world.turn_until(lambda: kept.end)
+    spoilt = world.arrive(SYSTEM + "spoilt, and longer than what is kept")
+    world.turn_until(lambda: len(spoilt.text) > 2)
+    world.engine.failures.append(failure)
+    world.turn_until(lambda: spoilt.end)
+    assert spoilt.end is Fault.DECODE_FAILED
+    again = world.arrive(spoilt.request.prompt)
+    world.turn_until(lambda: again.end)
+    assert (reused(again), again.text) == (len(SYSTEM), again.expected)
+    world.finish()
+
+
+def test_a_background_request_makes_way_and_goes_on_with_what_it_had() -> None:
+    world = World(slots=1, sequences=3, kept_cells=200)
+    background = world.arrive("background", max_tokens=30, priority=Priority.BACKGROUND)
+    world.turn_until(lambda: len(background.text) == 5)
+    made = len(background.session.generated)
+    hasty = world.arrive("hasty", max_tokens=5)
+    world.turn_until(lambda: hasty.text)
+    assert (background.session.slot, background.end) == (None, None)
+    assert len(background.session.generated) <= made + 2
+    world.turn_until(lambda: background.end)
+    assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    assert world.scheduler.metrics.recomputed_tokens == 1, "all but the last token was kept"
+    assert reused(background) == 0, "its own tokens are nobody else's"
+    world.finish()
+
+
+# Adapters.
+
+
+def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
+    world = World(**KEEPING)
+    one, two = (("one", 1.0),), (("one", 0.5), ("two", 1.0))
+    clients = [world.arrive(SYSTEM + "x", max_tokens=20, lora=lora) for lora in (None, one, two, one)]
+    # The stand-in asserts that each sequence is computed with its own ones only.
+    world.turn_until(lambda: all(client.end for client in clients))
+    assert {tick.adapters for tick in world.engine.ticks if tick.runs} == {(), one, two}
+    assert [reused(client) for client in clients] == [0, 0, 0, len(SYSTEM)]
+    assert [client.text for client in clients] == [client.expected for client in clients]
+    turns = [tick.adapters for tick in world.engine.ticks if tick.runs]
+    assert max(len(list(same)) for _adapters, same in itertools.groupby(turns[:40])) <= 4, "each has its turn"
+    world.finish()
+
+
+# Guesses.
+
+
+def guessing(**settings: object) -> World:
+    """A world that has seen that a tick of many rows takes no longer than one of a single row."""
+    world = World(**{"kept_cells": 100} | settings)
+    for rows in range(1, 20):
+        world.scheduler._governor.observe(1, rows, 0, 0, 0.01, 0.0)
+    return world
+
+
+def per_tick(world: World) -> list[int]:
+    """How many rows of guesses each tick had."""
+    return [sum(run.guesses for run in tick.runs) for tick in world.engine.ticks]
+
+
+@pytest.mark.parametrize("guesses", [True, False])
+@pytest.mark.parametrize("drafts", [True, False])
+def test_guesses_change_nothing_but_the_number_of_ticks(guesses: bool, drafts: bool) -> None:
+    world = guessing(guesses=guesses, drafts=drafts, sequences=8)
+    client = world.arrive(ECHO + "and again", max_tokens=80, logprobs=1)
+    other = world.arrive("no echo", max_tokens=30)
+    world.turn_until(lambda: client.end and other.end)
+    assert (client.text, client.end) == client.expected_end
+    assert (other.text, other.end) == other.expected_end
+    assert [token.token_id for token in client.tokens] == list(client.text.encode())
+    assert [token.logprobs.chosen for token in client.tokens] == [scored(token.token_id) for token in client.tokens]
+    ticks = sum(any(run.sampler for run in tick.runs) for tick in world.engine.ticks)
+    metrics = world.scheduler.metrics
+    assert (ticks < 60) == (metrics.guesses_right > 20) == guesses
+    assert metrics.guesses >= metrics.guesses_right >= 0
+    assert (sum(per_tick(world)) > 0) == guesses
+    assert any(tick.drafts for tick in world.engine.ticks) == (guesses and drafts)
+    world.finish()
+
+
+@pytest.mark.parametrize("max_tokens", range(30, 46))
+def test_guesses_do_not_go_beyond_the_length(max_tokens: int) -> None:
+    world = guessing(cells=60, sequence_tokens=55)
+    client = world.arrive(ECHO + "again", max_tokens=max_tokens)
+    world.finish()
+    assert (client.text, client.end) == client.expected_end
+    assert len(client.tokens) == max_tokens
+    assert sum(per_tick(world))
+
+
+@pytest.mark.parametrize("at", range(20, 36))
+def test_a_stop_string_among_guessed_tokens_ends_there(at: int) -> None:
+    whole = answer(ECHO + "stop it!", 60)
+    stop = whole[at : at + 9]
+    world = guessing(**KEEPING)
+    client = world.arrive(ECHO + "stop it!", max_tokens=60, stop=(stop,))
+    world.turn_until(lambda: client.end)
+    assert (client.text, client.end) == client.expected_end
+    made = len(client.session.generated)
+    assert made == whole.index(stop) + len(stop), "what follows was dropped"
+    assert world.scheduler.metrics.tokens_generated == made
+    # All of it that was computed can be gone on with, and no more.
+    again = world.arrive(client.request.prompt + whole, max_tokens=5)
+    world.turn_until(lambda: again.end)
+    assert again.text == again.expected
+    assert reused(again) in (len(client.request.prompt) + made - 1, len(client.request.prompt) + made)
+    world.finish()
+
+
+def test_nothing_is_guessed_while_a_prompt_wants_the_time() -> None:
+    world = guessing()
+    world.arrive(ECHO + "and again", max_tokens=100)
+    world.turn_until(lambda: sum(per_tick(world)) > 5)
+    prompt = world.arrive(LONG)
+    world.turn_until(lambda: prompt.session.computed)
+    ticks = len(world.engine.ticks)
+    world.turn_until(lambda: prompt.text)
+    assert sum(per_tick(world)[ticks:-1]) == 0
+    world.finish()
+    assert [one.text for one in world.clients] == [one.expected for one in world.clients]
+
+
+def test_a_stream_that_lost_its_place_with_guesses_left_counts_them_once() -> None:
+    world = guessing(slots=1, batch_tokens=8)
+    client = world.arrive(ECHO + "and again", max_tokens=60)
+    world.turn_until(lambda: client.session.guesses and sum(per_tick(world)) > 5)
+    world.pause(client)
+    world.turn_until(lambda: not world.compute.jobs)
+    right = world.scheduler.metrics.guesses_right
+    other = world.arrive("other", max_tokens=3)
+    world.turn_until(lambda: other.end)
+    assert client.session.slot is None
+    world.resume(client)
+    world.turn_until(lambda: client.session.state is State.DECODE)
+    assert world.scheduler.metrics.guesses_right >= right
+    world.finish()
+    assert client.text == client.expected
+
+
 # All of it in any order.
 
 CLIENT = st.integers(0, 5)
 arrivals = st.tuples(
-    st.just("arrive"), st.text("xyz" + SHORT, min_size=1, max_size=30), st.integers(1, 12), st.booleans()
+    st.just("arrive"), st.text("xyz" + SHORT + ECHO, min_size=1, max_size=30), st.integers(1, 12), st.booleans()
 )
 moves = st.one_of(
     arrivals,
@@ -1203,7 +1557,16 @@ FAILURES = [None, None, None, Outcome.FAILED, Outcome.NO_CELLS, EngineFailure]
     st.lists(arrivals, min_size=3, max_size=6),
     st.lists(st.tuples(moves, st.integers(0, 6)), min_size=12, max_size=40),
     st.just([]) | st.lists(st.sampled_from(FAILURES), max_size=20),
-    st.sampled_from([{}, {"slots": 2, "cells": 50, "sequence_tokens": 45, "batch_tokens": 9}, {"slots": 1}]),
+    st.sampled_from(
+        [
+            {},
+            {"slots": 2, "cells": 50, "sequence_tokens": 45, "batch_tokens": 9},
+            {"slots": 1},
+            {"kept_cells": 400},
+            {"slots": 2, "cells": 60, "sequence_tokens": 45, "sequences": 4, "kept_cells": 30, "host_bytes": 150},
+            {"slots": 1, "cells": 60, "sequence_tokens": 45, "kept_cells": 60, "drafts": True},
+        ]
+    ),
 )
 def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
     first: list[tuple],
@@ -1268,7 +1631,15 @@ def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
         min_size=8,
         max_size=40,
     ),
-    st.sampled_from([{"slots": 1}, {"slots": 2, "cells": 90, "sequence_tokens": 80}, {"slots": 3, "cells": 110}]),
+    st.sampled_from(
+        [
+            {"slots": 1},
+            {"slots": 2, "cells": 90, "sequence_tokens": 80},
+            {"slots": 3, "cells": 110},
+            {"slots": 1, "sequences": 3, "kept_cells": 100, "host_bytes": 300},
+            {"slots": 3, "cells": 110, "sequences": 6, "kept_cells": 110},
+        ]
+    ),
 )
 def test_streams_that_lose_their_places_again_and_again_lose_nothing_else(
     steps: list[tuple[int, Hold | int | None, int]], capacity: dict[str, int]

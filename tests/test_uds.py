@@ -125,6 +125,8 @@ def test_request_with_every_field() -> None:
         logit_bias={"12": -100, "0": 2.5},
         grammar='root ::= "a"',
         ignore_eos=True,
+        cache_prompt=False,
+        lora={"style": 0.5, "é": -1},
         slo={"target_ttft_ms": 150, "target_tbt_ms": 80},
         priority="background",
         stream=False,
@@ -148,6 +150,8 @@ def test_request_with_every_field() -> None:
             ignore_eos=True,
         ),
         stop=("\n", "###"),
+        cache_prompt=False,
+        lora=(("style", 0.5), ("é", -1.0)),
         priority=Priority.BACKGROUND,
         target_ttft_s=0.15,
         target_tbt_s=0.08,
@@ -184,6 +188,8 @@ OPTIONAL = [
         "grammar",
         "json_schema",
         "ignore_eos",
+        "cache_prompt",
+        "lora",
         "slo",
         "priority",
         "metadata",
@@ -332,6 +338,27 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
         ],
     ),
     (
+        "lora",
+        "at most 16 adapters",
+        lambda command: command.lora and len(command.lora),
+        [(None, None), ({}, ()), ({str(adapter): 1 for adapter in range(16)}, 16)],
+        [({str(adapter): 1 for adapter in range(17)}, "17")],
+    ),
+    (
+        "lora",
+        "names of 1 to 256 bytes",
+        lambda command: command.lora,
+        [({"a": 1}, (("a", 1.0),)), ({"é" * 128: 1}, (("é" * 128, 1.0),)), ({"a.b: c": 0}, (("a.b: c", 0.0),))],
+        [({"": 1}, "0 bytes"), ({"a" * 257: 1}, "257 bytes"), ({"a": 1, "é" * 129: 1}, "258 bytes")],
+    ),
+    (
+        "lora.style",
+        "a number from -10 to 10",
+        lambda command: command.lora,
+        [(-10, (("style", -10.0),)), (10, (("style", 10.0),)), (0, (("style", 0.0),))],
+        [(-10.001, "-10.001"), (10.001, "10.001"), (1e308, "1e+308"), (2**63, str(2**63))],
+    ),
+    (
         "grammar",
         "a non-empty string of at most 65536 bytes",
         sampling("grammar"),
@@ -465,6 +492,9 @@ TYPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("grammar", "a non-empty string of at most 65536 bytes", ("null", "a string")),
     ("json_schema", "an object", ("null", "an object")),
     ("ignore_eos", "true or false", ("null", "a boolean")),
+    ("cache_prompt", "true or false", ("null", "a boolean")),
+    ("lora", "an object", ("null", "an object")),
+    ("lora.style", "a number from -10 to 10", NUMBERS),
     ("slo", "an object", ("null", "an object")),
     ("slo.target_ttft_ms", "a number above 0 up to 3.6e+06", ("null", *NUMBERS)),
     ("slo.target_tbt_ms", "a number above 0 up to 3.6e+06", ("null", *NUMBERS)),
@@ -658,6 +688,8 @@ near_requests = st.fixed_dictionaries(
         "stop": st.text(max_size=9) | st.lists(st.text(max_size=9)),
         "logit_bias": st.dictionaries(st.text("0123456789x", max_size=4), st.floats(-101, 101)),
         "json_schema": st.dictionaries(st.text(), any_json, max_size=3),
+        "cache_prompt": st.booleans(),
+        "lora": st.dictionaries(st.text(max_size=9), st.floats(-11, 11), max_size=17),
         "slo": st.dictionaries(st.sampled_from(["target_ttft_ms", "target_tbt_ms"]), st.floats(-1, 4e6)),
         "metadata": st.dictionaries(st.text(), any_json, max_size=3),
         "chat": st.booleans() | st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": st.text()})),
@@ -845,8 +877,8 @@ def test_cancel_that_cant_be_read(values: Wanted, message: str) -> None:
 
 # The events.
 
-USAGE = Usage(prompt_tokens=3, completion_tokens=2)
-USAGE_JSON = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+USAGE = Usage(prompt_tokens=3, completion_tokens=2, prefix_reused_tokens=1)
+USAGE_JSON = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prefix_reused_tokens": 1}
 
 
 @pytest.mark.parametrize(("reason", "said"), [("STOP", "stop"), ("LENGTH", "length"), ("CANCELLED", "cancelled")])

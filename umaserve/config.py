@@ -139,6 +139,15 @@ class Config:
     memory_reserve: int = setting(
         64 * MIB, size(0, TIB), "limits", "refuse requests while the box has less memory free than this"
     )
+    host_cache_bytes: int = setting(
+        256 * MIB, size(0, TIB), "limits", "host memory for computed prompts that the KV cache has no room for; 0: off"
+    )
+    shared_prefix_cache: bool = setting(
+        False,
+        switch(),
+        "limits",
+        "let all keys and peers reuse what was computed for others; the time to first token then tells what they asked",
+    )
     content_filter: str = setting(
         "",
         path(or_empty=True),
@@ -150,7 +159,7 @@ class Config:
         1000.0, real("ms", 1, 3600000), "targets", "time to first token for a request that names none"
     )
     slo_tbt_ms: float = setting(
-        100.0, real("ms", 1, 3600000), "targets", "time between tokens for a request that names none"
+        80.0, real("ms", 1, 3600000), "targets", "time between tokens for a request that names none"
     )
 
     model: str = setting("", path(or_empty=True), "engine", "GGUF file; empty: the embedded default model")
@@ -171,6 +180,15 @@ class Config:
         choice("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
         "engine",
         "type of the KV cells; the q types take less memory and need flash attention",
+    )
+    lora: tuple[str, ...] = setting(
+        (), words(), "engine", "LoRA adapters, GGUF files; NAME=FILE names one that requests can choose"
+    )
+    speculation: bool = setting(
+        True, switch(), "engine", "guess tokens that the text has repeated before, where that proves faster"
+    )
+    draft_model: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file of a small model with the same vocabulary that guesses tokens"
     )
     pooling: str = setting(
         "model",

@@ -91,6 +91,10 @@ class Generate:
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     """Whether the answer has to be a tool call; otherwise the model may choose."""
+    cache_prompt: bool = True
+    """Whether it may begin with what was computed for another request, and leave its own for others."""
+    lora: tuple[tuple[str, float], ...] | None = None
+    """Adapters by name, each with its scale; ``None``: all that the server has, at 1."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None
@@ -195,6 +199,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    prefix_reused_tokens: int = 0
+    """Tokens of the prompt that had been computed before, for another request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 WINDOW = 1024
+MOST_NEW = 256
+"""Observations that wait to be counted."""
 
 
 class Window:
@@ -50,6 +52,21 @@ class TickTimes:
         self.count += 1
 
 
+class Share:
+    """How many of the last ``WINDOW`` were so."""
+
+    def __init__(self) -> None:
+        self._values: deque[bool] = deque(maxlen=WINDOW)
+
+    def add(self, value: bool) -> None:
+        self._values.append(value)
+
+    @property
+    def ratio(self) -> float:
+        """From 0 to 1; 1 without observations, when nothing was missed."""
+        return round(sum(self._values) / len(self._values), 4) if self._values else 1.0
+
+
 _TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _WAIT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -65,6 +82,15 @@ class ServingMetrics:
         self.recomputed_tokens = 0
         self.prefix_reused_tokens = 0
         self.last_batch_size = 0
+        self.guesses = 0
+        self.guesses_right = 0
+        self.ticks_over_budget = 0
+        """Those that took longer than the time between tokens that one of their streams wants."""
+        self.ticks_throttled = 0
+        """Those in which prompts had to wait for the streams' sake."""
+        self.ttft_attained = Share()
+        self.tbt_attained = Share()
+        """By requests, their mean time between tokens against what they want."""
         self.request_s = 0.0
         """Exponentially weighted mean time of a request, from its start; 0 before the first has ended."""
         self.ticks = TickTimes()
@@ -79,8 +105,11 @@ class ServingMetrics:
         self._queue_s = self._histogram("queue", "Time until a request's prompt is begun.", _WAIT_BUCKETS)
         self._ttft_s = self._histogram("time_to_first_token", "Time until the first token.", _WAIT_BUCKETS)
         self._tbt_s = self._histogram("time_between_tokens", "Time between tokens of one stream.", _TOKEN_BUCKETS)
-        self._tbt_of: dict[str, Histogram] = {}
-        """Its children by dialect: this one is asked for with every token."""
+        self._tbt_of = _Children(self._tbt_s)
+        self._new_ticks: list[float] = []
+        self._new_gaps: list[tuple[str, float]] = []
+        """By dialect. Decoding takes the processor's caches, and each piece of code that runs between two ticks is
+        fetched anew: many observations cost hardly more than one."""
         self._requests = self._counter("requests", "Requests that have ended, by how.", "end")
         self._prompt = self._counter("request_prompt_tokens", "Tokens of the prompts of ended requests.")
         self._completion = self._counter("request_completion_tokens", "Tokens generated for ended requests.")
@@ -91,9 +120,13 @@ class ServingMetrics:
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"umaserve_{name}", about, ["dialect", *labels], registry=self.registry)
 
-    def observe_tick(self, seconds: float) -> None:
-        self.ticks.add(seconds)
-        self._tick_s.observe(seconds)
+    def observe_tick(self, seconds: float, rows: int, *, over_budget: bool, throttled: bool) -> None:
+        self.last_batch_size = rows
+        self.ticks_over_budget += over_budget
+        self.ticks_throttled += throttled
+        self._new_ticks.append(seconds)
+        if len(self._new_ticks) >= MOST_NEW:
+            self.fold()
 
     def observe_start(self, dialect: str, waited_s: float) -> None:
         self.queue.add(waited_s)
@@ -104,11 +137,20 @@ class ServingMetrics:
         self._ttft_s.labels(dialect).observe(seconds)
 
     def observe_next_token(self, dialect: str, seconds: float) -> None:
-        self.tbt.add(seconds)
-        child = self._tbt_of.get(dialect)
-        if child is None:
-            child = self._tbt_of[dialect] = self._tbt_s.labels(dialect)
-        child.observe(seconds)
+        self._new_gaps.append((dialect, seconds))
+        if len(self._new_gaps) >= MOST_NEW:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count what was only noted down, before the numbers are read."""
+        for seconds in self._new_ticks:
+            self.ticks.add(seconds)
+            self._tick_s.observe(seconds)
+        for dialect, seconds in self._new_gaps:
+            self.tbt.add(seconds)
+            self._tbt_of[dialect].observe(seconds)
+        self._new_ticks.clear()
+        self._new_gaps.clear()
 
     def observe_end(self, dialect: str, end: str, prompt_tokens: int, completion_tokens: int, took_s: float) -> None:
         """``took_s`` is from its start; 0 for one that never started."""
@@ -119,6 +161,7 @@ class ServingMetrics:
         self._completion.labels(dialect).inc(completion_tokens)
 
     def snapshot(self) -> dict[str, int | float | str]:
+        self.fold()
         return {
             "tokens_generated_total": self.tokens_generated,
             "prompt_tokens_total": self.prompt_tokens,
@@ -135,7 +178,25 @@ class ServingMetrics:
             "tbt_ms_p50": self.tbt.percentile(50),
             "tbt_ms_p95": self.tbt.percentile(95),
             "queue_ms_p95": self.queue.percentile(95),
+            "slo_ttft_attained_ratio": self.ttft_attained.ratio,
+            "slo_tbt_attained_ratio": self.tbt_attained.ratio,
+            "ticks_over_budget_total": self.ticks_over_budget,
+            "prefill_throttled_ticks_total": self.ticks_throttled,
+            "guessed_tokens_total": self.guesses,
+            "guessed_tokens_right_total": self.guesses_right,
         }
+
+
+class _Children(dict[str, Histogram]):
+    """Those of a histogram by dialect; it takes a while to find one."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        super().__init__()
+        self._histogram = histogram
+
+    def __missing__(self, dialect: str) -> Histogram:
+        child = self[dialect] = self._histogram.labels(dialect)
+        return child
 
 
 def resident_bytes() -> int:

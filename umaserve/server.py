@@ -23,7 +23,7 @@ from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.feedback import FeedbackLog
 from umaserve.http.gate import Gate
 from umaserve.keys import KeyFile
-from umaserve.memory import available_bytes
+from umaserve.memory import MemoryPressure, available_bytes
 from umaserve.messages import Feedback, Loading, Metrics
 from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
@@ -34,9 +34,10 @@ from umaserve.services import Services
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
 from umaserve.serving.observer import observe_end
+from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Questions
 from umaserve.serving.rates import Rates
-from umaserve.serving.scheduler import Scheduler, Targets
+from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Origin, Session, SessionManager
 from umaserve.serving.ticks import Engine
 
@@ -105,6 +106,8 @@ class Server:
         self._progress = 0.0
         self._bar = ProgressBar("loading the model", sys.stderr)
         self._started_at = self._loop.now()
+        self._pressure = MemoryPressure(self._loop.now)
+        self._memory_is_short = False
         self._stop_signals = 0
         self._ending: Timer | None = None
         self._status = 0
@@ -121,6 +124,7 @@ class Server:
         self._show_progress()
         self._tell_waiting()
         self._expire_requests()
+        self._watch_memory()
         self._compute.submit(lambda: self._load(self._config, self._on_progress), self._on_loaded)
         try:
             self._loop.run()
@@ -153,6 +157,17 @@ class Server:
             self._loop.call_later(min(EXPIRE_S, self._config.request_timeout / 2), self._expire_requests)
             self._sessions.expire(self._config.request_timeout)
 
+    def _watch_memory(self) -> None:
+        """Where memory is short, the caches go first; where it still is a moment later, no request is taken."""
+        self._loop.call_later(MemoryPressure.READ_S, self._watch_memory)
+        was_short = self._memory_is_short
+        self._memory_is_short = self._pressure.short()
+        if self._memory_is_short and self._scheduler is not None:
+            self._scheduler.shed_caches()
+        if self._memory_is_short != was_short:
+            log.warning("memory is %s", f"short: {self._pressure.reason}" if self._memory_is_short else "enough again")
+        self._admission.memory_short = self._memory_is_short and was_short
+
     def _on_loaded(self, result: LoadedEngine | BaseException) -> None:
         self._bar.clear()
         if self._state is State.DRAINING:
@@ -173,6 +188,8 @@ class Server:
             self._admission.spend,
             self._serving_metrics,
             IdleCores(self._loop.now),
+            shared_prefixes=self._config.shared_prefix_cache,
+            guesses=self._config.speculation,
         )
         self._questions = Questions(result, self._compute, self._preparing, self._config.max_queue)
         self._state = State.READY
@@ -262,7 +279,9 @@ class Server:
             "threads": 0,
             "threads_reason": "",
             "kv_cells_used": 0,
+            "kv_cells_kept": 0,
             "kv_cells_total": 0,
+            "host_cache_bytes": 0,
         }
 
     # -- the end -------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ class Batch:
         )
 
     def fill(self, runs: Sequence[Run], *, every_row: bool = False) -> list[int | None]:
-        """Lay out ``runs`` one after another; returns the row whose logits each run wants, ``None`` where none.
+        """Lay out ``runs`` one after another; returns the first row whose logits each run wants, ``None`` where none. A
+        run wants as many more as it has guesses.
 
         ``every_row``: all rows are to be output, as embeddings want it.
         """
@@ -48,9 +49,10 @@ class Batch:
             self._pos[row:end] = range(run.start, run.start + len(run.tokens))
             self._seq_id[row:end] = run.slot
             self._output[row:end] = every_row
+            wanted = end - 1 - run.guesses
             if run.sampler is not None:
-                self._output[end - 1] = 1
-            outputs.append(None if run.sampler is None else end - 1)
+                self._output[wanted:end] = 1
+            outputs.append(None if run.sampler is None else wanted)
             row = end
         self.native.n_tokens = row
         return outputs

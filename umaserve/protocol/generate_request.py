@@ -7,25 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, ModelInfo, Priority, Sampling
+from umaserve.messages import ChatTurn, Generate, ModelInfo, Sampling
 from umaserve.protocol.fields import Fields, bad_request, out_of_range
 from umaserve.protocol.parameters import (
     MAX_TURNS,
-    PRIORITIES,
     Limits,
     check_prompt_bytes,
+    lora,
     sampling,
     stops,
-    target_s,
     turn,
+    with_targets,
 )
 from umaserve.protocol.parameters import prompt as read_prompt
 
 MAX_MODEL_BYTES = 256
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
 ANY_MODEL = ("", "default")
+FIXED_PARAMETERS = ("grammar", "json_schema", "lora", "cache_prompt")
+"""Those that hold from a generation's start to its end."""
 PARAMETERS = frozenset(
-    ("max_tokens", "stop", "repetition_penalty", *(field.name for field in dataclasses.fields(Sampling)))
+    (
+        *("max_tokens", "stop", "repetition_penalty", *FIXED_PARAMETERS),
+        *(field.name for field in dataclasses.fields(Sampling)),
+    )
 )
 """What ``parameters`` may hold."""
 
@@ -70,6 +75,8 @@ def with_parameters(request: Generate, fields: Fields, limits: Limits) -> Genera
         max_tokens=request.max_tokens if max_tokens is None else max_tokens,
         sampling=sampling(fields, request.sampling, repeat_penalty=repeat_penalty),
         stop=request.stop if fields.values.get("stop") is None else stops(fields),
+        cache_prompt=fields.boolean("cache_prompt", request.cache_prompt),
+        lora=request.lora if fields.values.get("lora") is None else lora(fields),
     )
 
 
@@ -96,16 +103,8 @@ def _read(
     if options.echo_prompt and not isinstance(prompt, str):
         message = f"{wanted.name('echo_prompt')}: expected false where prompt is an array of messages, got true"
         raise RequestError(Fault.BAD_REQUEST, message)
-    slo = fields.object("slo") or Fields({})
-    request = Generate(
-        id=request_id,
-        prompt=prompt,
-        logprobs=_logprobs(wanted),
-        priority=fields.choice("priority", PRIORITIES, Priority.INTERACTIVE),
-        target_ttft_s=target_s(slo, "target_ttft_ms"),
-        target_tbt_s=target_s(slo, "target_tbt_ms"),
-    )
-    return request, options
+    request = Generate(id=request_id, prompt=prompt, logprobs=_logprobs(wanted))
+    return with_targets(request, fields), options
 
 
 def _check_model(fields: Fields, loaded: ModelInfo | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Generate, ModelInfo, Output, Started, Token
+from umaserve.messages import Finished, Generate, ModelInfo, Output, Started, Token, Usage
 from umaserve.protocol.openai_choices import ChatChoice, Part, TextChoice
 from umaserve.protocol.openai_errors import error_body
 from umaserve.protocol.openai_requests import Asked, chat_request, completion_request
@@ -123,12 +123,21 @@ class _OpenAIBody:
             }
         return {"id": self._new_id, "object": kind, "created": self._created, **self._head}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         """The tokens of all choices; a prompt counts once, however many choices it has."""
-        each = self._asked.choices_each
-        prompt = sum({index // each: end.usage.prompt_tokens for index, end in self._finished.items()}.values())
+        prompts: dict[int, list[Usage]] = {}
+        for index, end in self._finished.items():
+            prompts.setdefault(index // self._asked.choices_each, []).append(end.usage)
+        prompt = sum(usages[0].prompt_tokens for usages in prompts.values())
+        # What a choice had from another one beside it was computed for this answer.
+        cached = sum(min(usage.prefix_reused_tokens for usage in usages) for usages in prompts.values())
         completion = sum(end.usage.completion_tokens for end in self._finished.values())
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
 
 class ChatBody(_OpenAIBody):
@@ -162,13 +171,15 @@ class CompletionBody(_OpenAIBody):
 
 
 def _timings(end: Finished) -> dict[str, float]:
-    """llama.cpp's account of one stream, in milliseconds and tokens per second."""
-    prompt_n, predicted_n = end.usage.prompt_tokens, end.usage.completion_tokens
+    """llama.cpp's account of one stream, in milliseconds and tokens per second; ``prompt_n`` were computed for it."""
+    cache_n, predicted_n = end.usage.prefix_reused_tokens, end.usage.completion_tokens
+    prompt_n = end.usage.prompt_tokens - cache_n
     # Without a first token, all the time was the prompt's.
     first_token_s = end.timing.first_token_s if predicted_n else end.timing.total_s
     prompt_s = max(0.0, first_token_s - end.timing.started_s)
     predicted_s = max(0.0, end.timing.total_s - first_token_s)
     return {
+        "cache_n": cache_n,
         "prompt_n": prompt_n,
         "prompt_ms": prompt_s * 1000,
         "prompt_per_second": prompt_n / prompt_s if prompt_s else 0.0,

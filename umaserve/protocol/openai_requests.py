@@ -14,8 +14,10 @@ from umaserve.protocol.parameters import (
     Limits,
     check_prompt_bytes,
     json_schema,
+    lora,
     sampling,
     stops,
+    with_targets,
 )
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
@@ -156,6 +158,10 @@ def _input(value: object, path: str, limits: Limits) -> str | TokenIds:
 def _asked(fields: Fields, requests: tuple[Generate, ...], *, parallel_calls: bool = True, echo: bool = False) -> Asked:
     n = _n_choices(fields)
     stream_options = fields.object("stream_options") or Fields({})
+    cache_prompt, adapters = fields.boolean("cache_prompt", True), lora(fields)
+    requests = tuple(
+        with_targets(replace(request, cache_prompt=cache_prompt, lora=adapters), fields) for request in requests
+    )
     choices = tuple(_nth_choice(request, k) for request in requests for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))

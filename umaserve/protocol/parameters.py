@@ -1,21 +1,23 @@
-"""The fields that requests have in common, whatever the dialect: prompts, sampling, targets, and their caps."""
+"""The fields that requests have in common, whatever the dialect: prompts, sampling, adapters, targets, their caps."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Priority, Sampling
+from umaserve.messages import ChatTurn, Generate, Priority, Sampling
 from umaserve.protocol.fields import Fields, bad_request, number, out_of_range, string
 
 MAX_ID_BYTES = 256
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
+MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
+MAX_SCALE = 10.0
 MAX_TURNS = 1024
 MAX_SEED = 2**32 - 2
 MAX_SLO_MS = 3_600_000.0
@@ -99,7 +101,33 @@ def stops(fields: Fields) -> tuple[str, ...]:
     return fields.strings("stop", max_items=MAX_STOPS, max_bytes=MAX_STOP_BYTES)
 
 
-def target_s(slo: Fields, key: str) -> float | None:
+def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
+    """Adapters by name, each with its scale; ``None`` where the request leaves them to the server."""
+    adapters = fields.object("lora")
+    if adapters is None:
+        return None
+    if len(adapters.values) > MAX_ADAPTERS:
+        raise out_of_range(fields.name("lora"), f"at most {MAX_ADAPTERS} adapters", len(adapters.values))
+    pairs = []
+    for name, scale in adapters.values.items():
+        if not 1 <= (n_bytes := len(name.encode())) <= MAX_ADAPTER_BYTES:
+            raise out_of_range(fields.name("lora"), f"names of 1 to {MAX_ADAPTER_BYTES} bytes", f"{n_bytes} bytes")
+        pairs.append((name, number(scale, adapters.name(name), -MAX_SCALE, MAX_SCALE)))
+    return tuple(pairs)
+
+
+def with_targets(request: Generate, fields: Fields) -> Generate:
+    """``request`` with the class and the latency targets that ``fields`` ask for."""
+    slo = fields.object("slo") or Fields({})
+    return replace(
+        request,
+        priority=fields.choice("priority", PRIORITIES, Priority.INTERACTIVE),
+        target_ttft_s=_target_s(slo, "target_ttft_ms"),
+        target_tbt_s=_target_s(slo, "target_tbt_ms"),
+    )
+
+
+def _target_s(slo: Fields, key: str) -> float | None:
     """A latency target, given in milliseconds."""
     ms = slo.number(key, 0.0, MAX_SLO_MS, above_low=True)
     return None if ms is None else ms / 1000

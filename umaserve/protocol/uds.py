@@ -17,7 +17,6 @@ from umaserve.messages import (
     GetMetrics,
     Metrics,
     Output,
-    Priority,
     Sampling,
     Token,
 )
@@ -26,14 +25,14 @@ from umaserve.protocol.fields import Fields, bad_request, out_of_range, parse_js
 from umaserve.protocol.parameters import (
     MAX_ID_BYTES,
     MAX_TURNS,
-    PRIORITIES,
     Limits,
     check_prompt_bytes,
     dump_capped,
+    lora,
     sampling,
     stops,
-    target_s,
     turn,
+    with_targets,
 )
 from umaserve.protocol.parameters import prompt as read_prompt
 
@@ -125,6 +124,7 @@ class JsonDialect:
                     "prompt_tokens": output.usage.prompt_tokens,
                     "completion_tokens": output.usage.completion_tokens,
                     "total_tokens": output.usage.prompt_tokens + output.usage.completion_tokens,
+                    "prefix_reused_tokens": output.usage.prefix_reused_tokens,
                 }
                 reason = output.reason.value
                 return _event("eos", not stream.keep_alive, **stream.common, reason=reason, **text, usage=usage)
@@ -210,17 +210,16 @@ def _required_id(fields: Fields) -> str:
 
 
 def _generate(fields: Fields, limits: Limits) -> Generate:
-    slo = fields.object("slo") or Fields({})
-    return Generate(
+    request = Generate(
         id=_required_id(fields),
         prompt=_prompt_or_turns(fields, limits),
         max_tokens=fields.integer("max_tokens", 1, limits.max_tokens),
         sampling=sampling(fields, Sampling()),
         stop=stops(fields),
-        priority=fields.choice("priority", PRIORITIES, Priority.INTERACTIVE),
-        target_ttft_s=target_s(slo, "target_ttft_ms"),
-        target_tbt_s=target_s(slo, "target_tbt_ms"),
+        cache_prompt=fields.boolean("cache_prompt", True),
+        lora=lora(fields),
     )
+    return with_targets(request, fields)
 
 
 def _metadata(fields: Fields) -> dict[str, Any] | None:

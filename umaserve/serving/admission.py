@@ -10,9 +10,13 @@ from umaserve.serving.sessions import Origin
 
 
 class Admission:
-    """Implements ``serving.sessions.Admit``. ``available_bytes`` tells the memory that can still be had."""
+    """Implements ``serving.sessions.Admit``. ``available_bytes`` tells the memory that can still be had.
+
+    ``memory_short`` is set from outside while the box is short of it and no cache is left to be given up.
+    """
 
     def __init__(self, rates: Rates, max_queue: int, memory_reserve: int, available_bytes: Callable[[], int]) -> None:
+        self.memory_short = False
         self._rates = rates
         self._max_queue = max_queue
         self._reserve = memory_reserve
@@ -26,7 +30,7 @@ class Admission:
                 f"request: {waiting} wait for a place already, which is the most; try again later",
                 retry_after_s=1.0,
             )
-        if self._reserve and self._available() < self._reserve:
+        if self.memory_short or (self._reserve and self._available() < self._reserve):
             raise RequestError(
                 Fault.MEMORY_PRESSURE, "request: the server's memory is short; try again later", retry_after_s=5.0
             )

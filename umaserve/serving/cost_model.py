@@ -9,6 +9,9 @@ import numpy as np
 FORGETTING = 0.98
 """Weight of a tick for each later one: about the last 50 count."""
 
+MOST_NEW = 64
+"""Ticks that wait to be learned from."""
+
 MIN_TICK_S = 1e-6
 """A coarse clock may show no time at all for a tick, which would be an infinite weight."""
 
@@ -56,27 +59,38 @@ class CostModel:
         self._xx = np.zeros((4, 4))
         self._xy = np.zeros(4)
         self._cost = Cost()
-        self._stale = False
+        self._new: list[tuple[float, float, float, float, float]] = []
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
         rows = decode_rows + prefill_rows
-        seconds = max(seconds, MIN_TICK_S)
-        # Relative error counts: a long prefill must not drown what the short ticks say. Relative to the prediction: to
-        # the time itself, slow ticks would weigh less than fast ones, and a noisy box would seem faster than it is.
-        predicted = self._cost.seconds(decode_rows, prefill_rows, cached)
-        scale = min(max(predicted, seconds / 10), seconds * 10)
-        x = np.array([1.0, decode_rows, prefill_rows, rows * cached / 1000]) / scale
-        self._xx = FORGETTING * self._xx + np.outer(x, x)
-        self._xy = FORGETTING * self._xy + x * (seconds / scale)
-        self._stale = True
+        # Many at once cost hardly more than one, and a tick is not the time to find out.
+        self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
+        if len(self._new) >= MOST_NEW:
+            self._fold()
 
     @property
     def cost(self) -> Cost:
         """What the ticks so far say. Solved when asked for, since ticks without prefill ask nothing."""
-        if self._stale:
-            self._cost, self._stale = self._solved(), False
+        if self._new:
+            self._fold()
+            self._cost = self._solved()
         return self._cost
+
+    def _fold(self) -> None:
+        observed = np.array(self._new)
+        self._new.clear()
+        x, seconds = observed[:, :4], observed[:, 4]
+        cost = self._cost
+        predicted = x @ np.array((cost.fixed_s, cost.decode_row_s, cost.prefill_row_s, cost.attention_s))
+        # Relative error counts: a long prefill must not drown what the short ticks say. Relative to the prediction: to
+        # the time itself, slow ticks would weigh less than fast ones, and a noisy box would seem faster than it is.
+        scale = np.clip(predicted, seconds / 10, seconds * 10)
+        x = x / scale[:, None]
+        weights = FORGETTING ** np.arange(len(x) - 1, -1, -1)
+        weighted = x.T * weights
+        self._xx = FORGETTING ** len(x) * self._xx + weighted @ x
+        self._xy = FORGETTING ** len(x) * self._xy + weighted @ (seconds / scale)
 
     def _solved(self) -> Cost:
         ridge = _PRIOR_WEIGHT * (np.diag(self._xx) + 1e-9)

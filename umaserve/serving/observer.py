@@ -7,13 +7,16 @@ import logging
 from umaserve.errors import RequestError
 from umaserve.messages import Finished, Output, Token
 from umaserve.metrics import ServingMetrics
+from umaserve.serving.planning import Targets
 from umaserve.serving.sessions import Session
 
 log = logging.getLogger(__name__)
 
 
-def observe_delivery(metrics: ServingMetrics, session: Session, output: Output | RequestError, now: float) -> None:
-    """Count an output that was just handed to its client."""
+def observe_delivery(
+    metrics: ServingMetrics, session: Session, output: Output | RequestError, now: float, targets: Targets
+) -> None:
+    """Count an output that was just handed to its client; ``targets`` are those of requests that name none."""
     dialect = session.origin.dialect
     if isinstance(output, Token):
         if session.last_token_at is None:
@@ -24,6 +27,17 @@ def observe_delivery(metrics: ServingMetrics, session: Session, output: Output |
     elif isinstance(output, Finished | RequestError):
         end = output.reason.value if isinstance(output, Finished) else output.fault.name.lower()
         observe_end(metrics, session, end, now)
+        _observe_attained(metrics, session, targets)
+
+
+def _observe_attained(metrics: ServingMetrics, session: Session, targets: Targets) -> None:
+    request, first, last = session.request, session.first_made_at, session.last_made_at
+    if request is None or first is None or last is None:
+        return
+    metrics.ttft_attained.add(first - session.requested_at <= (request.target_ttft_s or targets.ttft_s))
+    gaps = len(session.generated) - 1
+    if gaps > 0:
+        metrics.tbt_attained.add((last - first - session.held_s) / gaps <= (request.target_tbt_s or targets.tbt_s))
 
 
 def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float) -> None:
@@ -48,6 +62,7 @@ def _log_end(session: Session, end: str, now: float) -> None:
                 "end": end,
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
+                "prefix_reused_tokens": usage.prefix_reused_tokens,
                 "queue_ms": _ms(timing.started_s),
                 "ttft_ms": None if first is None else _ms(timing.first_token_s),
                 "total_ms": _ms(timing.total_s),

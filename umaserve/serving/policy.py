@@ -2,29 +2,39 @@
 
 The rules, and why:
 
-1. Every stream that can make progress gets its token in every tick: nobody's stream freezes.
+1. Every stream that can make progress gets its token in every tick: nobody's stream freezes. Only where the interactive
+   ones leave no time do the background ones take turns, at least one of them in each tick.
 2. Prefill takes what is left of the tick's *time*: as many prompt tokens as keep the tightest time-between-tokens
    target among the running streams, by the cost model. At least ``PREFILL_FLOOR`` all the same, so that a target that
-   can't be kept does not stop prompts for ever.
-3. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
+   is barely kept does not stop prompts for ever.
+3. Where decoding alone breaks that target, it is lost, and the deadlines for first tokens decide: prefill gets the
+   share of the time that they need, from ``LEAST_SHARE`` to ``MOST_SHARE``.
+4. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
    a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.)
-4. Prompts go by class, then by deadline. A background prompt that has waited ``AGING_S`` counts as interactive, and no
-   deadline is later than ``AGING_S`` after arrival: whoever waits longer than that is overtaken by no newcomer.
-5. A prompt starts when a slot is free and the cells for its whole answer are: nobody who runs is failed for want of KV
+5. Prompts go by class, then by deadline; those that have missed theirs go behind those that can still keep it, or a
+   box with too much to do would serve everybody late. No deadline is later than ``AGING_S`` after arrival, and who has
+   waited that long, of whatever class, is overtaken by no newcomer.
+6. A prompt starts when a slot is free and the cells for its whole answer are: nobody who runs is failed for want of KV
    later. The first that does not fit holds back those behind it, or a long prompt would wait for ever.
-6. A stream that is held (paused, or its reader behind or gone) keeps its slot and cells until a prompt can't start for
-   want of them. Then those held longest give way, and are computed again when they go on.
+7. A stream that is held (paused, or its reader behind or gone) keeps its slot and cells until a prompt can't start for
+   want of them. Then those held longest give way and, for an interactive prompt, the background ones that came last,
+   unless they have aged. They go on later where they were.
+8. Guesses at a stream's next tokens are verified with it when no prompt wants the time, as many as bring more tokens a
+   second than they cost, by the share of this stream's guesses that proved right.
+9. Runs with different LoRA adapters can't share a decode: each set of adapters has its tick in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from umaserve.messages import Priority
-from umaserve.serving.cost_model import Cost
+from umaserve.serving.cost_model import MIN_TICK_S, Cost
+from umaserve.serving.ticks import Adapters
 
-PREFILL_FLOOR = 8
+PREFILL_FLOOR = 2
+LEAST_SHARE, MOST_SHARE = 0.2, 0.6
 IDLE_TICK_S = 0.2
 AGING_S = 30.0
 HEADROOM = 0.9
@@ -37,6 +47,18 @@ class Stream:
 
     id: int
     target_tbt_s: float
+    priority: Priority = Priority.INTERACTIVE
+    arrived_at: float = 0.0
+    cells: int = 0
+    """KV cells promised to it."""
+    last_token_at: float = 0.0
+    guesses: int = 0
+    """How many of its next tokens can be guessed."""
+    acceptance: float = 0.0
+    """The share of guesses that proves right."""
+    drafts: bool = False
+    """Whether the guesses are still to be made, by the draft model."""
+    adapters: Adapters = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +74,7 @@ class Prompt:
     """Whether it has its slot and its cells already."""
     cells: int
     """KV cells that prompt and answer need at most."""
+    adapters: Adapters = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,60 +100,187 @@ class Snapshot:
     cost: Cost
     held: Sequence[Held] = ()
     """The one held longest first."""
+    last_adapters: Adapters = ()
+    """Those of the tick before."""
+    drafting_s: float = 0.0
+    """What a guess by the draft model takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ids of the streams to decode, of the prompts to prefill with their number of tokens, and of the held ones that
-    lose their place first."""
+    """Ids of the streams to decode, each with its number of guesses, of the prompts to prefill with their number of
+    tokens, and of those that lose their place first."""
 
-    decode: tuple[int, ...]
-    prefill: tuple[tuple[int, int], ...]
+    decode: tuple[tuple[int, int], ...]
+    prefill: tuple[tuple[int, int], ...] = ()
     evict: tuple[int, ...] = ()
+    adapters: Adapters = ()
+    throttled: bool = False
+    """Whether there was more to prefill than the tick's time allowed."""
 
 
 def plan(snapshot: Snapshot) -> Plan:
     """The next tick; empty when nothing can be done."""
-    decode = tuple(stream.id for stream in snapshot.streams[: snapshot.batch_tokens])
+    sets = _in_turn(snapshot)
+    for adapters in sets:
+        the_plan = _plan(snapshot, adapters, len(sets))
+        if the_plan.decode or the_plan.prefill:
+            return the_plan
+    return Plan(())
+
+
+def _in_turn(snapshot: Snapshot) -> list[Adapters]:
+    """The sets of adapters that have work, the one after the last tick's first."""
+    sets = list(dict.fromkeys([*(s.adapters for s in snapshot.streams), *(p.adapters for p in snapshot.prompts)]))
+    if snapshot.last_adapters in sets:
+        after = sets.index(snapshot.last_adapters) + 1
+        sets = sets[after:] + sets[:after]
+    return sets
+
+
+def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
+    streams = [stream for stream in snapshot.streams if stream.adapters == adapters]
+    prompts = [prompt for prompt in snapshot.prompts if prompt.adapters == adapters]
+    urgent = [stream for stream in streams if stream.priority is Priority.INTERACTIVE] or streams
+    # Each set of adapters has only its part of the time between two tokens.
+    target = min((stream.target_tbt_s for stream in urgent), default=IDLE_TICK_S) / n_sets
+    if len(urgent) < len(streams):
+        streams = _with_background(snapshot, urgent, streams, HEADROOM * target)
+    streams = streams[: snapshot.batch_tokens]
     if not snapshot.prompts:
-        return Plan(decode, ())
-    rows = _prefill_rows(snapshot, len(decode))
-    free_slots, free_cells = snapshot.free_slots, snapshot.free_cells
-    held = list(snapshot.held)
+        return Plan(_guessing(snapshot, streams, target), adapters=adapters)
+    rows = most = _prefill_rows(snapshot, prompts, len(streams), target)
+    room = _Room(snapshot)
     prefill: list[tuple[int, int]] = []
-    evict: list[int] = []
-    for prompt in sorted(snapshot.prompts, key=lambda p: _urgency(p, snapshot.now)):
-        if rows == 0:
-            break
+    waiting = 0
+    for prompt in sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now)):
+        if prompt.id in room.evicted:
+            continue
+        if prompt.adapters != adapters:
+            room.leave(prompt)
+        elif rows == 0:
+            waiting += 1
+        elif prompt.started or room.make(prompt):
+            tokens = min(prompt.remaining, rows)
+            waiting += tokens < prompt.remaining
+            prefill.append((prompt.id, tokens))
+            rows -= tokens
+    streams = [stream for stream in streams if stream.id not in room.evicted]
+    decode = tuple((stream.id, 0) for stream in streams) if prefill else _guessing(snapshot, streams, target)
+    throttled = bool(waiting) and most < snapshot.batch_tokens - len(streams)
+    return Plan(decode, tuple(prefill), tuple(room.evicted), adapters, throttled)
+
+
+class _Room:
+    """Slots and cells for prompts that start, and who gives way for them."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.evicted: dict[int, None] = {}
+        self._slots, self._cells = snapshot.free_slots, snapshot.free_cells
+        self._held: list[Held] = list(snapshot.held)
+        running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
+        young = (one for one in running if _is_background(one, snapshot.now))
+        self._background = [Held(one.id, one.cells) for one in sorted(young, key=lambda one: -one.arrived_at)]
+        self._full = False
+
+    def leave(self, prompt: Prompt) -> None:
+        """Set aside what ``prompt``, of other adapters, needs to start in its own tick: those behind don't overtake."""
         if not prompt.started:
-            if free_slots + len(held) == 0 or prompt.cells > free_cells + sum(one.cells for one in held):
-                # Those that have started keep their turn; nobody new overtakes.
-                free_slots = 0
-                held.clear()
-                continue
-            while free_slots == 0 or prompt.cells > free_cells:
-                victim = held.pop(0)
-                evict.append(victim.id)
-                free_slots += 1
-                free_cells += victim.cells
-            free_slots -= 1
-            free_cells -= prompt.cells
-        tokens = min(prompt.remaining, rows)
-        prefill.append((prompt.id, tokens))
-        rows -= tokens
-    return Plan(decode, tuple(prefill), tuple(evict))
+            self._slots -= 1
+            self._cells -= prompt.cells
+
+    def make(self, prompt: Prompt) -> bool:
+        """Take a slot and cells for ``prompt``; whether there are."""
+        if self._full:
+            return False
+        victims = list(self._held)
+        if prompt.priority is Priority.INTERACTIVE:
+            victims += self._background
+        if self._slots + len(victims) <= 0 or prompt.cells > self._cells + sum(one.cells for one in victims):
+            self._full = True
+            return False
+        while self._slots <= 0 or prompt.cells > self._cells:
+            victim = victims.pop(0)
+            (self._held if victim in self._held else self._background).remove(victim)
+            self.evicted[victim.id] = None
+            self._slots += 1
+            self._cells += victim.cells
+        self._slots -= 1
+        self._cells -= prompt.cells
+        return True
 
 
-def _prefill_rows(snapshot: Snapshot, decode_rows: int) -> int:
-    if decode_rows:
-        budget = HEADROOM * min(stream.target_tbt_s for stream in snapshot.streams)
-    else:
-        budget = IDLE_TICK_S
-    rows = snapshot.cost.prefill_rows_within(budget, decode_rows, snapshot.cached)
+def _is_background(one: Stream | Prompt, now: float) -> bool:
+    return one.priority is Priority.BACKGROUND and now - one.arrived_at < AGING_S
+
+
+def _with_background(
+    snapshot: Snapshot, urgent: Sequence[Stream], streams: Iterable[Stream], budget: float
+) -> list[Stream]:
+    """The urgent streams, and as many of the others as leave the budget kept, those that have waited longest first."""
+    cost = snapshot.cost
+    others = sorted(
+        (stream for stream in streams if stream.priority is not Priority.INTERACTIVE),
+        key=lambda stream: stream.last_token_at,
+    )
+    fitting = 1
+    while fitting < len(others) and cost.seconds(len(urgent) + fitting + 1, 0, snapshot.cached) <= budget:
+        fitting += 1
+    return [*urgent, *others[:fitting]]
+
+
+def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: int, target: float) -> int:
+    cost, cached = snapshot.cost, snapshot.cached
+    seconds = HEADROOM * target if decode_rows else IDLE_TICK_S
+    decode_s = cost.seconds(decode_rows, 0, cached)
+    if decode_rows and decode_s > target:
+        share = _needed_share(snapshot, prompts)
+        # Where decoding takes nearly IDLE_TICK_S or more by itself, prefill still has its least share.
+        seconds = min(decode_s / (1 - share), max(decode_s / (1 - LEAST_SHARE), IDLE_TICK_S))
+    rows = cost.prefill_rows_within(seconds, decode_rows, cached)
     return min(max(rows, PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
 
 
-def _urgency(prompt: Prompt, now: float) -> tuple[int, float, int]:
-    aged = now - prompt.arrived_at >= AGING_S
-    class_ = Priority.INTERACTIVE if aged else prompt.priority
-    return class_, prompt.arrived_at + min(prompt.target_ttft_s, AGING_S), prompt.id
+def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
+    """The share of the time from now on that prefill needs for every prompt to keep its deadline."""
+    row_s = snapshot.cost.prefill_row_s + snapshot.cost.attention_s * snapshot.cached / 1000
+    needed = done_after = 0.0
+    for prompt in sorted(prompts, key=lambda one: _urgency(one, snapshot.now)):
+        done_after += row_s * prompt.remaining
+        left = prompt.arrived_at + prompt.target_ttft_s - snapshot.now
+        needed = max(needed, done_after / left if left > 0 else 1.0)
+    return min(max(needed, LEAST_SHARE), MOST_SHARE)
+
+
+def _guessing(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
+    """Each stream with the number of guesses that pay: one that proves right with probability p brings p tokens for the
+    time of a row, in which all streams together would have made their share of a tick's tokens."""
+    if not any(stream.guesses for stream in streams):
+        return tuple((stream.id, 0) for stream in streams)
+    cost = snapshot.cost
+    row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
+    tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
+    left_s = HEADROOM * target - tick_s
+    left_rows = snapshot.batch_tokens - len(streams)
+    guessing = []
+    for stream in streams:
+        each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
+        most = min(stream.guesses, left_rows, max(0, int(left_s / each_s)))
+        guesses, probability = 0, stream.acceptance
+        # Alone, a first guess is tried at even odds: nothing else would show what a row costs.
+        while guesses < most and (
+            probability * tick_s > len(streams) * each_s or (guesses == 0 and len(streams) == 1 and probability >= 0.5)
+        ):
+            guesses += 1
+            probability *= stream.acceptance
+        left_rows -= guesses
+        left_s -= guesses * each_s
+        guessing.append((stream.id, guesses))
+    return tuple(guessing)
+
+
+def _urgency(prompt: Prompt, now: float) -> tuple[int, bool, float, int]:
+    class_ = Priority.BACKGROUND if _is_background(prompt, now) else Priority.INTERACTIVE
+    deadline = prompt.arrived_at + min(prompt.target_ttft_s, AGING_S)
+    missed = deadline < now < prompt.arrived_at + AGING_S
+    return class_, missed, deadline, prompt.id

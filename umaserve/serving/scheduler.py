@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    FinishReason,
-    Logprobs,
-    Modify,
-    Started,
-    Steered,
-    Steering,
-    Token,
-    Waiting,
-)
+from umaserve.messages import FinishReason, Logprobs, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.cost_model import Cost
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import observe_delivery
-from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
+from umaserve.serving.planning import Planning, Targets, Work
 from umaserve.serving.preparing import Preparing
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
-from umaserve.serving.slots import Slots
-from umaserve.serving.ticks import Engine, Outcome, Run, Tick, TickResult, Worker
+from umaserve.serving.steering import Changes
+from umaserve.serving.ticks import Engine, Outcome, Run, TickResult, Worker
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-CHANGED_PER_TICK = 8
-"""Sessions whose modifications are applied before one tick: each makes a sampler anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Latency targets of requests that name none; seconds."""
-
-    ttft_s: float
-    tbt_s: float
 
 
 class Scheduler:
@@ -58,20 +37,28 @@ class Scheduler:
         spent: Callable[[Origin, int, float], None] | None = None,
         metrics: ServingMetrics | None = None,
         idle_cores: Callable[[], float | None] = lambda: None,
+        *,
+        shared_prefixes: bool = False,
+        guesses: bool = True,
     ) -> None:
-        """``spent`` is told of each token that its client was given: whose, how many, when."""
+        """``spent`` is told of each token that its client was given: whose, how many, when. ``shared_prefixes``: all
+        may reuse what was computed for others; ``guesses``: whether what a text repeats is guessed."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
         self._engine = engine
         self._compute = compute
-        self._preparing = Preparing(sessions, engine, preparing, content_filter)
         self._targets = targets
         self._now = clock
+        # A wrong guess has to be taken back, which is cutting a sequence short.
+        guesses = guesses and engine.capacity.kept_cells > 0
+        self._preparing = Preparing(sessions, engine, preparing, content_filter, guesses=guesses)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), idle_cores)
-        self._slots = Slots(engine.capacity)
-        self._in_flight: list[Session] | None = None
-        """The sessions of the tick being computed, in the order of its runs."""
+        self._planning = Planning(
+            sessions, engine.capacity, targets, clock, self._started, shared_prefixes=shared_prefixes
+        )
+        self._changes = Changes(sessions, engine, self._planning)
+        self._in_flight = False
 
     # -- one turn of the loop ------------------------------------------------------------------------------------
 
@@ -82,14 +69,14 @@ class Scheduler:
             self._sessions.put(session, Started())
         self._preparing.add(arrived)
         self._preparing.next()
-        if self._in_flight is None:
+        if not self._in_flight:
             self._submit()
 
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
         for session, output in self._sessions.deliver():
             now = self._now()
-            observe_delivery(self.metrics, session, output, now)
+            observe_delivery(self.metrics, session, output, now, self._targets)
             if self._spent is not None and isinstance(output, Token):
                 self._spent(session.origin, 1, now)
 
@@ -114,192 +101,107 @@ class Scheduler:
         for session in list(self._sessions.running()):
             self._sessions.fail(session, _shutting_down())
 
-    # -- a tick: snapshot, plan, submit --------------------------------------------------------------------------
+    def shed_caches(self) -> None:
+        """The box's memory is short: drop what is kept for later prompts."""
+        self._planning.slots.forget_kept()
+
+    # -- a tick: plan, submit ------------------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        self._take_back_slots()
-        self._apply_changes()
-        snapshot = self._snapshot()
-        the_plan = plan(snapshot)
-        for id_ in the_plan.evict:
-            self._evict(self._sessions.get(id_))
-        tick, sessions = self._tick(the_plan)
-        if not tick.runs and not tick.release:
+        self._changes.apply()
+        work = self._planning.next(lambda: self._governor.cost, self._governor.threads)
+        tick = work.tick
+        if not tick.runs and not tick.moves:
             return
-        decode_rows = len(the_plan.decode)
-        prefill_rows = sum(tokens for _, tokens in the_plan.prefill)
-        cached = snapshot.cached
+        self._in_flight = True
+        self._compute.submit(lambda: self._engine.run(tick), lambda result: self._finished(work, result))
 
-        def finished(result: TickResult | BaseException) -> None:
-            self._in_flight = None
-            if isinstance(result, BaseException):
-                log.error("a tick failed: requests %s", _ids(sessions), exc_info=result)
-                result = TickResult(Outcome.FAILED, (), 0.0)
-            try:
-                self._accept(tick, sessions, result)
-            except Exception:
-                log.exception("a tick's result could not be taken: requests %s", _ids(sessions))
-                self._fail_all(sessions)
-            self.pump()
-            # Learned after the next tick was submitted, which can do without what this one shows.
-            if tick.runs and result.outcome is Outcome.DONE:
-                now = self._now()
-                self._governor.observe(tick.threads, decode_rows, prefill_rows, cached, result.seconds, now)
-                self.metrics.observe_tick(result.seconds)
-                self.metrics.last_batch_size = decode_rows + prefill_rows
-
-        self._in_flight = sessions
-        self._compute.submit(lambda: self._engine.run(tick), finished)
-
-    def _take_back_slots(self) -> None:
-        for session in [s for s in self._slots.holders if not s.running]:
-            self._slots.give_up(session)
-
-    def _evict(self, session: Session) -> None:
-        self._slots.give_up(session)
-        self._sessions.evicted(session)
-
-    def _apply_changes(self) -> None:
-        """Modify requests, which no tick is computing now, and acknowledge what already holds."""
-        for session, commands in self._sessions.take_changes(CHANGED_PER_TICK):
-            try:
-                self._apply(session, commands)
-            except Exception:
-                # Nobody knows what of it has changed.
-                log.exception("request %s: modifying it failed", session.request_id)
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
-
-    def _apply(self, session: Session, commands: list[Steering]) -> None:
-        """Each modification says all that is changed so far: the last one is enough."""
-        modifications = [command for command in commands if isinstance(command, Modify)]
-        refusal = self._modify(session, modifications[-1]) if modifications else None
-        for command in commands:
-            self._sessions.put(session, Steered(command, refusal if isinstance(command, Modify) else None))
-        self._settle(session)
-
-    def _modify(self, session: Session, command: Modify) -> str | None:
-        """Why it was refused, if it was."""
-        request, prepared, wanted = session.request, session.prepared, command.request
-        assert request is not None
-        assert prepared is not None
-        try:
-            session.prepared = self._engine.change(prepared, wanted, session.generated)
-        except RequestError as error:
-            return error.message
-        # Its id and its class are what they were.
-        session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
-        return None
-
-    def _settle(self, session: Session) -> None:
-        """An answer may be long enough now, or need more cells than are free: then it waits in the queue for them."""
-        assert session.prepared is not None
-        if len(session.generated) >= session.prepared.max_tokens:
-            self._sessions.finish(session, FinishReason.LENGTH)
-        elif session.slot is not None and not self._slots.promise(session, _cells(session)):
-            self._evict(session)
-
-    def _snapshot(self) -> Snapshot:
-        streams, prompts = [], []
-        for session in self._sessions.running():
-            request = session.request
-            if session.prepared is None or request is None or session.holds:
-                continue
-            if session.state is State.DECODE:
-                streams.append(Stream(session.id, request.target_tbt_s or self._targets.tbt_s))
-            elif session.state is State.PREFILL:
-                prompts.append(
-                    Prompt(
-                        id=session.id,
-                        remaining=_length(session) - session.computed,
-                        arrived_at=session.requested_at,
-                        target_ttft_s=request.target_ttft_s or self._targets.ttft_s,
-                        priority=request.priority,
-                        started=session.slot is not None,
-                        cells=_cells(session),
-                    )
-                )
-        capacity = self._engine.capacity
-        return Snapshot(
-            now=self._now(),
-            streams=streams,
-            prompts=prompts,
-            free_slots=self._slots.free,
-            free_cells=self._slots.free_cells,
-            cached=self._slots.used_cells,
-            batch_tokens=capacity.batch_tokens,
-            # Only prefill is planned by cost, and solving for it takes longer than all the rest of the plan.
-            cost=self._governor.cost if prompts else Cost(),
-            held=[Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None] if prompts else (),
-        )
-
-    def _tick(self, the_plan: Plan) -> tuple[Tick, list[Session]]:
-        sessions, runs = [], []
-        for id_ in the_plan.decode:
-            session = self._sessions.get(id_)
-            prepared = session.prepared
-            assert prepared is not None
-            assert session.slot is not None
-            sessions.append(session)
-            runs.append(
-                Run(session.slot, session.computed, session.generated[-1:], prepared.sampler, prepared.logprobs)
-            )
-        for id_, n_tokens in the_plan.prefill:
-            session = self._sessions.get(id_)
-            prepared = session.prepared
-            assert prepared is not None
-            slot = self._start(session) if session.slot is None else session.slot
-            end = session.computed + n_tokens
-            last = end == _length(session)
-            # One that lost its place computes also what it had generated.
-            whole = [*prepared.tokens, *session.generated] if session.generated else prepared.tokens
-            tokens = whole[session.computed : end]
-            sessions.append(session)
-            runs.append(Run(slot, session.computed, tokens, prepared.sampler if last else None, prepared.logprobs))
-        return Tick(self._slots.take_ended(), runs, self._governor.threads), sessions
-
-    def _start(self, session: Session) -> int:
+    def _started(self, session: Session) -> None:
         if session.started_at is None:
             session.started_at = self._now()
+            session.reused = session.computed
+            self.metrics.prefix_reused_tokens += session.reused
             self.metrics.observe_start(session.origin.dialect, session.started_at - session.requested_at)
-        return self._slots.take(session, _cells(session))
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 
-    def _accept(self, tick: Tick, sessions: list[Session], result: TickResult) -> None:
+    def _finished(self, work: Work, result: TickResult | BaseException) -> None:
+        self._in_flight = False
+        if isinstance(result, BaseException):
+            log.error("a tick failed: requests %s", _ids(work.sessions), exc_info=result)
+            result = TickResult(Outcome.FAILED, (), 0.0)
+        try:
+            self._accept(work, result)
+        except Exception:
+            log.exception("a tick's result could not be taken: requests %s", _ids(work.sessions))
+            self._fail_all(work.sessions)
+        self.pump()
+        # Learned after the next tick was submitted, which can do without what this one shows.
+        if work.tick.runs and result.outcome is Outcome.DONE:
+            rows = work.decode_rows, work.prefill_rows
+            self._governor.observe(work.tick.threads, *rows, work.cached, result.seconds, self._now())
+            over = work.budget_s is not None and result.seconds > work.budget_s
+            self.metrics.observe_tick(result.seconds, sum(rows), over_budget=over, throttled=work.throttled)
+
+    def _accept(self, work: Work, result: TickResult) -> None:
         match result.outcome:
             case Outcome.NO_CELLS:
                 # Admission promised these cells, so this is rare (a cache that wants consecutive ones, say). The
                 # youngest gives way to the others, who lose nothing but this tick.
-                youngest = max(sessions, key=lambda session: session.requested_at)
+                youngest = max(work.sessions, key=lambda session: session.requested_at)
                 if youngest.running:
                     error = RequestError(Fault.MEMORY_PRESSURE, "request: the KV cache is full; try again later")
                     self._sessions.fail(youngest, error)
+            case Outcome.CACHE_LOST:
+                self._planning.start_anew(work)
             case Outcome.FAILED:
-                self._fail_all(sessions)
+                self._fail_all(work.sessions)
             case Outcome.DONE:
                 now = self._now()
-                for index, (session, run) in enumerate(zip(sessions, tick.runs, strict=True)):
-                    token, logprobs = result.tokens[index], result.logprobs.get(index)
+                for index, (session, run) in enumerate(zip(work.sessions, work.tick.runs, strict=True)):
                     try:
-                        self._advance(session, run, token, logprobs, now)
+                        self._advance(session, run, result.tokens[index], result.logprobs.get(index), now)
                     except RequestError as error:
                         self._sessions.fail(session, error)
+                for draft, guesses in zip(work.tick.drafts, result.drafted, strict=True):
+                    right = len(result.tokens[draft.run]) - 1
+                    self._count_guesses(work.sessions[draft.run], guesses, right, drafted=True)
+                self._planning.drafted(sum(result.drafted), result.drafting_s)
 
     def _fail_all(self, sessions: list[Session]) -> None:
         for session in sessions:
+            session.computed = 0  # Nobody knows what is left of it: nothing of it is reused.
             if session.running:
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode: llama.cpp failed"))
 
-    def _advance(self, session: Session, run: Run, token: int | None, logprobs: Logprobs | None, now: float) -> None:
+    def _advance(
+        self, session: Session, run: Run, tokens: Sequence[int], logprobs: Sequence[Logprobs] | None, now: float
+    ) -> None:
         if session.state is State.PREFILL:
             if session.generated:
                 self.metrics.recomputed_tokens += len(run.tokens)
             else:
                 self.metrics.prompt_tokens += len(run.tokens)
-        session.computed += len(run.tokens)
-        if token is None or not session.running:
-            return
+        # Of what was guessed it holds what was right, which all sampled tokens but the last one repeat.
+        session.computed += len(run.tokens) - run.guesses + max(0, len(tokens) - 1)
+        if tokens and (run.guesses or session.guesses):
+            self._count_guesses(session, run.guesses, len(tokens) - 1, drafted=False)
+        for index, token in enumerate(tokens):
+            if session.running:
+                self._take(session, token, None if logprobs is None else logprobs[index], now)
+
+    def _count_guesses(self, session: Session, guesses: int, right: int, *, drafted: bool) -> None:
+        self.metrics.guesses += guesses
+        self.metrics.guesses_right += right
+        if drafted:
+            session.drafting.observe(guesses, right)
+        elif session.repetition is not None:
+            session.repetition.acceptance.observe(guesses, right)
+
+    def _take(self, session: Session, token: int, logprobs: Logprobs | None, now: float) -> None:
+        """One sampled token."""
         if session.state is State.PREFILL:
+            self._planning.prompt_done(session)
             self._sessions.prompt_done(session)
         prepared, text = session.prepared, session.text
         assert prepared is not None
@@ -309,6 +211,8 @@ class Scheduler:
             return
         self.metrics.tokens_generated += 1
         session.generated.append(token)
+        if session.repetition is not None:
+            session.repetition.append(token)
         released, ended = text.push(token)
         if ended is None and len(session.generated) >= prepared.max_tokens:
             ended = FinishReason.LENGTH
@@ -329,13 +233,13 @@ class Scheduler:
     @property
     def eager(self) -> bool:
         """Whether there is work for the next turn, whatever happens meanwhile."""
-        return self._in_flight is None and self._sessions.changing
+        return not self._in_flight and self._sessions.changing
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing is left to be delivered or cleared."""
-        running = any(True for _ in self._sessions.running())
-        return self._in_flight is None and not self._slots.holders and not running and not self._sessions.undelivered
+        running = any(True for _ in self._sessions.running()) or bool(self._planning.slots.holders)
+        return not (self._in_flight or running or self._sessions.undelivered)
 
     def snapshot(self) -> dict[str, int | float | str]:
         """The scheduler's part of the metrics."""
@@ -347,24 +251,15 @@ class Scheduler:
             **self.metrics.snapshot(),
             "threads": self._governor.threads,
             "threads_reason": self._governor.reason,
-            "kv_cells_used": self._slots.used_cells,
+            "kv_cells_used": self._planning.slots.used_cells,
+            "kv_cells_kept": self._planning.slots.kept_cells,
             "kv_cells_total": self._engine.capacity.cells,
+            "host_cache_bytes": self._planning.slots.host_bytes,
         }
 
 
 def _ids(sessions: list[Session]) -> str:
     return ", ".join(session.request_id for session in sessions)
-
-
-def _cells(session: Session) -> int:
-    assert session.prepared is not None
-    return len(session.prepared.tokens) + session.prepared.max_tokens
-
-
-def _length(session: Session) -> int:
-    """Tokens that have to be computed before the next one can be sampled."""
-    assert session.prepared is not None
-    return len(session.prepared.tokens) + len(session.generated)
 
 
 def _class_and_age(session: Session) -> tuple[int, int]:

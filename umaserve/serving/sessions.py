@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from umaserve.errors import Fault, RequestError
@@ -28,6 +28,7 @@ from umaserve.messages import (
 )
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.rates import Limits
+from umaserve.serving.speculation import Acceptance, Repetition
 from umaserve.serving.ticks import Prepared
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,20 @@ class Session:
     """KV cells promised to it while it has a slot."""
     computed: int = 0
     """Tokens of this sequence in the KV cache."""
+    reused: int = 0
+    """Tokens of its prompt that had been computed for another when it started."""
+    reusable: int = 0
+    """Those that had been when that was last looked at."""
+    follows: int | None = None
+    """The session whose prompt begins like its own and is being computed, by its id, when that was last looked at."""
+    looked_at: int = -1
+    """The version of what can be reused at that time."""
+    repetition: Repetition | None = None
+    """Its text, to guess from; ``None``: guess nothing."""
+    guesses: Sequence[int] = ()
+    """Its next tokens, as far as they are guessed."""
+    drafting: Acceptance = field(default_factory=Acceptance)
+    """Of the draft model's guesses."""
     generated: list[int] = field(default_factory=list)
     holds: set[Hold] = field(default_factory=set)
     held_at: float = 0.0
@@ -163,7 +178,7 @@ class Session:
     @property
     def usage(self) -> Usage:
         prompt = 0 if self.prepared is None else len(self.prepared.tokens)
-        return Usage(prompt, len(self.generated))
+        return Usage(prompt, len(self.generated), self.reused)
 
     def timing(self, now: float) -> Timing:
         started = now if self.started_at is None else self.started_at

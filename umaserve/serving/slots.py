@@ -1,23 +1,66 @@
-"""The engine's slots and KV cells: who holds which, and what is promised to whom."""
+"""The engine's sequences and KV cells: who holds which, what is promised to whom, what is kept for later prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
+from umaserve.serving.host_cache import HostCache
+from umaserve.serving.prefix_cache import Match, PrefixCache
 from umaserve.serving.sessions import Session
-from umaserve.serving.ticks import Capacity
+from umaserve.serving.ticks import Capacity, Copy, Load, Move, Release, Save, Shed
+
+MIN_REUSED = 4
+"""Fewer tokens than these are computed as fast as their reuse is arranged for."""
+
+
+class Room(NamedTuple):
+    """What a session needs: cells for prompt and answer, the tokens to compute first, and whose they are."""
+
+    cells: int
+    tokens: Sequence[int]
+    owner: str
+
+
+class _Source(NamedTuple):
+    """Where the beginning of a prompt is computed already: in a slot, or saved under a key."""
+
+    slot: int | None = None
+    saved: int | None = None
+    length: int = 0
+    cells: int = 0
+    """Those that it takes to bring back what is saved, wanted or not."""
 
 
 class Slots:
-    """Sequence ids of the engine with the cells promised to their sessions; the only writer of both."""
+    """Sequences of the engine with the cells promised to their sessions; the only writer of both.
+
+    A sequence whose session has ended is kept as it is, for prompts that begin alike, until its cells or its place are
+    wanted: the one used longest ago goes first, to host memory where there is some. What is kept counts in full beside
+    what is promised, also where the two share cells, so that promises always hold.
+    """
 
     def __init__(self, capacity: Capacity) -> None:
         self._cells = capacity.cells
-        self._free = list(reversed(range(capacity.slots)))
-        self._ended: list[int] = []
+        self._most = capacity.slots
+        self._most_kept = capacity.kept_cells
+        self._free = list(reversed(range(max(capacity.sequences, capacity.slots))))
+        self._moves: list[Move] = []
+        """For the next tick, in order, before its own work."""
         self._holders: dict[int, Session] = {}
         """By session id, also when the session has ended and its slot is still to be taken back."""
+        self._owners: dict[int, str] = {}
+        """Of the holders' slots."""
+        self._kept: dict[int, int] = {}
+        """Slots of ended sessions with the number of their tokens, the one used longest ago first."""
+        self._prefixes = PrefixCache()
+        self._coming = PrefixCache()
+        """By session id, of those whose prompts are being computed."""
+        self._host = HostCache(capacity.host_bytes, capacity.saved_bytes) if capacity.host_bytes else None
         self._promised = 0
+        self._kept_cells = 0
+        self.version = 0
+        """Grows with every change of what can be reused."""
 
     @property
     def holders(self) -> Collection[Session]:
@@ -25,44 +68,174 @@ class Slots:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        """Sessions that may still begin; what is kept makes way for them."""
+        return self._most - len(self._holders)
 
     @property
     def free_cells(self) -> int:
+        """Cells that are promised to nobody; kept ones make way."""
         return self._cells - self._promised
 
     @property
     def used_cells(self) -> int:
-        """Cells that hold tokens, whatever is promised."""
+        """Cells that hold tokens of sessions, whatever is promised."""
         return sum(session.computed for session in self._holders.values())
 
-    def take(self, session: Session, cells: int) -> int:
-        """Give ``session`` a slot, which must be free."""
-        slot = session.slot = self._free.pop()
-        session.cells = cells
+    @property
+    def kept_cells(self) -> int:
+        """Cells that are kept for later prompts."""
+        return self._kept_cells
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that holds sequences."""
+        return 0 if self._host is None else self._host.used_bytes
+
+    def reusable(self, owner: str, tokens: Sequence[int]) -> int:
+        """How many of the first ``tokens`` need not be computed again. The last one always is: it gives the logits."""
+        return self._source(owner, tokens).length
+
+    def coming(self, owner: str, tokens: Sequence[int]) -> Match | None:
+        """The session, by its id, that computes the most of the first ``tokens`` just now."""
+        return self._coming.match(owner, tokens[:-1])
+
+    def take(self, session: Session, room: Room) -> int:
+        """Give ``session`` a slot, of which there must be a free one; ``session.computed`` is what it can reuse."""
+        source = self._source(room.owner, room.tokens)
+        self._make_way(max(room.cells, source.cells), spare=source.slot)
+        scarce = not self._fits(room.cells) or not (self._free or self._kept.keys() - {source.slot})
+        if source.slot in self._kept and (self._kept[source.slot] == source.length or scarce):
+            slot, length = self._take_over(source.slot, source.length), source.length
+        else:
+            slot = self._free.pop() if self._free else self._drop_oldest(spare=source.slot)
+            length = self._begin(slot, source)
         self._holders[session.id] = session
-        self._promised += cells
+        self._owners[slot] = room.owner
+        session.slot, session.cells, session.computed = slot, room.cells, length
+        self._promised += room.cells
+        if self._most_kept:
+            self._coming.put(session.id, room.owner, room.tokens)
+            self.version += 1
         return slot
 
     def promise(self, session: Session, cells: int) -> bool:
         """Promise another number of cells; whether there are as many."""
-        if cells - session.cells > self.free_cells:
+        more = cells - session.cells
+        if more > self.free_cells:
             return False
-        self._promised += cells - session.cells
+        self._make_way(more, spare=None)
+        self._promised += more
         session.cells = cells
         return True
 
-    def give_up(self, session: Session) -> None:
-        """The slot is free again, once the next tick has cleared it before its own work."""
-        if session.slot is None:
+    def share(self, session: Session, tokens: Sequence[int]) -> None:
+        """``session`` has computed ``tokens``: others may begin with them."""
+        if self._most_kept and session.slot is not None:
+            self._coming.remove(session.id)
+            self._prefixes.put(session.slot, self._owners[session.slot], tokens)
+            self.version += 1
+
+    def give_up(self, session: Session, tokens: Sequence[int], *, keep: bool) -> None:
+        """The session is done with its slot, in which ``tokens`` are computed; nobody knows what is, where none are."""
+        slot = session.slot
+        if slot is None:
             raise RuntimeError(f"session {session.id} has no slot")
+        self._coming.remove(session.id)
+        self.version += 1
+        owner = self._owners.pop(slot)
         del self._holders[session.id]
-        self._ended.append(session.slot)
-        self._free.append(session.slot)
         self._promised -= session.cells
         session.cells = 0
+        session.slot = None
+        if not keep or len(tokens) < MIN_REUSED or not self._most_kept:
+            self._release(slot)
+            return
+        # It may hold more: what was guessed, or sampled after the end.
+        self._moves.append(Release(slot, len(tokens)))
+        if len(tokens) > self._most_kept:
+            self._save(slot, owner, tokens)
+            self._release(slot)
+            return
+        self._prefixes.put(slot, owner, tokens)
+        self._kept[slot] = len(tokens)
+        self._kept_cells += len(tokens)
+        while self._kept_cells > self._most_kept:
+            self._free.append(self._drop_oldest(spare=None))
 
-    def take_ended(self) -> list[int]:
-        """Slots for the next tick to clear."""
-        ended, self._ended = self._ended, []
-        return ended
+    def forget_kept(self) -> None:
+        """Drop all that no session uses, and give the host memory back."""
+        while self._kept:
+            self._free.append(self._drop_oldest(spare=None, save=False))
+        if self._host is not None and self._host.used_bytes:
+            self._host.clear()
+            self._moves.append(Shed())
+
+    def take_moves(self) -> list[Move]:
+        """What the next tick does before its own work."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    # -- what is reused ------------------------------------------------------------------------------------------
+
+    def _source(self, owner: str, tokens: Sequence[int]) -> _Source:
+        before_last = tokens[:-1]
+        resident = self._prefixes.match(owner, before_last)
+        source = _Source() if resident is None else _Source(resident.holder, None, resident.length)
+        saved = None if self._host is None else self._host.match(owner, before_last)
+        place = None if self._host is None or saved is None else self._host.place(saved.holder)
+        if saved is not None and place is not None and saved.length > source.length and place.tokens <= self.free_cells:
+            source = _Source(None, saved.holder, saved.length, place.tokens)
+        return source if source.length >= MIN_REUSED else _Source()
+
+    def _begin(self, slot: int, source: _Source) -> int:
+        """Fill ``slot``; the number of tokens that it then holds."""
+        if source.slot is not None:
+            self._moves.append(Copy(source.slot, slot, source.length))
+            if source.slot in self._kept:
+                self._kept[source.slot] = self._kept.pop(source.slot)
+            return source.length
+        # What made way may have been saved over it.
+        place = None if self._host is None or source.saved is None else self._host.place(source.saved)
+        if place is None:
+            return 0
+        self._moves += [Load(place.offset, place.size, slot), Release(slot, source.length)]
+        return source.length
+
+    # -- what is kept --------------------------------------------------------------------------------------------
+
+    def _fits(self, cells: int) -> bool:
+        return self._promised + self._kept_cells + cells <= self._cells
+
+    def _make_way(self, cells: int, spare: int | None) -> None:
+        while not self._fits(cells) and any(slot != spare for slot in self._kept):
+            self._free.append(self._drop_oldest(spare))
+
+    def _drop_oldest(self, spare: int | None, *, save: bool = True) -> int:
+        """Clear the slot used longest ago and give it back, to be used or to become free."""
+        slot = next(slot for slot in self._kept if slot != spare)
+        if save:
+            self._save(slot, *self._prefixes.held(slot))
+        self._kept_cells -= self._kept.pop(slot)
+        self._clear(slot)
+        return slot
+
+    def _save(self, slot: int, owner: str, tokens: Sequence[int]) -> None:
+        place = None if self._host is None else self._host.put(owner, tokens)
+        if place is not None:
+            self._moves.append(Save(slot, place.offset, place.size))
+
+    def _take_over(self, slot: int, length: int) -> int:
+        self._kept_cells -= self._kept.pop(slot)
+        self._prefixes.remove(slot)
+        self._moves.append(Release(slot, length))
+        self.version += 1
+        return slot
+
+    def _release(self, slot: int) -> None:
+        self._clear(slot)
+        self._free.append(slot)
+
+    def _clear(self, slot: int) -> None:
+        self._prefixes.remove(slot)
+        self._moves.append(Release(slot))
+        self.version += 1

@@ -11,6 +11,9 @@ from umaserve.messages import Answer, Embed, Embedded, Generate, Logprobs, Model
 
 T = TypeVar("T")
 
+Adapters = tuple[tuple[str, float], ...]
+"""Names of LoRA adapters in alphabetical order, each with its scale."""
+
 
 class Text(Protocol):
     """The text of one stream, made of its tokens' bytes."""
@@ -35,6 +38,7 @@ class Prepared:
     sampler: object
     logprobs: int | None = None
     """Alternatives to report with each token; ``None``: no log-probabilities."""
+    adapters: Adapters = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +51,74 @@ class Run:
     tokens: Sequence[int]
     sampler: object | None
     logprobs: int | None = None
+    guesses: int = 0
+    """How many of the last tokens are guesses at what will be sampled. Tokens are sampled until one is no guess's, and
+    the sequence then holds what was guessed right and nothing behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Up to ``most`` guesses by the draft model at what follows ``sequence``, to be added to the run of this index."""
+
+    run: int
+    sequence: Sequence[int]
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget what a sequence holds from position ``start`` on."""
+
+    slot: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Let ``target``, which is empty, begin with the first ``length`` tokens of ``source``; they share the cells."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy all that a sequence holds to host memory, into a place of this offset and size, in bytes."""
+
+    slot: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Give a sequence, which is empty, what was saved in this place."""
+
+    offset: int
+    size: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """Give the host memory back: nothing in it is wanted."""
+
+
+Move = Release | Copy | Save | Load | Shed
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One decode: first the slots of ended sequences are cleared, then all runs go in one batch."""
+    """One decode: first the moves, in order, then all runs in one batch."""
 
-    release: Sequence[int]
+    moves: Sequence[Move]
     runs: Sequence[Run]
     threads: int = 1
     """Compute threads to use."""
+    adapters: Adapters = ()
+    """What all runs are computed with."""
+    drafts: Sequence[Draft] = ()
 
 
 class Outcome(enum.Enum):
@@ -65,19 +127,26 @@ class Outcome(enum.Enum):
     DONE = enum.auto()
     NO_CELLS = enum.auto()
     """No place in the KV cache: nothing was computed, and nothing changed."""
+    CACHE_LOST = enum.auto()
+    """A sequence could not be saved or brought back: nothing was computed, and the slots to be loaded are empty."""
     FAILED = enum.auto()
     """The sequences of this batch are in an unknown state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """``tokens`` holds one sampled token for each run, ``None`` for a run without a sampler; ``logprobs`` is by the
-    index of a run that wants them."""
+    """``tokens`` holds the sampled tokens of each run, none for a run without a sampler; ``logprobs`` is by the index
+    of a run that wants them, one for each of its tokens."""
 
     outcome: Outcome
-    tokens: Sequence[int | None]
+    tokens: Sequence[Sequence[int]]
     seconds: float
-    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    """What the decode took, with sampling."""
+    logprobs: Mapping[int, Sequence[Logprobs]] = field(default_factory=dict)
+    drafted: Sequence[int] = ()
+    """How many guesses the draft model made for each of the tick's drafts."""
+    drafting_s: float = 0.0
+    """What it took for them, before the decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +154,7 @@ class Capacity:
     """What an engine can hold, in tokens and sequences."""
 
     slots: int
+    """Sequences that may be computed at once."""
     cells: int
     """KV cells shared by all sequences."""
     sequence_tokens: int
@@ -92,6 +162,16 @@ class Capacity:
     batch_tokens: int
     threads: int = 1
     """The most that a tick can use."""
+    sequences: int = 0
+    """Sequences that can be held, those that are kept for later prompts among them; at least ``slots``."""
+    kept_cells: int = 0
+    """KV cells that sequences kept for later may take; 0 where no sequence can be shared or cut short."""
+    host_bytes: int = 0
+    """Host memory for ``Save``."""
+    saved_bytes: tuple[int, int] = (0, 0)
+    """What a saved sequence takes: in any case, and for each token."""
+    drafts: bool = False
+    """Whether there is a draft model."""
 
 
 class Worker(Protocol):
@@ -128,4 +208,4 @@ class Engine(Protocol):
         """The vectors of all inputs; raises ``RequestError`` where the model makes none."""
 
     def run(self, tick: Tick) -> TickResult:
-        """Decode and sample one tick."""
+        """Move, decode and sample one tick."""

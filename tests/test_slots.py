@@ -1,0 +1,310 @@
+"""Slots, cells and host memory, played as the scheduler plays them against an engine that holds lists."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from umaserve.serving.sessions import Origin, Session
+from umaserve.serving.slots import MIN_REUSED, Room, Slots
+from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, Shed
+
+# Its assertions must hold under -O as well.
+pytest.register_assert_rewrite("standin")
+from standin import SAVED_BYTES, StandInMemory  # noqa: E402
+
+TOKEN = st.integers(0, 1)
+OWNERS = st.sampled_from(["one", "two"])
+INDEX = st.integers(0, 9)
+LONGEST = 24
+PROMPTS = st.builds(lambda same, then: [0] * same + then, st.integers(0, 12), st.lists(TOKEN, min_size=1, max_size=4))
+"""Many begin alike."""
+
+
+def session(number: int = 0) -> Session:
+    return Session(number, lambda _output: None, Origin("uds", "uid:1000"))
+
+
+def capacity(
+    *, slots: int = 3, cells: int = 60, sequences: int = 0, kept_cells: int = 0, host_bytes: int = 0
+) -> Capacity:
+    saved_bytes = SAVED_BYTES if host_bytes else (0, 0)
+    return Capacity(
+        slots,
+        cells,
+        LONGEST,
+        16,
+        sequences=sequences or slots,
+        kept_cells=kept_cells,
+        host_bytes=host_bytes,
+        saved_bytes=saved_bytes,
+    )
+
+
+@dataclass
+class Player:
+    """A session with what it computes and for whom."""
+
+    session: Session
+    owner: str
+    tokens: list[int]
+    prompt: int
+    """How many of the tokens are the prompt's."""
+
+
+class Played(RuleBasedStateMachine):
+    @initialize(
+        slots=st.integers(1, 3),
+        more=st.integers(0, 3),
+        cells=st.integers(LONGEST, 60),
+        kept_cells=st.sampled_from([30, 60, 12, 0]),
+        host_bytes=st.sampled_from([0, 30, 70, 200]),
+    )
+    def begin(self, slots: int, more: int, cells: int, kept_cells: int, host_bytes: int) -> None:
+        self.capacity = capacity(
+            slots=slots,
+            cells=cells,
+            sequences=slots + more,
+            kept_cells=min(kept_cells, cells),
+            host_bytes=host_bytes if kept_cells else 0,
+        )
+        self.slots = Slots(self.capacity)
+        self.memory = StandInMemory(self.capacity)
+        self.players: list[Player] = []
+        self.numbers = itertools.count()
+        self.shed = False
+
+    def tick(self) -> None:
+        """What a tick does before its own work, after which each session finds what it counts on."""
+        self.memory.move(self.slots.take_moves())
+        for player in self.players:
+            assert player.session.slot is not None
+            assert self.memory.tokens(player.session.slot) == player.tokens[: player.session.computed]
+            made = {cell.made for cell in self.memory.sequences[player.session.slot]}
+            assert made <= {player.owner}, "somebody else's tokens"
+        assert sum(map(len, self.memory.sequences)) - self.slots.used_cells == self.slots.kept_cells
+        if self.shed:
+            assert self.memory.saved == {}
+        self.shed = False
+
+    def compute(self, player: Player, count: int) -> None:
+        self.tick()
+        at = player.session.computed
+        assert player.session.slot is not None
+        self.memory.add(player.session.slot, player.tokens[at : at + count], player.owner)
+        player.session.computed = min(at + count, len(player.tokens))
+        if at < player.prompt <= player.session.computed:
+            self.slots.share(player.session, player.tokens[: player.session.computed])
+
+    @precondition(lambda self: self.slots.free and self.slots.free_cells > 1)
+    @rule(owner=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
+    def take(self, owner: str, tokens: list[int], extra: int) -> None:
+        prompt = tokens[: self.slots.free_cells - 1]
+        cells = min(len(prompt) + extra, self.slots.free_cells)
+        player = Player(session(next(self.numbers)), owner, prompt, len(prompt))
+        reusable = self.slots.reusable(owner, prompt)
+        assert reusable == 0 or MIN_REUSED <= reusable < len(prompt)
+        slot = self.slots.take(player.session, Room(cells, prompt, owner))
+        assert (player.session.slot, player.session.cells) == (slot, cells)
+        # What was saved may be gone when others have been saved to make way.
+        assert player.session.computed in (reusable, 0)
+        self.players.append(player)
+
+    @precondition(lambda self: self.slots.free and self.slots.free_cells > 1)
+    @rule(owner=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
+    def come_and_go(self, owner: str, tokens: list[int], extra: int) -> None:
+        self.take(owner, tokens, extra)
+        player = self.players[-1]
+        self.compute(player, len(tokens))
+        self.players.pop()
+        self.slots.give_up(player.session, player.tokens, keep=True)
+
+    @precondition(lambda self: self.players)
+    @rule(index=INDEX, count=st.integers(1, 16), following=st.lists(TOKEN, min_size=1, max_size=5))
+    def go_on(self, index: int, count: int, following: list[int]) -> None:
+        """Prefill, or decode where that is done."""
+        player = self.players[index % len(self.players)]
+        if player.session.computed == len(player.tokens):
+            player.tokens = (player.tokens + following)[: player.session.cells]
+        self.compute(player, count)
+
+    @precondition(lambda self: self.players)
+    @rule(index=INDEX, keep=st.booleans(), unsure=st.integers(0, 3))
+    def give_up(self, index: int, keep: bool, unsure: int) -> None:
+        """``unsure``: so many of the last tokens are not the sequence's."""
+        player = self.players.pop(index % len(self.players))
+        self.slots.give_up(player.session, player.tokens[: max(0, player.session.computed - unsure)], keep=keep)
+        assert (player.session.slot, player.session.cells) == (None, 0)
+
+    @precondition(lambda self: self.players)
+    @rule(index=INDEX)
+    def fail(self, index: int) -> None:
+        """Nobody knows what the slot holds."""
+        self.tick()
+        player = self.players.pop(index % len(self.players))
+        assert player.session.slot is not None
+        del self.memory.sequences[player.session.slot][player.session.computed // 2 :]
+        self.slots.give_up(player.session, [], keep=True)
+
+    @precondition(lambda self: self.players)
+    @rule(index=INDEX, extra=st.integers(0, 12))
+    def promise(self, index: int, extra: int) -> None:
+        player = self.players[index % len(self.players)]
+        before, cells = player.session.cells, min(len(player.tokens) + extra, LONGEST)
+        free = self.slots.free_cells
+        assert self.slots.promise(player.session, cells) == (cells - before <= free)
+        assert player.session.cells == (cells if cells - before <= free else before)
+
+    @rule()
+    def forget_kept(self) -> None:
+        self.slots.forget_kept()
+        assert self.slots.kept_cells == self.slots.host_bytes == 0
+        self.shed = True
+        self.tick()
+
+    @rule()
+    def tick_without_work(self) -> None:
+        self.tick()
+
+    @invariant()
+    def promises_hold(self) -> None:
+        promised = sum(player.session.cells for player in self.players)
+        assert self.slots.free_cells == self.capacity.cells - promised >= 0
+        assert promised + self.slots.kept_cells <= self.capacity.cells
+        assert self.slots.free == self.capacity.slots - len(self.players) >= 0
+        assert 0 <= self.slots.kept_cells <= self.capacity.kept_cells
+        assert 0 <= self.slots.host_bytes <= self.capacity.host_bytes
+        held = [player.session.slot for player in self.players]
+        assert len(set(held)) == len(held)
+        assert list(self.slots.holders) == [player.session for player in self.players]
+
+
+TestPlayed = Played.TestCase
+TestPlayed.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+# What becomes of what is kept.
+
+
+def leave(slots: Slots, tokens: list[int], number: int = 0) -> int:
+    """A session that computes ``tokens`` and ends; where they are kept."""
+    one = session(number)
+    slot = slots.take(one, Room(len(tokens), tokens, ""))
+    one.computed = len(tokens)
+    slots.share(one, tokens)
+    slots.give_up(one, tokens, keep=True)
+    slots.take_moves()
+    return slot
+
+
+def begin(slots: Slots, tokens: list[int], cells: int = 0, number: int = 1) -> Session:
+    one = session(number)
+    slots.take(one, Room(cells or len(tokens), tokens, ""))
+    return one
+
+
+EIGHT = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_who_continues_all_that_is_kept_gets_its_slot() -> None:
+    slots = Slots(capacity(sequences=6, kept_cells=60))
+    kept = leave(slots, EIGHT)
+    one = begin(slots, [*EIGHT, 9])
+    assert (one.slot, one.computed, slots.kept_cells) == (kept, 8, 0)
+    assert slots.take_moves() == [Release(kept, 8)]
+
+
+def test_who_continues_a_part_of_it_gets_a_copy_where_there_is_room() -> None:
+    slots = Slots(capacity(sequences=6, kept_cells=60))
+    kept = leave(slots, EIGHT)
+    one = begin(slots, [*EIGHT[:5], 9])
+    assert one.slot is not None
+    assert (one.slot != kept, one.computed, slots.kept_cells) == (True, 5, 8)
+    assert slots.take_moves() == [Copy(kept, one.slot, 5)]
+
+
+@pytest.mark.parametrize("scarce", [{"sequences": 1, "slots": 1}, {"cells": 20}], ids=["slots", "cells"])
+def test_it_is_cut_short_for_who_continues_a_part_where_there_is_none(scarce: dict[str, int]) -> None:
+    slots = Slots(capacity(**{"sequences": 6, "kept_cells": 20} | scarce))
+    kept = leave(slots, EIGHT)
+    one = begin(slots, [*EIGHT[:5], 9], cells=16)
+    assert (one.slot, one.computed, slots.kept_cells) == (kept, 5, 0)
+    assert slots.take_moves() == [Release(kept, 5)]
+
+
+def test_fewer_than_are_worth_it_are_not_reused() -> None:
+    slots = Slots(capacity(sequences=6, kept_cells=60))
+    leave(slots, EIGHT)
+    assert begin(slots, [*EIGHT[: MIN_REUSED - 1], 9], number=1).computed == 0
+    assert begin(slots, [*EIGHT[:MIN_REUSED], 9], number=2).computed == MIN_REUSED
+    assert begin(slots, EIGHT[: MIN_REUSED + 1], number=3).computed == MIN_REUSED, "the last one gives the logits"
+
+
+def test_the_one_used_longest_ago_goes_first() -> None:
+    slots = Slots(capacity(sequences=6, kept_cells=16))
+    leave(slots, [1] * 8)
+    leave(slots, [2] * 8)
+    slots.give_up(begin(slots, [1] * 5), [], keep=False)
+    slots.take_moves()
+    leave(slots, [3] * 8)
+    assert [slots.reusable("", [number] * 9) for number in (1, 2, 3)] == [8, 0, 8]
+
+
+def test_what_was_saved_is_loaded_and_cut_to_what_is_wanted() -> None:
+    slots = Slots(capacity(slots=1, sequences=1, kept_cells=60, host_bytes=100))
+    leave(slots, EIGHT)
+    other = begin(slots, [9] * 8)
+    size = SAVED_BYTES[0] + SAVED_BYTES[1] * len(EIGHT)
+    assert slots.take_moves() == [Save(0, 0, size), Release(0)]
+    assert slots.host_bytes == size
+    slots.give_up(other, [], keep=True)
+    slots.take_moves()
+    assert begin(slots, [*EIGHT[:6], 9]).computed == 6
+    assert slots.take_moves() == [Load(0, size, 0), Release(0, 6)]
+    slots.forget_kept()
+    assert (slots.host_bytes, slots.take_moves()) == (0, [Shed()])
+
+
+@pytest.mark.parametrize("moment", ["computing", "computed"])
+def test_what_another_computes_can_be_awaited_and_then_shared(moment: str) -> None:
+    slots = Slots(capacity(sequences=6, kept_cells=60))
+    one = begin(slots, EIGHT)
+    if moment == "computed":
+        slots.share(one, EIGHT)
+    coming = slots.coming("", [*EIGHT, 9])
+    assert (coming and (coming.holder, coming.length)) == ((one.id, 8) if moment == "computing" else None)
+    assert slots.reusable("", [*EIGHT, 9]) == (0 if moment == "computing" else 8)
+    assert slots.coming("another", [*EIGHT, 9]) is None
+    slots.give_up(one, [], keep=True)
+    assert (slots.coming("", [*EIGHT, 9]), slots.reusable("", [*EIGHT, 9])) == (None, 0)
+
+
+@pytest.mark.parametrize("change", ["take", "share", "give_up", "forget_kept"])
+def test_every_change_of_what_can_be_reused_can_be_seen(change: str) -> None:
+    slots = Slots(capacity(sequences=6, kept_cells=60))
+    leave(slots, [9] * 8)
+    one = begin(slots, EIGHT)
+    before = slots.version
+    match change:
+        case "take":
+            begin(slots, [7] * 8, number=2)
+        case "share":
+            slots.share(one, EIGHT)
+        case "give_up":
+            slots.give_up(one, EIGHT, keep=True)
+        case "forget_kept":
+            slots.forget_kept()
+    assert slots.version > before
+
+
+def test_a_slot_is_given_up_once() -> None:
+    slots = Slots(capacity())
+    one = begin(slots, EIGHT)
+    slots.give_up(one, EIGHT, keep=True)
+    with pytest.raises(RuntimeError, match="session 1 has no slot"):
+        slots.give_up(one, EIGHT, keep=True)

@@ -1,0 +1,63 @@
+"""What a context's KV cells hold: sequences shared, cut short, copied to host memory and brought back."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import llama_cpp
+
+from umaserve.engine.batch import Batch
+from umaserve.engine.host_memory import HostMemory
+from umaserve.engine.model import Model
+from umaserve.serving.ticks import Copy, Load, Move, Release, Run, Save, Shed
+
+CALIBRATED = (1, 2)
+"""Lengths whose sizes tell what a sequence takes when it is saved."""
+
+
+class Cells:
+    """Carries out the moves of a tick, on the compute thread."""
+
+    def __init__(self, model: Model, host_bytes: int) -> None:
+        self._context = model.context
+        self._memory = llama_cpp.llama_get_memory(model.context)
+        self._host = HostMemory(host_bytes) if host_bytes else None
+
+    def move(self, moves: Sequence[Move]) -> bool:
+        """Do all of them, in order; whether what was to be saved and brought back was."""
+        done = True
+        for move in moves:
+            match move:
+                case Release(slot, start):
+                    llama_cpp.llama_memory_seq_rm(self._memory, slot, start, -1)
+                case Copy(source, target, length):
+                    llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
+                case Save(slot, offset, size):
+                    place = self._place(offset, size)
+                    done &= llama_cpp.llama_state_seq_get_data(self._context, place, size, slot) == size
+                case Load(offset, size, slot):
+                    place = self._place(offset, size)
+                    done &= llama_cpp.llama_state_seq_set_data(self._context, place, size, slot) == size
+                case Shed():
+                    assert self._host is not None
+                    self._host.give_back()
+        return done
+
+    def _place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
+        assert self._host is not None
+        return self._host.place(offset, size)
+
+
+def saved_bytes(model: Model, batch: Batch) -> tuple[int, int]:
+    """What a saved sequence of this model takes: in any case, and for each token. Computes a few tokens."""
+    memory = llama_cpp.llama_get_memory(model.context)
+    sizes = []
+    for length in CALIBRATED:
+        batch.fill([Run(0, 0, [0] * length, None)])
+        if llama_cpp.llama_decode(model.context, batch.native):
+            raise RuntimeError("llama.cpp can't decode a first token")
+        sizes.append(llama_cpp.llama_state_seq_get_size(model.context, 0))
+        llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
+    each = (sizes[1] - sizes[0]) // (CALIBRATED[1] - CALIBRATED[0])
+    return sizes[0] - CALIBRATED[0] * each, each

@@ -1,0 +1,193 @@
+"""Guesses at the next tokens of sequences, by a second, smaller model."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, compress, count
+from operator import ne
+
+import llama_cpp
+import numpy as np
+
+from umaserve.config import Config
+from umaserve.engine.batch import Batch
+from umaserve.engine.model import Model
+from umaserve.errors import ModelError
+from umaserve.serving.ticks import Draft, Run
+
+log = logging.getLogger(__name__)
+
+_ADVICE = "; choose a smaller model of the same family"
+
+_SAMPLED = object()
+"""In a run's ``sampler``: the batch only asks whether there is one."""
+
+
+@dataclass(slots=True)
+class _Guessing:
+    """One draft while its guesses are made."""
+
+    slot: int
+    sequence: Sequence[int]
+    most: int
+    kept: int = 0
+    """Tokens of the sequence, from its start, that are in the KV cache already."""
+    guesses: list[int] = field(default_factory=list)
+
+    @property
+    def cells(self) -> int:
+        return len(self.sequence) + self.most - 1  # nothing follows the last guess
+
+
+class Drafter:
+    """The model ``config.draft_model`` with a context like the main one's; its sequences are numbered as there.
+
+    Made and used on the compute thread. Raises ``ModelError`` for a model that can't be loaded, has another vocabulary
+    than ``model``, or can't take tokens back. ``progress`` is as in ``Model``.
+    """
+
+    def __init__(self, config: Config, model: Model, progress: Callable[[float], bool]) -> None:
+        config = dataclasses.replace(config, n_ctx=model.n_ctx, pooling="model")
+        self._model = Model(config.draft_model, config, progress)
+        try:
+            _check(self._model, model)
+        except ModelError:
+            self._model.free()
+            raise
+        self._memory = llama_cpp.llama_get_memory(self._model.context)
+        self._batch = Batch(config.n_batch)
+        self._batch_tokens = config.n_batch
+        self._longest = min(self._model.n_ctx, self._model.n_ctx_train)
+        self._threads = 0
+        self._held: dict[int, list[int]] = {}
+        """The tokens that each slot has in the KV cache, the slot used last at the end."""
+
+    def draft(self, wanted: Sequence[Draft], runs: Sequence[Run], threads: int) -> list[list[int]]:
+        """For each of ``wanted`` the ``most`` tokens that the model finds likeliest after ``sequence``, one by one.
+
+        There are fewer where an answer ends before, and none where the sequence doesn't fit this model's context, or
+        where it isn't ready: a call computes one batch of the tokens that are new to this model, those of the
+        sequences that lack fewest first, so that a long prompt holds nobody up for longer than that.
+        """
+        self._set_threads(threads)
+        jobs = [_Guessing(runs[one.run].slot, one.sequence, one.most) for one in wanted]
+        going = []
+        missing: list[Run] = []
+        left = self._batch_tokens
+        for job in self._placed(jobs):
+            tokens = job.sequence[job.kept : job.kept + left]
+            if not tokens:
+                break
+            left -= len(tokens)
+            ready = job.kept + len(tokens) == len(job.sequence)
+            missing.append(Run(job.slot, job.kept, tokens, _SAMPLED if ready else None))
+            if ready:
+                going.append(job)
+        guesses = self._decode(missing)
+        while going:
+            # A decode that failed has no guesses, which ends this.
+            going = [job for job, token in zip(going, guesses, strict=False) if self._goes_on(job, token)]
+            last = [(job.slot, job.guesses[-1:]) for job in going]
+            guesses = self._decode([Run(slot, len(self._held[slot]), token, _SAMPLED) for slot, token in last])
+        return [job.guesses for job in jobs]
+
+    def forget(self, slot: int) -> None:
+        """Free what the sequence takes here; nothing happens where it takes nothing."""
+        if self._held.pop(slot, None) is not None:
+            llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def free(self) -> None:
+        self._model.free()
+
+    def _set_threads(self, threads: int) -> None:
+        if threads == self._threads:
+            return
+        self._threads = threads
+        n_batch = min(threads, self._model.n_threads_batch)
+        llama_cpp.llama_set_n_threads(self._model.context, min(threads, self._model.n_threads), n_batch)
+
+    def _placed(self, jobs: Sequence[_Guessing]) -> list[_Guessing]:
+        """Those of ``jobs`` that there is room for, least to compute first; the KV cache then has what they keep."""
+        fitting = [job for job in jobs if job.sequence and job.most > 0 and job.cells <= self._longest]
+        for job in fitting:
+            # The last token is computed again, for what follows it.
+            held = self._held.get(job.slot, [])[: len(job.sequence) - 1]
+            job.kept = next(compress(count(), map(ne, held, job.sequence)), len(held))
+        placed = []
+        taken: set[int] = set()
+        free = self._model.n_ctx - sum(map(len, self._held.values()))
+        for job in sorted(fitting, key=lambda job: len(job.sequence) - job.kept):
+            taken.add(job.slot)
+            free += len(self._held.get(job.slot, ()))
+            for slot in [slot for slot in self._held if slot not in taken]:
+                if job.cells <= free:
+                    break
+                free += len(self._held[slot])
+                self.forget(slot)
+            if job.cells > free:
+                self.forget(job.slot)
+                continue
+            free -= job.cells
+            self._keep(job)
+            placed.append(job)
+        return placed
+
+    def _keep(self, job: _Guessing) -> None:
+        """Drop what the slot holds behind the tokens to keep, of which those forgotten meanwhile are none."""
+        held = self._held.pop(job.slot, [])
+        job.kept = min(job.kept, len(held))
+        if job.kept < len(held):
+            llama_cpp.llama_memory_seq_rm(self._memory, job.slot, job.kept, -1)
+        self._held[job.slot] = held[: job.kept]
+
+    def _goes_on(self, job: _Guessing, token: int) -> bool:
+        """Add a guess; whether another is wanted. An end token is none: nothing is computed after it."""
+        if token in self._model.end_tokens:
+            return False
+        job.guesses.append(token)
+        return len(job.guesses) < job.most
+
+    def _decode(self, runs: Sequence[Run]) -> list[int]:
+        """The likeliest token after each of ``runs`` that has a sampler; none at all where llama.cpp fails."""
+        if not runs:
+            return []
+        self._batch.fill(runs)
+        code = llama_cpp.llama_decode(self._model.context, self._batch.native)
+        if code:
+            log.error("draft model: llama_decode returned %d", code)
+            llama_cpp.llama_memory_clear(self._memory, False)
+            self._held.clear()
+            return []
+        tokens = []
+        for run, end in zip(runs, accumulate(len(run.tokens) for run in runs), strict=True):
+            self._held[run.slot] += run.tokens
+            if run.sampler is not None:
+                native = llama_cpp.llama_get_logits_ith(self._model.context, end - 1)
+                tokens.append(int(np.ctypeslib.as_array(native, (self._model.n_vocab,)).argmax()))
+        return tokens
+
+
+def _check(draft: Model, model: Model) -> None:
+    """Raise ``ModelError`` unless every guess of ``draft`` is a token of ``model``, and can be taken back."""
+    native = draft.native
+    if (
+        llama_cpp.llama_model_is_recurrent(native)
+        or llama_cpp.llama_model_is_hybrid(native)
+        or not llama_cpp.llama_get_memory(draft.context)
+    ):
+        raise _error(draft, "it can't take tokens back, as wrong guesses need it; choose a transformer that makes text")
+    if draft.n_vocab != model.n_vocab:
+        raise _error(draft, f"its vocabulary has {draft.n_vocab} tokens, that of {model.name} {model.n_vocab}{_ADVICE}")
+    for token in range(model.n_vocab):
+        if draft.written(token) != model.written(token):
+            shown = f"{draft.written(token)[:32]!r}, in {model.name} {model.written(token)[:32]!r}"
+            raise _error(draft, f"its token {token} is {shown}{_ADVICE}")
+    if draft.end_tokens != model.end_tokens:
+        raise _error(draft, f"other tokens end its answers than those of {model.name}{_ADVICE}")
+
+
+def _error(draft: Model, problem: str) -> ModelError:
+    return ModelError(f"draft model {draft.path}: {problem}")

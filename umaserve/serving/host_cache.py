@@ -1,0 +1,84 @@
+"""Places in host memory for sequences that the KV cache has no room for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from umaserve.serving.prefix_cache import Match, PrefixCache
+
+
+class Place(NamedTuple):
+    """Bytes ``offset`` to ``offset + size``, which hold this number of tokens."""
+
+    offset: int
+    size: int
+    tokens: int
+
+
+class HostCache:
+    """A ring: what is saved goes behind what was saved before it, over what is oldest. A sequence that is used again is
+    saved again when it ends, so that the oldest is also the one used longest ago.
+
+    One piece of memory that is written over and over, since on many boxes getting fresh pages from the kernel takes
+    longer than copying to them.
+    """
+
+    def __init__(self, n_bytes: int, saved_bytes: tuple[int, int]) -> None:
+        """``saved_bytes``: what a sequence takes in any case, and for each token."""
+        self._bytes = n_bytes
+        self._fixed, self._each = saved_bytes
+        self._head = 0
+        self._ring: deque[int] = deque()
+        """Keys, the oldest first."""
+        self._places: dict[int, Place] = {}
+        self._prefixes = PrefixCache()
+        self._last = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(place.size for place in self._places.values())
+
+    def put(self, owner: str, tokens: Sequence[int]) -> Place | None:
+        """Where to save a sequence of these tokens; ``None`` where it is saved already, or is too long to be."""
+        size = self._fixed + self._each * len(tokens)
+        known = self._prefixes.match(owner, tokens)
+        if size > self._bytes or (known is not None and known.length == len(tokens)):
+            return None
+        if self._head + size > self._bytes:
+            self._drop_from(self._head, self._bytes)
+            self._head = 0
+        self._drop_from(self._head, self._head + size)
+        self._last += 1
+        place = self._places[self._last] = Place(self._head, size, len(tokens))
+        self._ring.append(self._last)
+        self._prefixes.put(self._last, owner, tokens)
+        self._head += size
+        return place
+
+    def match(self, owner: str, tokens: Sequence[int]) -> Match | None:
+        """Which saved sequence begins with the most of ``tokens``, and how many those are."""
+        return self._prefixes.match(owner, tokens)
+
+    def place(self, key: int) -> Place | None:
+        """Where the sequence that ``match`` found lies, if it still does."""
+        return self._places.get(key)
+
+    def clear(self) -> None:
+        """Forget all."""
+        while self._ring:
+            self._drop_oldest()
+        self._head = 0
+
+    def _drop_from(self, begin: int, end: int) -> None:
+        while self._ring:
+            place = self._places[self._ring[0]]
+            if place.offset >= end or place.offset + place.size <= begin:
+                return
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key = self._ring.popleft()
+        del self._places[key]
+        self._prefixes.remove(key)

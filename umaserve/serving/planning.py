@@ -1,0 +1,284 @@
+"""From the sessions to the next tick: what the policy is shown, and what its plan makes of slots and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from umaserve.messages import Priority
+from umaserve.serving.cost_model import Cost
+from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
+from umaserve.serving.sessions import Session, SessionManager, State
+from umaserve.serving.slots import Room, Slots
+from umaserve.serving.speculation import MOST_GUESSES
+from umaserve.serving.ticks import Adapters, Capacity, Draft, Load, Run, Tick
+
+MIN_FOLLOWED = 16
+"""A prompt waits for another that is being computed where so many tokens more could then be reused."""
+
+DRAFTING_LEARNED = 0.1
+"""Weight of the latest tick in what a guess by the draft model takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Latency targets of requests that name none; seconds."""
+
+    ttft_s: float
+    tbt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A tick, with the session of each of its runs."""
+
+    tick: Tick
+    sessions: list[Session]
+    decode_rows: int
+    prefill_rows: int
+    cached: int
+    """KV cells in use before it."""
+    budget_s: float | None
+    """The tightest time between tokens of its streams, if there are any."""
+    throttled: bool
+    """Whether there was more to prefill than fits."""
+
+
+class Planning:
+    """Plans ticks; the one that gives slots to sessions and takes them back."""
+
+    def __init__(
+        self,
+        sessions: SessionManager,
+        capacity: Capacity,
+        targets: Targets,
+        clock: Callable[[], float],
+        started: Callable[[Session], None],
+        *,
+        shared_prefixes: bool,
+    ) -> None:
+        """``started`` is told of each session whose prompt begins, when its slot says how much of it is reused."""
+        self.slots = Slots(capacity)
+        self._sessions = sessions
+        self._capacity = capacity
+        self._targets = targets
+        self._now = clock
+        self._started = started
+        self._shares_prefixes = shared_prefixes
+        self._last_adapters: Adapters = ()
+        self._drafting_s = 0.0
+        """What one guess by the draft model takes."""
+
+    def next(self, cost: Callable[[], Cost], threads: int) -> Work:
+        """The next tick, which may have nothing to do. ``cost`` is asked only where it matters."""
+        self._take_back_slots()
+        snapshot = self._snapshot(cost)
+        the_plan = plan(snapshot)
+        for id_ in the_plan.evict:
+            self.evict(self._sessions.get(id_))
+        self._last_adapters = the_plan.adapters
+        return self._work(snapshot, the_plan, threads)
+
+    def evict(self, session: Session) -> None:
+        """Take its place from a session that runs: it waits for another one."""
+        self._give_up(session)
+        self._sessions.evicted(session)
+
+    def start_anew(self, work: Work) -> None:
+        """What should have been brought back for sessions of ``work`` was not: trust nothing that is kept."""
+        lost = {move.slot for move in work.tick.moves if isinstance(move, Load)}
+        self.slots.forget_kept()
+        for session in work.sessions:
+            if session.slot in lost:
+                session.computed = 0
+                if session.running:
+                    self.evict(session)
+
+    def resize(self, session: Session) -> None:
+        """Its answer may now get longer or shorter; it loses its place where there are too few cells."""
+        if not self.slots.promise(session, _cells(session)):
+            self.evict(session)
+
+    def prompt_done(self, session: Session) -> None:
+        """Others may now begin with its prompt."""
+        self.slots.share(session, _sequence(session))
+
+    def drafted(self, guesses: int, seconds: float) -> None:
+        """Learn what the draft model takes."""
+        if guesses:
+            before = self._drafting_s or seconds / guesses
+            self._drafting_s = before + DRAFTING_LEARNED * (seconds / guesses - before)
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    def _take_back_slots(self) -> None:
+        for session in [session for session in self.slots.holders if not session.running]:
+            self._give_up(session)
+
+    def _give_up(self, session: Session) -> None:
+        request = session.request
+        assert request is not None
+        # One that is evicted will want its own again, whatever it leaves to others.
+        keep = session.running or request.cache_prompt
+        self.slots.give_up(session, _sequence(session)[: session.computed], keep=keep)
+
+    def _owner(self, session: Session) -> str:
+        """Whose prompts may begin with this one's tokens, of those with the same adapters: nobody can tell by the time
+        what another tenant has asked."""
+        request, prepared = session.request, session.prepared
+        assert request is not None
+        assert prepared is not None
+        if not request.cache_prompt:
+            return f"session {session.id}"
+        tenant = "" if self._shares_prefixes else session.origin.tenant
+        return f"{tenant} {prepared.adapters}" if prepared.adapters else tenant
+
+    # -- what the policy is shown --------------------------------------------------------------------------------
+
+    def _snapshot(self, cost: Callable[[], Cost]) -> Snapshot:
+        ready = [session for session in self._sessions.running() if session.prepared is not None and not session.holds]
+        prompts = self._prompts([session for session in ready if session.state is State.PREFILL])
+        streams = [self._stream(session) for session in ready if session.state is State.DECODE]
+        held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None] if prompts else ()
+        # Solving for the cost takes longer than all the rest of the plan.
+        matters = prompts or any(one.guesses or one.priority is not Priority.INTERACTIVE for one in streams)
+        return Snapshot(
+            now=self._now(),
+            streams=streams,
+            prompts=prompts,
+            free_slots=self.slots.free,
+            free_cells=self.slots.free_cells,
+            cached=self.slots.used_cells + self.slots.kept_cells,
+            batch_tokens=self._capacity.batch_tokens,
+            cost=cost() if matters else Cost(),
+            held=held,
+            last_adapters=self._last_adapters,
+            drafting_s=self._drafting_s,
+        )
+
+    def _stream(self, session: Session) -> Stream:
+        request, prepared = session.request, session.prepared
+        assert request is not None
+        assert prepared is not None
+        guesses, acceptance, drafts = 0, 0.0, False
+        if session.repetition is not None:
+            # One token comes in any case, and may be the last.
+            most = min(MOST_GUESSES, prepared.max_tokens - len(session.generated) - 1)
+            session.guesses = session.repetition.guesses(most)
+            guesses, acceptance = len(session.guesses), session.repetition.acceptance.share
+            if not guesses and self._capacity.drafts:
+                guesses, acceptance, drafts = most, session.drafting.share, True
+        return Stream(
+            id=session.id,
+            target_tbt_s=request.target_tbt_s or self._targets.tbt_s,
+            priority=request.priority,
+            arrived_at=session.requested_at,
+            cells=session.cells,
+            last_token_at=session.last_made_at or 0.0,
+            guesses=guesses,
+            acceptance=acceptance,
+            drafts=drafts,
+            adapters=prepared.adapters,
+        )
+
+    def _prompts(self, sessions: Iterable[Session]) -> list[Prompt]:
+        return [self._prompt(session) for session in sessions if session.slot is not None or not self._follows(session)]
+
+    def _follows(self, session: Session) -> bool:
+        """Whether a prompt does better to wait until another is computed that begins alike."""
+        if session.looked_at != self.slots.version:
+            owner, tokens = self._owner(session), _sequence(session)
+            session.looked_at = self.slots.version
+            session.reusable = self.slots.reusable(owner, tokens)
+            coming = self.slots.coming(owner, tokens)
+            follows = coming is not None and coming.length >= session.reusable + MIN_FOLLOWED
+            session.follows = coming.holder if coming is not None and follows else None
+        if session.follows is None:
+            return False
+        leader = self._sessions.get(session.follows)
+        assert leader.request is not None
+        assert session.request is not None
+        return not leader.holds and leader.request.priority <= session.request.priority
+
+    def _prompt(self, session: Session) -> Prompt:
+        request, prepared = session.request, session.prepared
+        assert request is not None
+        assert prepared is not None
+        started = session.slot is not None
+        return Prompt(
+            id=session.id,
+            remaining=_length(session) - (session.computed if started else session.reusable),
+            arrived_at=session.requested_at,
+            target_ttft_s=request.target_ttft_s or self._targets.ttft_s,
+            priority=request.priority,
+            started=started,
+            cells=_cells(session),
+            adapters=prepared.adapters,
+        )
+
+    # -- what becomes of the plan --------------------------------------------------------------------------------
+
+    def _work(self, snapshot: Snapshot, the_plan: Plan, threads: int) -> Work:
+        sessions = [self._sessions.get(id_) for id_, _ in (*the_plan.decode, *the_plan.prefill)]
+        runs: list[Run] = []
+        drafts: list[Draft] = []
+        for session, (_id, guesses) in zip(sessions, the_plan.decode, strict=False):
+            run, wants = self._decode(session, guesses)
+            if wants:
+                drafts.append(Draft(len(runs), _sequence(session), wants))
+            runs.append(run)
+        for session, (_id, n_tokens) in zip(sessions[len(runs) :], the_plan.prefill, strict=True):
+            runs.append(self._prefill(session, n_tokens))
+        decoding = {id_ for id_, _ in the_plan.decode}
+        return Work(
+            tick=Tick(self.slots.take_moves(), runs, threads, the_plan.adapters, drafts),
+            sessions=sessions,
+            decode_rows=sum(1 + guesses for _, guesses in the_plan.decode),
+            prefill_rows=sum(len(run.tokens) for run in runs[len(the_plan.decode) :]),
+            cached=snapshot.cached,
+            budget_s=min((stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding), default=None),
+            throttled=the_plan.throttled,
+        )
+
+    def _decode(self, session: Session, n_guesses: int) -> tuple[Run, int]:
+        """The run, and the guesses that the draft model is to add."""
+        prepared = session.prepared
+        assert prepared is not None
+        assert session.slot is not None
+        guesses = session.guesses[:n_guesses]
+        tokens = [session.generated[-1], *guesses]
+        run = Run(session.slot, session.computed, tokens, prepared.sampler, prepared.logprobs, len(guesses))
+        return run, n_guesses - len(guesses)
+
+    def _prefill(self, session: Session, n_tokens: int) -> Run:
+        prepared = session.prepared
+        assert prepared is not None
+        slot = self._start(session) if session.slot is None else session.slot
+        # Fewer than planned, where more of it was computed than it had seemed.
+        end = min(session.computed + n_tokens, _length(session))
+        tokens = _sequence(session)[session.computed : end]
+        sampler = prepared.sampler if end == _length(session) else None
+        return Run(slot, session.computed, tokens, sampler, prepared.logprobs)
+
+    def _start(self, session: Session) -> int:
+        slot = self.slots.take(session, Room(_cells(session), _sequence(session), self._owner(session)))
+        self._started(session)
+        return slot
+
+
+def _cells(session: Session) -> int:
+    assert session.prepared is not None
+    return len(session.prepared.tokens) + session.prepared.max_tokens
+
+
+def _length(session: Session) -> int:
+    """Tokens that have to be computed before the next one can be sampled."""
+    assert session.prepared is not None
+    return len(session.prepared.tokens) + len(session.generated)
+
+
+def _sequence(session: Session) -> Sequence[int]:
+    """Those tokens: one that lost its place computes what it had generated too."""
+    assert session.prepared is not None
+    prompt = session.prepared.tokens
+    return [*prompt, *session.generated] if session.generated else prompt

@@ -1,0 +1,128 @@
+"""Who holds which tokens: a radix tree for each owner, in which a new prompt finds its longest computed prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Tokens = tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """Who holds the first ``length`` tokens of what was asked for, and perhaps others behind them."""
+
+    holder: int
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """An edge of the tree and what comes after it."""
+
+    edge: Tokens
+    holders: dict[int, None] = field(default_factory=dict)
+    """Who holds all of the edge, the one added last at the end."""
+    children: dict[int, _Node] = field(default_factory=dict)
+    """By the first token of their edges."""
+
+
+class PrefixCache:
+    """Tokens by holder, which is a number of the caller's. Owners never see each other's."""
+
+    def __init__(self) -> None:
+        self._roots: dict[str, _Node] = {}
+        self._held: dict[int, tuple[str, Tokens]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, holder: int, owner: str, tokens: Sequence[int]) -> None:
+        """``holder`` now holds exactly ``tokens``."""
+        self.remove(holder)
+        whole = tuple(tokens)
+        if not whole:
+            return
+        self._held[holder] = (owner, whole)
+        node = self._roots.setdefault(owner, _Node(()))
+        at = 0
+        while at < len(whole):
+            child = node.children.get(whole[at])
+            if child is None:
+                node.children[whole[at]] = _Node(whole[at:], {holder: None})
+                return
+            common = _common(child.edge, whole, at)
+            if common < len(child.edge):
+                child = _split(node, child, common)
+            child.holders[holder] = None
+            node, at = child, at + common
+
+    def held(self, holder: int) -> tuple[str, Tokens]:
+        """Whose tokens ``holder`` holds, and which; none where it holds nothing."""
+        return self._held.get(holder, ("", ()))
+
+    def match(self, owner: str, tokens: Sequence[int]) -> Match | None:
+        """Who of this owner's holds the most of the first ``tokens``; of several the one added last."""
+        whole = tuple(tokens)
+        node = self._roots.get(owner)
+        found, at = None, 0
+        while node is not None and at < len(whole):
+            node = node.children.get(whole[at])
+            if node is None:
+                break
+            common = _common(node.edge, whole, at)
+            at += common
+            found = Match(next(reversed(node.holders)), at)
+            if common < len(node.edge):
+                break
+        return found
+
+    def remove(self, holder: int) -> None:
+        """``holder`` holds nothing any more."""
+        owner, tokens = self._held.pop(holder, ("", ()))
+        if not tokens:
+            return
+        for parent, child in reversed(list(self._path(owner, tokens))):
+            del child.holders[holder]
+            if not child.holders:
+                del parent.children[child.edge[0]]
+            elif len(child.children) == 1:
+                _join(child)
+        if not self._roots[owner].children:
+            del self._roots[owner]
+
+    def _path(self, owner: str, tokens: Tokens) -> Iterator[tuple[_Node, _Node]]:
+        node, at = self._roots[owner], 0
+        while at < len(tokens):
+            child = node.children[tokens[at]]
+            yield node, child
+            node, at = child, at + len(child.edge)
+
+
+def _common(edge: Tokens, tokens: Tokens, at: int) -> int:
+    """How many tokens of ``edge`` are those of ``tokens`` from ``at`` on."""
+    if tokens[at : at + len(edge)] == edge:
+        return len(edge)
+    low, high = 0, min(len(edge), len(tokens) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if edge[low:middle] == tokens[at + low : at + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _split(parent: _Node, child: _Node, at: int) -> _Node:
+    upper = _Node(child.edge[:at], dict(child.holders), {child.edge[at]: child})
+    child.edge = child.edge[at:]
+    parent.children[upper.edge[0]] = upper
+    return upper
+
+
+def _join(node: _Node) -> None:
+    """Merge ``node`` with its only child, where the same hold both."""
+    (child,) = node.children.values()
+    if child.holders.keys() == node.holders.keys():
+        node.edge += child.edge
+        node.children = child.children

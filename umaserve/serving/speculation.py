@@ -1,0 +1,52 @@
+"""Guesses at a stream's next tokens, and how often they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NGRAM = 3
+"""Tokens that have to be repeated before the one after them is guessed (prompt lookup decoding, Saxena 2023)."""
+
+MOST_GUESSES = 16
+PRIOR = 0.6
+LEARNING, FORGETTING = 0.15, 0.005
+"""How far a guess that was verified moves the acceptance, and a token without guesses moves it back to the prior: a
+text that was never worth a guess may begin to repeat itself."""
+
+
+class Acceptance:
+    """The share of guesses that prove right."""
+
+    def __init__(self) -> None:
+        self.share = PRIOR
+
+    def observe(self, guesses: int, right: int) -> None:
+        """Learn from a tick that verified ``guesses``, of which the first ``right`` were right."""
+        if guesses == 0:
+            self.share += FORGETTING * (PRIOR - self.share)
+        # Those behind the first wrong one say nothing.
+        for index in range(min(guesses, right + 1)):
+            self.share += LEARNING * ((index < right) - self.share)
+
+
+class Repetition:
+    """A text's tokens, in which its end is looked for further up: what followed there is guessed to follow here."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.acceptance = Acceptance()
+        self._tokens = list(tokens)
+        self._after: dict[tuple[int, ...], int] = {}
+        """By tokens, the position behind where they stood last."""
+        for position in range(NGRAM, len(self._tokens)):
+            self._after[tuple(self._tokens[position - NGRAM : position])] = position
+
+    def append(self, token: int) -> None:
+        end = tuple(self._tokens[-NGRAM:])
+        if len(end) == NGRAM:
+            self._after[end] = len(self._tokens)
+        self._tokens.append(token)
+
+    def guesses(self, most: int) -> Sequence[int]:
+        """At most so many of the next tokens."""
+        position = self._after.get(tuple(self._tokens[-NGRAM:]))
+        return () if position is None else self._tokens[position : position + most]

@@ -1,0 +1,65 @@
+"""Changes to running requests, applied between two ticks."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import FinishReason, Modify, Steered, Steering
+from umaserve.serving.planning import Planning
+from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.ticks import Engine
+
+log = logging.getLogger(__name__)
+
+CHANGED_PER_TICK = 8
+"""Sessions whose modifications are applied before one tick: each makes a sampler anew."""
+
+
+class Changes:
+    """Modifies requests, which no tick is computing now, and acknowledges what already holds."""
+
+    def __init__(self, sessions: SessionManager, engine: Engine, planning: Planning) -> None:
+        self._sessions = sessions
+        self._engine = engine
+        self._planning = planning
+
+    def apply(self) -> None:
+        """Take what waits and can be taken."""
+        for session, commands in self._sessions.take_changes(CHANGED_PER_TICK):
+            try:
+                self._apply(session, commands)
+            except Exception:
+                # Nobody knows what of it has changed.
+                log.exception("request %s: modifying it failed", session.request_id)
+                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
+
+    def _apply(self, session: Session, commands: list[Steering]) -> None:
+        """Each modification says all that is changed so far: the last one is enough."""
+        modifications = [command for command in commands if isinstance(command, Modify)]
+        refusal = self._modify(session, modifications[-1]) if modifications else None
+        for command in commands:
+            self._sessions.put(session, Steered(command, refusal if isinstance(command, Modify) else None))
+        self._settle(session)
+
+    def _modify(self, session: Session, command: Modify) -> str | None:
+        """Why it was refused, if it was."""
+        request, prepared, wanted = session.request, session.prepared, command.request
+        assert request is not None
+        assert prepared is not None
+        try:
+            session.prepared = self._engine.change(prepared, wanted, session.generated)
+        except RequestError as error:
+            return error.message
+        # Its id and its class are what they were.
+        session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
+        return None
+
+    def _settle(self, session: Session) -> None:
+        """An answer may be long enough now, or need more cells than are free: then it waits in the queue for them."""
+        assert session.prepared is not None
+        if len(session.generated) >= session.prepared.max_tokens:
+            self._sessions.finish(session, FinishReason.LENGTH)
+        elif session.slot is not None:
+            self._planning.resize(session)
