@@ -75,7 +75,7 @@ async def _ask_until(until: float, address: str, texts: Iterator[str]) -> list[S
 async def prefixes(address: str, n_words: int, n_clients: int) -> Trace:
     """All at once, with a prefix that one other question had before."""
     await warm_up(SSE, address, n_clients)
-    for texts in (warm_up_prompts(1), prompts(n_clients)):
+    for texts in (warm_up_prompts(1), chat_questions(n_clients)):
         asked = [ServerSentEvents(text, PREFIX_TOKENS, reuse=True) for text in prefixed(n_words, texts)]
         trace = await ask_all(address, asked)
     return trace

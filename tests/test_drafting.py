@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from umaserve.config import Config
+from umaserve.engine import drafting
 from umaserve.engine.batch import Batch
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.model import Model, find
@@ -47,7 +48,8 @@ def shared(model: Model) -> Iterator[Drafter]:
 
 
 @pytest.fixture
-def drafter(shared: Drafter) -> Drafter:
+def drafter(shared: Drafter, monkeypatch: pytest.MonkeyPatch) -> Drafter:
+    monkeypatch.setattr(drafting, "CATCHING_UP", CONFIG.n_batch)
     for slot in range(CONFIG.parallel):
         shared.forget(slot)
     return shared

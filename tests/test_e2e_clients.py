@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from daemon import Daemon, Wire, frame
 
+from umaserve.serving.speculation import MOST_GUESSES
+
 LONG = {"max_tokens": 500, "ignore_eos": True}
 SMALL_BUFFERS = ("--tx-high-water", "1KiB", "--max-tokens", "2000", "--n-ctx", "4096")
 
@@ -33,7 +35,8 @@ def test_a_stopped_reader_stops_its_own_stream_only_and_goes_on_where_it_was(own
         generated = values["tokens_generated_total"]
         assert generated < 250
         assert daemon.ask("Once", max_tokens=20, ignore_eos=True)[-1]["reason"] == "length"
-        assert daemon.metrics()["tokens_generated_total"] <= generated + 20 + 1
+        # One tick of the stopped stream was under way, which may have had guesses.
+        assert daemon.metrics()["tokens_generated_total"] <= generated + 20 + 1 + MOST_GUESSES
         events = slow.receive_all()
     *tokens, end = events
     assert end["usage"]["completion_tokens"] == len(tokens) == 250

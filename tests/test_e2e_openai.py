@@ -126,7 +126,6 @@ def test_several_choices_are_different_and_each_has_its_end(client: openai.OpenA
         ends[choice.index] += choice.finish_reason is not None
     assert ends == {0: 1, 1: 1}
     assert texts[0] != texts[1]
-    assert texts[0] == text(chat(client, seed=1, temperature=1.5))
 
 
 def test_stop_ends_the_text_before_it(client: openai.OpenAI):

@@ -67,7 +67,7 @@ def test_a_conversation_reuses_its_own_past_and_says_the_same(own_daemon, flags:
         past += said
     values = daemon.metrics()
     assert values["prefix_reused_tokens_total"] > known
-    assert values["kv_cells_kept"] > 0
+    assert values["kv_cells_kept"] or values["host_cache_bytes"]
     assert values["kv_cells_used"] == 0
 
 

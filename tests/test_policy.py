@@ -159,9 +159,9 @@ def test_rule_1_every_stream_gets_its_token_save_for_background_ones_without_tim
     left_out = [stream for stream in staying if stream not in decoded(snapshot, the_plan)]
     if not left_out:
         return
-    taken = [one for one in decoded(snapshot, the_plan) if one.priority is BACKGROUND]
+    taken = [one for one in decoded(snapshot, the_plan) if in_background(one)]
     evicted = [stream for stream in snapshot.streams if stream.id in the_plan.evict]
-    assert all(stream.priority is BACKGROUND for stream in left_out)
+    assert all(in_background(stream) for stream in left_out)
     assert taken or evicted, "at least one has its turn, unless it has just lost its place"
     assert max((s.last_token_at for s in taken), default=0) <= min(s.last_token_at for s in left_out), "in turns"
     planned = len(the_plan.decode) + len(evicted)
@@ -381,18 +381,18 @@ PLANS = {
     "more streams than rows": (snapshot([prompt(3)], [Stream(1, 0.1), Stream(2, 0.1)], batch_tokens=1), did((1,))),
     # 0.2 s of a tick, less 0.002 fixed, at 3.05 ms a row
     "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 64),))),
-    # 0.9 * 0.1 s, less 0.002 + 2 * 4.05 ms, at 3.05 ms a row
+    # 0.95 * 0.1 s, less 0.002 + 2 * 4.05 ms, at 3.05 ms a row
     "beside two streams": (
         snapshot([prompt(3, remaining=999)], [Stream(1, 0.1), Stream(2, 0.5)]),
-        did((1, 2), ((3, 26),)),
+        did((1, 2), ((3, 27),)),
     ),
     "a target that can't be kept": (snapshot([prompt(2, remaining=999)], [Stream(1, 0.001)]), did((1,), ((2, 2),))),
     # 6.05 ms of decoding, which the target just allows and its part that the plan uses does not
-    "the floor": (snapshot([prompt(2)], [Stream(1, 0.0061)]), did((1,), ((2, 2),))),
+    "the floor": (snapshot([prompt(2)], [Stream(1, 0.0061)]), did((1,), ((2, 1),))),
     "the floor, less than it": (snapshot([prompt(2, remaining=1)], [Stream(1, 0.0061)]), did((1,), ((2, 1),))),
     "the floor, shared": (
         snapshot([prompt(2, remaining=1), prompt(3, remaining=9)], [Stream(1, 0.0061)]),
-        did((1,), ((2, 1), (3, 1))),
+        did((1,), ((2, 1),)),
     ),
     # 0.2 s of decoding leave 0.05 s as the least share of a tick, at 0.9 ms a row
     "a lost target where decoding takes as long as an idle tick": (
@@ -400,7 +400,7 @@ PLANS = {
         did((1,), ((2, 55),)),
     ),
     "background streams take turns": (
-        snapshot([], [Stream(1, 0.01), *(Stream(n, 1.0, BACKGROUND, last_token_at=-n) for n in (2, 3, 4))]),
+        snapshot([], [Stream(1, 0.01), *(Stream(n, 1.0, BACKGROUND, NOW - 1, last_token_at=-n) for n in (2, 3, 4))]),
         did((1, 4)),
     ),
     "the background that came last gives way": (
@@ -470,7 +470,7 @@ PLANS = {
         snapshot(
             [prompt(2, remaining=99, started=True), prompt(3)], [Stream(1, 0.001)], free_slots=0, held=[Held(8, 9)]
         ),
-        did((1,), ((2, 2),)),
+        did((1,), ((2, 1),)),
     ),
     "not for one that has started": (
         snapshot([prompt(1, started=True)], free_slots=0, free_cells=0, held=[Held(8, 20)]),
@@ -676,7 +676,7 @@ def test_a_linear_cost_is_learned_from_noisy_ticks(true: Cost, seed: int) -> Non
     model = CostModel()
     for tick in ticks(true, 0.05, seed, 200):
         model.observe(*tick)
-    assert worst_error(model, true) < 0.08
+    assert worst_error(model, true) < 0.1
 
 
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _ADVICE = "; choose a smaller model of the same family"
 
+CATCHING_UP = 32
+
 _SAMPLED = object()
 """In a run's ``sampler``: the batch only asks whether there is one."""
 
@@ -69,14 +71,14 @@ class Drafter:
         """For each of ``wanted`` the ``most`` tokens that the model finds likeliest after ``sequence``, one by one.
 
         There are fewer where an answer ends before, and none where the sequence doesn't fit this model's context, or
-        where it isn't ready: a call computes one batch of the tokens that are new to this model, those of the
-        sequences that lack fewest first, so that a long prompt holds nobody up for longer than that.
+        where it isn't ready: a call computes at most ``CATCHING_UP`` of the tokens that are new to this model, those of
+        the sequences that lack fewest first, since all streams wait for it.
         """
         self._set_threads(threads)
         jobs = [_Guessing(runs[one.run].slot, one.sequence, one.most) for one in wanted]
         going = []
         missing: list[Run] = []
-        left = self._batch_tokens
+        left = min(self._batch_tokens, CATCHING_UP)
         for job in self._placed(jobs):
             tokens = job.sequence[job.kept : job.kept + left]
             if not tokens:

@@ -43,9 +43,9 @@ from umaserve.serving.ticks import Capacity, Outcome, Prepared, Release, Run, Ti
 
 log = logging.getLogger(__name__)
 
-KEPT_ON_CPU = 16
-"""The part of the KV cells that may be kept on a CPU, whose attention walks over all of them in every decode: 1,024
-cost some 5% of a tick, while what lies in host memory comes back in 10 us a token."""
+KEPT_ON_CPU, KEPT_BESIDE_HOST = 16, 256
+"""The part of the KV cells that may be kept on a CPU, without and with host memory for them. Attention walks over all
+cells in every decode: 1,024 cost 5 to 20% of a tick, while what lies in host memory comes back in 10 us a token."""
 
 
 def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
@@ -65,8 +65,8 @@ class LlamaEngine:
         self._adapters = LoraAdapters(model, config.lora)
         self._drafter = Drafter(config, model, lambda _fraction: True) if config.draft_model else None
         embeds = pools(model)
-        kept_cells = _kept_cells(model) if self._memory and model.sequences_can_be_cut else 0
-        host_bytes = config.host_cache_bytes if kept_cells else 0
+        reuses = self._memory and model.sequences_can_be_cut
+        host_bytes = config.host_cache_bytes if reuses else 0
         self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
             # Where llama.cpp's limit leaves no sequence for embeddings, one stream less runs at once.
@@ -76,7 +76,8 @@ class LlamaEngine:
             batch_tokens=config.n_batch,
             threads=max(model.n_threads, model.n_threads_batch),
             sequences=model.n_seq_max - embeds,
-            kept_cells=kept_cells,
+            # Embeddings need cells too, and nobody makes way for them.
+            kept_cells=max(1, _kept_cells(model, host_bytes) - embeds * config.n_ubatch) if reuses else 0,
             host_bytes=host_bytes,
             saved_bytes=saved_bytes(model, self._batch) if host_bytes else (0, 0),
             drafts=self._drafter is not None,
@@ -274,5 +275,7 @@ class LlamaEngine:
         self._model.free()
 
 
-def _kept_cells(model: Model) -> int:
-    return model.n_ctx if llama_cpp.llama_supports_gpu_offload() else model.n_ctx // KEPT_ON_CPU
+def _kept_cells(model: Model, host_bytes: int) -> int:
+    if llama_cpp.llama_supports_gpu_offload():
+        return model.n_ctx
+    return max(1, model.n_ctx // (KEPT_BESIDE_HOST if host_bytes else KEPT_ON_CPU))

@@ -28,7 +28,8 @@ class HostMemory:
 
     def __init__(self, n_bytes: int) -> None:
         self._bytes = n_bytes
-        self._map = mmap.mmap(-1, n_bytes)
+        # Private, since shared pages outlive being given back.
+        self._map = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._ready = 0
         """Bytes from the start whose pages are there, or asked for."""
@@ -58,5 +59,5 @@ class HostMemory:
             offset, size = self._wanted.get()
             # By ctypes, which lets the other threads run meanwhile, as mmap's own method does not.
             if _libc.madvise(self._address + offset, size, _POPULATE_WRITE):
+                # They come when they are written to.
                 log.debug("pages are not made ready: %s", os.strerror(ctypes.get_errno()))
-                return

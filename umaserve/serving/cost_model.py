@@ -16,7 +16,14 @@ MIN_TICK_S = 1e-6
 """A coarse clock may show no time at all for a tick, which would be an infinite weight."""
 
 _PRIOR_S = (2e-3, 5e-3, 5e-3, 0.0)
-_PRIOR_WEIGHT = 1e-3
+_PRIOR_WEIGHTS = (1e-3, 1e-3, 1e-3, 0.01)
+"""Attention's is large: what is cached grows with everything else, and would be blamed for all of it."""
+
+CORRECTING = 0.4
+MOST_WRONG = 2.0
+"""What one tick, or all of them, can change the correction by."""
+LATE_SHARE, MARGIN_STEP, MOST_MARGIN = 0.05, 0.1, 1.5
+"""The share of ticks that may take longer than was foreseen, and how fast the margin for it is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,16 @@ class CostModel:
         self._xx = np.zeros((4, 4))
         self._xy = np.zeros(4)
         self._cost = Cost()
+        self._correction = 1.0
+        self._margin = 1.1
         self._new: list[tuple[float, float, float, float, float]] = []
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
         rows = decode_rows + prefill_rows
+        if prefill_rows:
+            foreseen = self.cautious.seconds(decode_rows, prefill_rows, cached)
+            self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Many at once cost hardly more than one, and a tick is not the time to find out.
         self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
         if len(self._new) >= MOST_NEW:
@@ -76,6 +88,19 @@ class CostModel:
             self._fold()
             self._cost = self._solved()
         return self._cost
+
+    @property
+    def cautious(self) -> Cost:
+        """What only a ``LATE_SHARE`` of ticks with prefill takes longer than, by what the last ones took. Rows cost
+        less in large batches than in small ones, and boxes change within a second: of late counts more than ever."""
+        return self.cost.times(self._correction * self._margin)
+
+    def _correct(self, late: float) -> None:
+        """``late``: how long a tick took, by what was foreseen."""
+        ratio = min(max(late * self._margin, 1 / MOST_WRONG), MOST_WRONG)
+        self._correction = min(max(self._correction * ratio**CORRECTING, 1 / MOST_WRONG), MOST_WRONG)
+        self._margin *= 1 + MARGIN_STEP * ((1 - LATE_SHARE) if late > 1 else -LATE_SHARE)
+        self._margin = min(max(self._margin, 1.0), MOST_MARGIN)
 
     def _fold(self) -> None:
         observed = np.array(self._new)
@@ -93,7 +118,7 @@ class CostModel:
         self._xy = FORGETTING ** len(x) * self._xy + weighted @ (seconds / scale)
 
     def _solved(self) -> Cost:
-        ridge = _PRIOR_WEIGHT * (np.diag(self._xx) + 1e-9)
+        ridge = np.array(_PRIOR_WEIGHTS) * (np.diag(self._xx) + 1e-9)
         theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * self._prior)
         fixed, decode, prefill, attention = (max(0.0, float(value)) for value in theta)
         return Cost(fixed, decode, max(prefill, 1e-7), attention)

@@ -63,7 +63,7 @@ class ThreadGovernor:
     def cost(self) -> Cost:
         """Of a tick with the present number of threads."""
         if self.threads == self._most or not self._late[self.threads]:
-            return self._model.cost
+            return self._model.cautious
         return self._reference.times(self._slowness(self.threads))
 
     def observe(

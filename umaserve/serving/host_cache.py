@@ -18,8 +18,8 @@ class Place(NamedTuple):
 
 
 class HostCache:
-    """A ring: what is saved goes behind what was saved before it, over what is oldest. A sequence that is used again is
-    saved again when it ends, so that the oldest is also the one used longest ago.
+    """A ring: what is saved goes behind what was saved before it, over what is oldest. A sequence that is continued is
+    saved again when it ends, so that the oldest is mostly the one used longest ago too.
 
     One piece of memory that is written over and over, since on many boxes getting fresh pages from the kernel takes
     longer than copying to them.

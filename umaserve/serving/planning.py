@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from umaserve.messages import Priority
@@ -11,13 +12,16 @@ from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
 from umaserve.serving.sessions import Session, SessionManager, State
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MOST_GUESSES
-from umaserve.serving.ticks import Adapters, Capacity, Draft, Load, Run, Tick
+from umaserve.serving.ticks import Adapters, Capacity, Copy, Draft, Load, Run, Tick
 
-MIN_FOLLOWED = 16
-"""A prompt waits for another that is being computed where so many tokens more could then be reused."""
+LOOKED_UP = 4
+"""Waiting prompts for which it is looked up before one tick what they can reuse: a long one takes its time."""
 
 DRAFTING_LEARNED = 0.1
 """Weight of the latest tick in what a guess by the draft model takes."""
+
+DRAFTING_FORGOTTEN = 0.99
+"""What is left of it after a tick without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,12 @@ class Planning:
 
     def start_anew(self, work: Work) -> None:
         """What should have been brought back for sessions of ``work`` was not: trust nothing that is kept."""
-        lost = {move.slot for move in work.tick.moves if isinstance(move, Load)}
+        lost = set()
+        for move in work.tick.moves:
+            if isinstance(move, Load):
+                lost.add(move.slot)
+            elif isinstance(move, Copy) and move.source in lost:
+                lost.add(move.target)
         self.slots.forget_kept()
         for session in work.sessions:
             if session.slot in lost:
@@ -94,20 +103,32 @@ class Planning:
                 if session.running:
                     self.evict(session)
 
+    def begin_anew(self) -> None:
+        """Trust nothing that any sequence holds: those that have one compute it again."""
+        self.slots.begin_anew()
+        for session in list(self.slots.holders):
+            session.computed = 0
+            if session.running:
+                self.evict(session)
+
     def resize(self, session: Session) -> None:
         """Its answer may now get longer or shorter; it loses its place where there are too few cells."""
         if not self.slots.promise(session, _cells(session)):
             self.evict(session)
 
-    def prompt_done(self, session: Session) -> None:
-        """Others may now begin with its prompt."""
-        self.slots.share(session, _sequence(session))
+    def prefilled(self, session: Session) -> None:
+        """More of its prompt is computed: others may begin with it."""
+        whole = session.computed == _length(session)
+        self.slots.share(session, _sequence(session)[: session.computed], whole=whole)
 
     def drafted(self, guesses: int, seconds: float) -> None:
         """Learn what the draft model takes."""
         if guesses:
             before = self._drafting_s or seconds / guesses
             self._drafting_s = before + DRAFTING_LEARNED * (seconds / guesses - before)
+        else:
+            # What was slow once is tried again some time.
+            self._drafting_s *= DRAFTING_FORGOTTEN
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
@@ -181,24 +202,33 @@ class Planning:
             adapters=prepared.adapters,
         )
 
-    def _prompts(self, sessions: Iterable[Session]) -> list[Prompt]:
+    def _prompts(self, sessions: Sequence[Session]) -> list[Prompt]:
+        stale = (s for s in sessions if s.slot is None and s.looked_at != self.slots.version)
+        for session in itertools.islice(stale, LOOKED_UP):
+            self._look_up(session)
         return [self._prompt(session) for session in sessions if session.slot is not None or not self._follows(session)]
 
+    def _look_up(self, session: Session) -> None:
+        """What it can reuse, and whom it does better to wait for, since that one computes more of it just now."""
+        owner, tokens = self._owner(session), _sequence(session)
+        session.looked_at = self.slots.version
+        session.reusable = self.slots.reusable(owner, tokens)
+        coming = self.slots.coming(owner, tokens)
+        session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
+
     def _follows(self, session: Session) -> bool:
-        """Whether a prompt does better to wait until another is computed that begins alike."""
-        if session.looked_at != self.slots.version:
-            owner, tokens = self._owner(session), _sequence(session)
-            session.looked_at = self.slots.version
-            session.reusable = self.slots.reusable(owner, tokens)
-            coming = self.slots.coming(owner, tokens)
-            follows = coming is not None and coming.length >= session.reusable + MIN_FOLLOWED
-            session.follows = coming.holder if coming is not None and follows else None
-        if session.follows is None:
+        """Whether it waits for another prompt that will be served before it in any case."""
+        leader = None if session.follows is None else self._sessions.find(session.follows)
+        if leader is None or leader.state is not State.PREFILL or leader.slot is None or leader.holds:
             return False
-        leader = self._sessions.get(session.follows)
         assert leader.request is not None
         assert session.request is not None
-        return not leader.holds and leader.request.priority <= session.request.priority
+        in_time = self._now() <= self._deadline(leader) <= self._deadline(session)
+        return in_time and leader.request.priority <= session.request.priority
+
+    def _deadline(self, session: Session) -> float:
+        assert session.request is not None
+        return session.requested_at + (session.request.target_ttft_s or self._targets.ttft_s)
 
     def _prompt(self, session: Session) -> Prompt:
         request, prepared = session.request, session.prepared

@@ -20,7 +20,8 @@ The rules, and why:
    want of them. Then those held longest give way and, for an interactive prompt, the background ones that came last,
    unless they have aged. They go on later where they were.
 8. Guesses at a stream's next tokens are verified with it when no prompt wants the time, as many as bring more tokens a
-   second than they cost, by the share of this stream's guesses that proved right.
+   second than they cost, by the share of this stream's guesses that proved right. They make a tick longer by at most
+   ``SLOWED_BY_GUESSES`` of what it takes the others.
 9. Runs with different LoRA adapters can't share a decode: each set of adapters has its tick in turn.
 """
 
@@ -33,12 +34,13 @@ from umaserve.messages import Priority
 from umaserve.serving.cost_model import MIN_TICK_S, Cost
 from umaserve.serving.ticks import Adapters
 
-PREFILL_FLOOR = 2
+PREFILL_FLOOR = 1
 LEAST_SHARE, MOST_SHARE = 0.2, 0.6
+SLOWED_BY_GUESSES = 0.25
 IDLE_TICK_S = 0.2
 AGING_S = 30.0
-HEADROOM = 0.9
-"""Part of the target that the plan uses: the model errs, and the token must still be sent."""
+HEADROOM = 0.95
+"""Part of the target that the plan uses: the token must still be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,13 @@ def plan(snapshot: Snapshot) -> Plan:
 
 
 def _in_turn(snapshot: Snapshot) -> list[Adapters]:
-    """The sets of adapters that have work, the one after the last tick's first."""
-    sets = list(dict.fromkeys([*(s.adapters for s in snapshot.streams), *(p.adapters for p in snapshot.prompts)]))
+    """The sets of adapters that have work, the one after the last tick's first. Of prompts that have not started, only
+    the most urgent one can be next."""
+    first = min(
+        (one for one in snapshot.prompts if not one.started), key=lambda one: _urgency(one, snapshot.now), default=None
+    )
+    prompts = [one.adapters for one in snapshot.prompts if one.started or one is first]
+    sets = list(dict.fromkeys([*(one.adapters for one in snapshot.streams), *prompts]))
     if snapshot.last_adapters in sets:
         after = sets.index(snapshot.last_adapters) + 1
         sets = sets[after:] + sets[:after]
@@ -141,7 +148,7 @@ def _in_turn(snapshot: Snapshot) -> list[Adapters]:
 def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
     streams = [stream for stream in snapshot.streams if stream.adapters == adapters]
     prompts = [prompt for prompt in snapshot.prompts if prompt.adapters == adapters]
-    urgent = [stream for stream in streams if stream.priority is Priority.INTERACTIVE] or streams
+    urgent = [stream for stream in streams if not _is_background(stream, snapshot.now)] or streams
     # Each set of adapters has only its part of the time between two tokens.
     target = min((stream.target_tbt_s for stream in urgent), default=IDLE_TICK_S) / n_sets
     if len(urgent) < len(streams):
@@ -220,7 +227,7 @@ def _with_background(
     """The urgent streams, and as many of the others as leave the budget kept, those that have waited longest first."""
     cost = snapshot.cost
     others = sorted(
-        (stream for stream in streams if stream.priority is not Priority.INTERACTIVE),
+        (stream for stream in streams if _is_background(stream, snapshot.now)),
         key=lambda stream: stream.last_token_at,
     )
     fitting = 1
@@ -261,6 +268,8 @@ def _guessing(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> t
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
     left_s = HEADROOM * target - tick_s
+    if len(streams) > 1:
+        left_s = min(left_s, SLOWED_BY_GUESSES * tick_s)
     left_rows = snapshot.batch_tokens - len(streams)
     guessing = []
     for stream in streams:

@@ -10,7 +10,6 @@ from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager, State
-from umaserve.serving.speculation import Repetition
 from umaserve.serving.ticks import Engine, Prepared, Worker
 
 log = logging.getLogger(__name__)
@@ -28,15 +27,11 @@ class Preparing:
         engine: Engine,
         worker: Worker,
         content_filter: ContentFilter | None,
-        *,
-        guesses: bool,
     ) -> None:
-        """``guesses``: whether what a text repeats is guessed."""
         self._sessions = sessions
         self._engine = engine
         self._worker = worker
         self._filter = content_filter
-        self._guesses = guesses
         self._waiting: list[Session] = []
         self._busy = False
         self._turn = 0
@@ -59,14 +54,13 @@ class Preparing:
         request = session.request
         assert request is not None
 
-        def prepared(result: tuple[Prepared, Repetition | None] | BaseException) -> None:
+        def prepared(result: Prepared | BaseException) -> None:
             self._busy = False
             if session.state is not State.PREFILL:
                 return
-            if isinstance(result, tuple):
-                session.prepared, session.repetition = result
-                text = session.prepared.text
-                session.text = AnswerText(text, None if self._filter is None else self._filter.stream())
+            if isinstance(result, Prepared):
+                session.prepared = result
+                session.text = AnswerText(result.text, None if self._filter is None else self._filter.stream())
             elif isinstance(result, RequestError):
                 self._sessions.fail(session, result)
             else:
@@ -87,12 +81,11 @@ class Preparing:
         if len(self._turns) > TENANTS_REMEMBERED:
             del self._turns[next(iter(self._turns))]
 
-    def _prepare(self, request: Generate) -> tuple[Prepared, Repetition | None]:
+    def _prepare(self, request: Generate) -> Prepared:
         """On the preparing thread."""
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        prepared = self._engine.prepare(request)
-        return prepared, Repetition(prepared.tokens) if self._guesses else None
+        return self._engine.prepare(request)
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All that the client puts before the model."""

@@ -14,6 +14,7 @@ from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning, Targets, Work
 from umaserve.serving.preparing import Preparing
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
+from umaserve.serving.speculation import Repetition
 from umaserve.serving.steering import Changes
 from umaserve.serving.ticks import Engine, Outcome, Run, TickResult, Worker
 
@@ -51,8 +52,8 @@ class Scheduler:
         self._targets = targets
         self._now = clock
         # A wrong guess has to be taken back, which is cutting a sequence short.
-        guesses = guesses and engine.capacity.kept_cells > 0
-        self._preparing = Preparing(sessions, engine, preparing, content_filter, guesses=guesses)
+        self._guesses = guesses and engine.capacity.kept_cells > 0
+        self._preparing = Preparing(sessions, engine, preparing, content_filter)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), idle_cores)
         self._planning = Planning(
             sessions, engine.capacity, targets, clock, self._started, shared_prefixes=shared_prefixes
@@ -130,6 +131,9 @@ class Scheduler:
         if isinstance(result, BaseException):
             log.error("a tick failed: requests %s", _ids(work.sessions), exc_info=result)
             result = TickResult(Outcome.FAILED, (), 0.0)
+            self._fail_all(work.sessions)
+            # Nobody knows how far its moves have come, and whose cells hold what.
+            self._planning.begin_anew()
         try:
             self._accept(work, result)
         except Exception:
@@ -138,7 +142,8 @@ class Scheduler:
         self.pump()
         # Learned after the next tick was submitted, which can do without what this one shows.
         if work.tick.runs and result.outcome is Outcome.DONE:
-            rows = work.decode_rows, work.prefill_rows
+            not_drafted = sum(draft.most for draft in work.tick.drafts) - sum(result.drafted)
+            rows = work.decode_rows - not_drafted, work.prefill_rows
             self._governor.observe(work.tick.threads, *rows, work.cached, result.seconds, self._now())
             over = work.budget_s is not None and result.seconds > work.budget_s
             self.metrics.observe_tick(result.seconds, sum(rows), over_budget=over, throttled=work.throttled)
@@ -184,6 +189,8 @@ class Scheduler:
                 self.metrics.prompt_tokens += len(run.tokens)
         # Of what was guessed it holds what was right, which all sampled tokens but the last one repeat.
         session.computed += len(run.tokens) - run.guesses + max(0, len(tokens) - 1)
+        if session.state is State.PREFILL:
+            self._planning.prefilled(session)
         if tokens and (run.guesses or session.guesses):
             self._count_guesses(session, run.guesses, len(tokens) - 1, drafted=False)
         for index, token in enumerate(tokens):
@@ -201,11 +208,12 @@ class Scheduler:
     def _take(self, session: Session, token: int, logprobs: Logprobs | None, now: float) -> None:
         """One sampled token."""
         if session.state is State.PREFILL:
-            self._planning.prompt_done(session)
             self._sessions.prompt_done(session)
         prepared, text = session.prepared, session.text
         assert prepared is not None
         assert text is not None
+        if self._guesses and session.repetition is None:
+            session.repetition = Repetition(prepared.tokens)
         if token in self._engine.end_tokens:
             self._sessions.finish(session, FinishReason.STOP)
             return

@@ -374,6 +374,10 @@ class SessionManager:
         """The running session of this id."""
         return self._running[session_id]
 
+    def find(self, session_id: int) -> Session | None:
+        """The same, if it runs still."""
+        return self._running.get(session_id)
+
     def running(self) -> Iterator[Session]:
         """Sessions with a request that has not ended, oldest first."""
         return iter(self._running.values())

@@ -96,8 +96,9 @@ class Slots:
         return self._source(owner, tokens).length
 
     def coming(self, owner: str, tokens: Sequence[int]) -> Match | None:
-        """The session, by its id, that computes the most of the first ``tokens`` just now."""
-        return self._coming.match(owner, tokens[:-1])
+        """The session, by its id, that computes the most of the first ``tokens`` just now, if that is worth reusing."""
+        found = self._coming.match(owner, tokens[:-1])
+        return found if found is not None and found.length >= MIN_REUSED else None
 
     def take(self, session: Session, room: Room) -> int:
         """Give ``session`` a slot, of which there must be a free one; ``session.computed`` is what it can reuse."""
@@ -113,6 +114,9 @@ class Slots:
         self._owners[slot] = room.owner
         session.slot, session.cells, session.computed = slot, room.cells, length
         self._promised += room.cells
+        if length:
+            # It is there before any other move that comes after this one: others may begin with it at once.
+            self._prefixes.put(slot, room.owner, room.tokens[:length])
         if self._most_kept:
             self._coming.put(session.id, room.owner, room.tokens)
             self.version += 1
@@ -128,10 +132,11 @@ class Slots:
         session.cells = cells
         return True
 
-    def share(self, session: Session, tokens: Sequence[int]) -> None:
-        """``session`` has computed ``tokens``: others may begin with them."""
+    def share(self, session: Session, tokens: Sequence[int], *, whole: bool = True) -> None:
+        """``session`` has computed ``tokens``, and perhaps its ``whole`` prompt: others may begin with them."""
         if self._most_kept and session.slot is not None:
-            self._coming.remove(session.id)
+            if whole:
+                self._coming.remove(session.id)
             self._prefixes.put(session.slot, self._owners[session.slot], tokens)
             self.version += 1
 
@@ -169,6 +174,11 @@ class Slots:
         if self._host is not None and self._host.used_bytes:
             self._host.clear()
             self._moves.append(Shed())
+
+    def begin_anew(self) -> None:
+        """Trust nothing that any sequence holds: all are cleared. Those that have one are still to give it up."""
+        self.forget_kept()
+        self._moves += map(Release, [*self._free, *self._owners])
 
     def take_moves(self) -> list[Move]:
         """What the next tick does before its own work."""

@@ -8,6 +8,8 @@ NGRAM = 3
 """Tokens that have to be repeated before the one after them is guessed (prompt lookup decoding, Saxena 2023)."""
 
 MOST_GUESSES = 16
+MOST_INDEXED = 4096
+"""Tokens of the prompt, from its end, in which repetition is looked for: each takes some 140 bytes."""
 PRIOR = 0.6
 LEARNING, FORGETTING = 0.15, 0.005
 """How far a guess that was verified moves the acceptance, and a token without guesses moves it back to the prior: a
@@ -34,7 +36,7 @@ class Repetition:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.acceptance = Acceptance()
-        self._tokens = list(tokens)
+        self._tokens = list(tokens[-MOST_INDEXED:])
         self._after: dict[tuple[int, ...], int] = {}
         """By tokens, the position behind where they stood last."""
         for position in range(NGRAM, len(self._tokens)):
