@@ -195,6 +195,8 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
         allowed = IDLE_TICK_S
     elif decode_s <= target(snapshot.streams):
         allowed = HEADROOM * target(snapshot.streams)
+        if any(one.arrived_at + one.target_ttft_s < snapshot.now for one in snapshot.prompts):
+            allowed = max(allowed, decode_s / (1 - LEAST_SHARE))
     else:
         allowed = decode_s / (1 - MOST_SHARE)
     assert seconds <= allowed * (1 + 1e-9)
@@ -394,10 +396,19 @@ PLANS = {
         snapshot([prompt(2, remaining=1), prompt(3, remaining=9)], [Stream(1, 0.0061)]),
         did((1,), ((2, 1),)),
     ),
-    # 0.2 s of decoding leave 0.05 s as the least share of a tick, at 0.9 ms a row
+    # 0.09 s of decoding leave 5 ms, and as the least share of a tick 15.9 ms, at 1 ms a row
+    "a target that is barely kept": (
+        snapshot([prompt(2, remaining=99)], [Stream(1, 0.1)], cost=Cost(0.09, 0, 1e-3, 0)),
+        did((1,), ((2, 5),)),
+    ),
+    "a target that is barely kept, and a prompt that is late": (
+        snapshot([prompt(2, remaining=99, arrived_at=NOW - 5)], [Stream(1, 0.1)], cost=Cost(0.09, 0, 1e-3, 0)),
+        did((1,), ((2, 15),)),
+    ),
+    # 0.2 s of decoding leave 35.3 ms as the least share of a tick, at 0.9 ms a row
     "a lost target where decoding takes as long as an idle tick": (
         snapshot([prompt(2, remaining=999, target_ttft_s=1e9)], [Stream(1, 0.1)], cost=Cost(0.2, 0, 0.9e-3, 0)),
-        did((1,), ((2, 55),)),
+        did((1,), ((2, 39),)),
     ),
     "background streams take turns": (
         snapshot([], [Stream(1, 0.01), *(Stream(n, 1.0, BACKGROUND, NOW - 1, last_token_at=-n) for n in (2, 3, 4))]),

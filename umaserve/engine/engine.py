@@ -43,7 +43,7 @@ from umaserve.serving.ticks import Capacity, Outcome, Prepared, Release, Run, Ti
 
 log = logging.getLogger(__name__)
 
-KEPT_ON_CPU, KEPT_BESIDE_HOST = 16, 256
+KEPT_ON_CPU, KEPT_BESIDE_HOST = 16, 128
 """The part of the KV cells that may be kept on a CPU, without and with host memory for them. Attention walks over all
 cells in every decode: 1,024 cost 5 to 20% of a tick, while what lies in host memory comes back in 10 us a token."""
 

@@ -8,7 +8,8 @@ The rules, and why:
    target among the running streams, by the cost model. At least ``PREFILL_FLOOR`` all the same, so that a target that
    is barely kept does not stop prompts for ever.
 3. Where decoding alone breaks that target, it is lost, and the deadlines for first tokens decide: prefill gets the
-   share of the time that they need, from ``LEAST_SHARE`` to ``MOST_SHARE``.
+   share of the time that they need, from ``LEAST_SHARE`` to ``MOST_SHARE``. A prompt that has missed its deadline gets
+   the least share in any case, or streams that barely keep their target would let nobody in.
 4. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
    a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.)
 5. Prompts go by class, then by deadline; those that have missed theirs go behind those that can still keep it, or a
@@ -35,7 +36,7 @@ from umaserve.serving.cost_model import MIN_TICK_S, Cost
 from umaserve.serving.ticks import Adapters
 
 PREFILL_FLOOR = 1
-LEAST_SHARE, MOST_SHARE = 0.2, 0.6
+LEAST_SHARE, MOST_SHARE = 0.15, 0.6
 SLOWED_BY_GUESSES = 0.25
 IDLE_TICK_S = 0.2
 AGING_S = 30.0
@@ -244,6 +245,8 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
         share = _needed_share(snapshot, prompts)
         # Where decoding takes nearly IDLE_TICK_S or more by itself, prefill still has its least share.
         seconds = min(decode_s / (1 - share), max(decode_s / (1 - LEAST_SHARE), IDLE_TICK_S))
+    elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
+        seconds = max(seconds, decode_s / (1 - LEAST_SHARE))
     rows = cost.prefill_rows_within(seconds, decode_rows, cached)
     return min(max(rows, PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
 
