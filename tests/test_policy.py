@@ -124,8 +124,8 @@ def decoded(snapshot: Snapshot, the_plan: Plan) -> list[Stream]:
 
 
 def target(streams: Sequence[Stream]) -> float:
-    """The tightest of the interactive streams, or of all where there are none."""
-    urgent = [stream for stream in streams if stream.priority is INTERACTIVE] or streams
+    """The tightest of the streams that are not in the background, or of all where there are none."""
+    urgent = [stream for stream in streams if not in_background(stream)] or streams
     return min(stream.target_tbt_s for stream in urgent)
 
 
