@@ -11,7 +11,8 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Command, Finished, FinishReason, Generate, Output, Token
 from umaserve.net.loop import Loop
 from umaserve.protocol.dialect import Reply
-from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
+from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
+from umaserve.serving.states import State
 
 WINDOW = 60.0
 OUTPUT_BYTES = LOST_BYTES

@@ -36,8 +36,9 @@ from umaserve.serving.planning import Targets
 from umaserve.serving.policy import AGING_S, MOST_SHARE
 from umaserve.serving.preparing import TENANTS_REMEMBERED
 from umaserve.serving.scheduler import PATIENCE_S, Scheduler
-from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
+from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
 from umaserve.serving.slots import MIN_REUSED
+from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
 from umaserve.serving.ticks import Outcome, Tick, TickResult
 

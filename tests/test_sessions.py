@@ -27,18 +27,8 @@ from umaserve.messages import (
     Token,
 )
 from umaserve.serving.answer_text import AnswerText
-from umaserve.serving.sessions import (
-    MAX_CHANGES,
-    RUNNING,
-    TRANSITIONS,
-    Event,
-    Hold,
-    Origin,
-    Session,
-    SessionManager,
-    State,
-    TransitionError,
-)
+from umaserve.serving.sessions import MAX_CHANGES, Hold, Origin, Session, SessionManager
+from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
 from umaserve.serving.ticks import Prepared
 
 REQUEST = Generate("r", "hello")

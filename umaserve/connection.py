@@ -26,7 +26,8 @@ from umaserve.messages import (
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.protocol.dialect import Dialect, Reply
 from umaserve.services import Services
-from umaserve.serving.sessions import Hold, Origin, State
+from umaserve.serving.sessions import Hold, Origin
+from umaserve.serving.states import State
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from umaserve.messages import Priority
 from umaserve.serving.cost_model import Cost
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
-from umaserve.serving.sessions import Session, SessionManager, State
+from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MOST_GUESSES
+from umaserve.serving.states import State
 from umaserve.serving.ticks import Adapters, Capacity, Copy, Draft, Load, Run, Tick
 
 LOOKED_UP = 4
@@ -88,7 +89,7 @@ class Planning:
         self._give_up(session)
         self._sessions.evicted(session)
 
-    def start_anew(self, work: Work) -> None:
+    def forget_lost(self, work: Work) -> None:
         """What should have been brought back for sessions of ``work`` was not: trust nothing that is kept."""
         lost = set()
         for move in work.tick.moves:
@@ -103,9 +104,9 @@ class Planning:
                 if session.running:
                     self.evict(session)
 
-    def begin_anew(self) -> None:
+    def distrust_all(self) -> None:
         """Trust nothing that any sequence holds: those that have one compute it again."""
-        self.slots.begin_anew()
+        self.slots.distrust_all()
         for session in list(self.slots.holders):
             session.computed = 0
             if session.running:

@@ -9,7 +9,8 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.sessions import Session, SessionManager, State
+from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.states import State
 from umaserve.serving.ticks import Engine, Prepared, Worker
 
 log = logging.getLogger(__name__)

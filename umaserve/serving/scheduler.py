@@ -13,8 +13,9 @@ from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning, Targets, Work
 from umaserve.serving.preparing import Preparing
-from umaserve.serving.sessions import Hold, Origin, Session, SessionManager, State
+from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
 from umaserve.serving.speculation import Repetition
+from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
 from umaserve.serving.ticks import Engine, Outcome, Run, TickResult, Worker
 
@@ -133,7 +134,7 @@ class Scheduler:
             result = TickResult(Outcome.FAILED, (), 0.0)
             self._fail_all(work.sessions)
             # Nobody knows how far its moves have come, and whose cells hold what.
-            self._planning.begin_anew()
+            self._planning.distrust_all()
         try:
             self._accept(work, result)
         except Exception:
@@ -158,7 +159,7 @@ class Scheduler:
                     error = RequestError(Fault.MEMORY_PRESSURE, "request: the KV cache is full; try again later")
                     self._sessions.fail(youngest, error)
             case Outcome.CACHE_LOST:
-                self._planning.start_anew(work)
+                self._planning.forget_lost(work)
             case Outcome.FAILED:
                 self._fail_all(work.sessions)
             case Outcome.DONE:

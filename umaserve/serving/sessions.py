@@ -29,56 +29,11 @@ from umaserve.messages import (
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.rates import Limits
 from umaserve.serving.speculation import Acceptance, Repetition
+from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
 from umaserve.serving.ticks import Prepared
 
 log = logging.getLogger(__name__)
 
-
-class State(enum.Enum):
-    """Contract: uds-framed-json, State Machine."""
-
-    RECV_REQ = "RECV_REQ"
-    """No request yet."""
-    PREFILL = "PREFILL"
-    """The prompt waits or is being computed."""
-    DECODE = "DECODE"
-    """The stream gets a token in each tick."""
-    STREAM = "STREAM"
-    """No more tokens are computed for now: the reader is behind, or has paused the stream, or is gone for a while."""
-    DONE = "DONE"
-    ERRORED = "ERRORED"
-
-
-class Event(enum.Enum):
-    """What moves a session."""
-
-    REQUEST = "request"
-    PROMPT_DONE = "prompt done"
-    HOLD = "hold"
-    RELEASE = "release"
-    EVICT = "evict"
-    FINISH = "finish"
-    FAIL = "fail"
-
-
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.RECV_REQ, Event.REQUEST): State.PREFILL,
-    (State.RECV_REQ, Event.FINISH): State.DONE,
-    (State.PREFILL, Event.PROMPT_DONE): State.DECODE,
-    (State.PREFILL, Event.EVICT): State.PREFILL,
-    (State.PREFILL, Event.FINISH): State.DONE,
-    (State.PREFILL, Event.FAIL): State.ERRORED,
-    (State.DECODE, Event.HOLD): State.STREAM,
-    (State.DECODE, Event.EVICT): State.PREFILL,
-    (State.DECODE, Event.FINISH): State.DONE,
-    (State.DECODE, Event.FAIL): State.ERRORED,
-    (State.STREAM, Event.RELEASE): State.DECODE,
-    (State.STREAM, Event.EVICT): State.PREFILL,
-    (State.STREAM, Event.FINISH): State.DONE,
-    (State.STREAM, Event.FAIL): State.ERRORED,
-}
-
-RUNNING = frozenset({State.PREFILL, State.DECODE, State.STREAM})
 
 MAX_CHANGES = 8
 """Changes to one request that may wait for the end of a tick."""
@@ -112,10 +67,6 @@ class Origin:
     @property
     def tenant(self) -> str:
         return f"key:{self.key}" if self.key else self.peer
-
-
-class TransitionError(Exception):
-    """A move that the table does not hold: our own mistake, never the client's."""
 
 
 @dataclass(slots=True, eq=False)

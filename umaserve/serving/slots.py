@@ -175,7 +175,7 @@ class Slots:
             self._host.clear()
             self._moves.append(Shed())
 
-    def begin_anew(self) -> None:
+    def distrust_all(self) -> None:
         """Trust nothing that any sequence holds: all are cleared. Those that have one are still to give it up."""
         self.forget_kept()
         self._moves += map(Release, [*self._free, *self._owners])
