@@ -211,6 +211,16 @@ def test_metrics_prints_a_table(daemon: Daemon):
     assert ["state", "ready"] in [line.split() for line in result.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("command", [["metrics"], ["ask", "--raw", "Once upon a time", "--max-tokens", "200"]])
+def test_a_reader_that_has_seen_enough_is_no_error(daemon: Daemon, command: list[str]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    whole = [sys.executable, "-m", "umaserve", command[0], "--socket", daemon.path, *command[1:]]
+    done = subprocess.run(whole, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_no_daemon_is_one_line_that_says_what_to_do(tmp_path: Path):
     for command in (["ask", "Hi"], ["metrics"]):
         result = run(command[0], "--socket", str(tmp_path / "none"), *command[1:])

@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"umaserve: {error}", file=sys.stderr)
         return 2
+    except _ReaderLeftError:
+        # Python would write what is left at its end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -134,9 +138,16 @@ def _cancel_on_interrupt(stream: Stream) -> None:
     signal.signal(signal.SIGINT, cancel)
 
 
+class _ReaderLeftError(Exception):
+    """Whoever read our output, such as head, has seen enough."""
+
+
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise _ReaderLeftError from None
 
 
 def _metrics(arguments: Sequence[str]) -> int:
@@ -148,12 +159,11 @@ def _metrics(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _unreachable(options.socket, error)
     if options.json:
-        print(orjson.dumps(event).decode())
+        _write(orjson.dumps(event).decode() + "\n")
         return 0
     del event["event"]
     width = max(map(len, event))
-    for name, value in event.items():
-        print(f"{name:<{width}}  {value}")
+    _write("".join(f"{name:<{width}}  {value}\n" for name, value in event.items()))
     return 0
 
 
