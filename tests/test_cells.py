@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -104,10 +105,11 @@ class Computer:
         assert found, moves
         if not runs:
             return []
-        rows = self._batch.fill(runs)
+        self._batch.fill(runs)
         code = llama_cpp.llama_decode(self.model.context, self._batch.native)
         assert code == 0
-        return [None if row is None else self._logits(row) for row in rows]
+        ends = itertools.accumulate(len(run.tokens) for run in runs)
+        return [None if run.sampler is None else self._logits(end - 1) for run, end in zip(runs, ends, strict=True)]
 
     def held(self, slot: int) -> int:
         """How many tokens llama.cpp has of a sequence, which has no gap."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from umaserve.cores import IdleCores, usable_cores
+from umaserve.cores import CoreCounter, usable_cores
 
 
 class Box:
@@ -123,31 +124,41 @@ def test_this_process_has_a_core() -> None:
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
-class Idling:
-    """A kernel that counts idle time in hundredths of a second, and a clock."""
+class Kernel:
+    """It counts in hundredths of a second; a clock, and what this process took."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stat = root / "stat"
-        self.now = 0.0
+        self.now = self.own = 0.0
         self.count(0)
+        monkeypatch.setattr(os, "sysconf", lambda name: 100)
+        monkeypatch.setattr(time, "process_time", lambda: self.own)
 
-    def count(self, idle: int, waiting: int = 0) -> None:
-        self.stat.write_text(f"cpu  9 9 9 {idle} {waiting} 0 0 0 0 0\ncpu0 9 9 9 9 9 0 0 0 0 0\n")
-
-
-def test_idle_cores_are_counted_over_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 100)
-    kernel = Idling(tmp_path)
-    idle_cores = IdleCores(lambda: kernel.now, tmp_path)
-    assert idle_cores() is None, "nothing was counted yet"
-    kernel.now, _ = 1.0, kernel.count(100, 50)
-    assert idle_cores() == 1.5
-    kernel.now, _ = 1.1, kernel.count(100, 50)
-    assert idle_cores() == 1.5, "the window is too short to say anything else"
-    kernel.now = 2.0
-    assert idle_cores() == 0.0
+    def count(self, idle: int, waiting: int = 0, user: int = 0, stolen: int = 0) -> None:
+        self.stat.write_text(f"cpu  {user} 9 9 {idle} {waiting} 0 0 {stolen} 7 7\ncpu0 9 9 9 9 9 0 0 0 0 0\n")
 
 
-def test_idle_cores_are_unknown_where_the_kernel_hides_them(tmp_path: Path) -> None:
+def test_cores_are_counted_over_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(tmp_path, monkeypatch)
+    use = CoreCounter(lambda: kernel.now, tmp_path)
+    assert use() is None, "nothing was counted yet"
+    kernel.now, kernel.own, _ = 1.0, 0.25, kernel.count(100, 50, user=25, stolen=25)
+    assert use() == (1.5, 0.25)
+    kernel.now, _ = 1.1, kernel.count(300)
+    assert use() == (1.5, 0.25), "the window is too short to say anything else"
+    kernel.now, _ = 2.0, kernel.count(100, 50, user=75, stolen=25)
+    assert use() == pytest.approx((0.0, 0.5))
+
+
+def test_a_process_that_counts_finer_than_the_kernel_has_no_negative_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel(tmp_path, monkeypatch)
+    use = CoreCounter(lambda: kernel.now, tmp_path)
+    kernel.now, kernel.own = 1.0, 0.009
+    assert use() == (0.0, 0.0)
+
+
+def test_cores_are_unknown_where_the_kernel_hides_them(tmp_path: Path) -> None:
     now = iter(range(10))
-    assert IdleCores(lambda: next(now), tmp_path)() is None
+    assert CoreCounter(lambda: next(now), tmp_path)() is None

@@ -41,10 +41,10 @@ def greedy_by_hand():
         llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
         tokens, start, steps = model.tokenize(prompt), 0, []
         while len(steps) < n:
-            (row,) = batch.fill([Run(0, start, tokens, object())])
+            batch.fill([Run(0, start, tokens, object())])
             assert llama_cpp.llama_decode(model.context, batch.native) == 0
             start += len(tokens)
-            logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(model.context, row), (model.n_vocab,))
+            logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(model.context, -1), (model.n_vocab,))
             steps.append(logits.copy())
             tokens = [int(np.argmax(logits))]
         return steps

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from umaserve.cores import CoreUse
 from umaserve.serving.governor import BLIND_FACTOR, MOST_PATIENCE_S, ThreadGovernor
 
 
@@ -20,10 +21,11 @@ class Box:
         self.tells = tells
         self.random = random.Random(seed)
         self.used: list[int] = []
-        self.governor = ThreadGovernor(cores, self.now, self.idle_cores)
+        self.governor = ThreadGovernor(cores, self.now, self.core_use)
 
-    def idle_cores(self) -> float | None:
-        return max(0.0, self.cores - self.taken - self.governor.threads) if self.tells else None
+    def core_use(self) -> CoreUse | None:
+        idle = max(0.0, self.cores - self.taken - self.governor.threads)
+        return CoreUse(idle, self.taken) if self.tells else None
 
     def seconds(self, threads: int, rows: int = 1) -> float:
         alone = 0.012 * rows / threads
@@ -90,6 +92,21 @@ def test_trials_without_a_word_of_the_kernel_get_rarer() -> None:
     box.used.clear()
     assert box.run(BLIND_FACTOR * MOST_PATIENCE_S) > 0.9
     assert 0 < box.used.count(2) < 20
+
+
+def test_fewer_are_not_even_tried_on_a_box_that_the_kernel_calls_idle() -> None:
+    box = Box()
+    box.run(60)
+    assert set(box.used) == {2}
+
+
+def test_fewer_are_tried_when_ticks_get_slower_whatever_the_kernel_says() -> None:
+    box = Box()
+    box.run(8)
+    box.core_use = lambda: CoreUse(0.0, 0.0)  # type: ignore[method-assign]
+    box.governor._core_use = box.core_use
+    box.taken = 1
+    assert box.run(4) > 0.9
 
 
 def test_a_single_tick_that_was_held_up_changes_nothing() -> None:

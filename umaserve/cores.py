@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -48,33 +50,47 @@ def _text(path: Path) -> str:
         return ""
 
 
-class IdleCores:
-    """How many of the box's cores did nothing, over the last ``WINDOW_S`` or more, by the kernel's count (proc(5))."""
+class CoreUse(NamedTuple):
+    """Of the box's cores, those that did nothing and those that other programs had; a half is one for half the time."""
+
+    idle: float
+    others: float
+
+
+class CoreCounter:
+    """How the box's cores were used, over the last ``WINDOW_S`` or more, by the kernel's count (proc(5))."""
 
     WINDOW_S = 0.25
 
     def __init__(self, clock: Callable[[], float], proc: Path = PROC) -> None:
         self._clock = clock
         self._proc = proc
-        self._read_at, self._idle_s = clock(), self._total_idle_s()
-        self._cores: float | None = None
+        self._read_at, self._counted = clock(), self._count()
+        self._use: CoreUse | None = None
 
-    def __call__(self) -> float | None:
+    def __call__(self) -> CoreUse | None:
         """``None`` where the kernel does not say, or has not for long enough."""
         now = self._clock()
-        if now - self._read_at >= self.WINDOW_S:
-            idle_s, before_s = self._total_idle_s(), self._idle_s
-            if idle_s is None or before_s is None:
-                self._cores = None
+        window_s = now - self._read_at
+        if window_s >= self.WINDOW_S:
+            counted, before = self._count(), self._counted
+            if counted is None or before is None:
+                self._use = None
             else:
-                self._cores = (idle_s - before_s) / (now - self._read_at)
-            self._read_at, self._idle_s = now, idle_s
-        return self._cores
+                idle_s, busy_s, own_s = (late - early for late, early in zip(counted, before, strict=True))
+                self._use = CoreUse(idle_s / window_s, max(0.0, busy_s - own_s) / window_s)
+            self._read_at, self._counted = now, counted
+        return self._use
 
-    def _total_idle_s(self) -> float | None:
+    def _count(self) -> tuple[float, float, float] | None:
+        """Seconds in which the cores were idle, were busy, and were busy with this process."""
         try:
             fields = (self._proc / "stat").read_text().partition("\n")[0].split()
         except OSError:
             return None
-        # "cpu", user, nice, system, idle, iowait: who waits for a disk is idle too.
-        return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+        # "cpu", user, nice, system, idle, iowait, irq, softirq, steal; who waits for a disk is idle too, and guests'
+        # time, after these, is in the user's.
+        ticks = [int(field) for field in fields[1:9]]
+        idle = ticks[3] + ticks[4]
+        hertz = os.sysconf("SC_CLK_TCK")
+        return idle / hertz, (sum(ticks) - idle) / hertz, time.process_time()

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from umaserve.config import Config
-from umaserve.cores import IdleCores
+from umaserve.cores import CoreCounter
 from umaserve.detached import Detached
 from umaserve.engine.worker import WorkerThread
 from umaserve.entrances import Entrances
@@ -187,7 +187,7 @@ class Server:
             self._content_filter,
             self._admission.spend,
             self._serving_metrics,
-            IdleCores(self._loop.now),
+            CoreCounter(self._loop.now),
             shared_prefixes=self._config.shared_prefix_cache,
             guesses=self._config.speculation,
         )

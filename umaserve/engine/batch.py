@@ -35,24 +35,24 @@ class Batch:
             logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, runs: Sequence[Run], *, every_row: bool = False) -> list[int | None]:
-        """Lay out ``runs`` one after another; returns the first row whose logits each run wants, ``None`` where none. A
-        run wants as many more as it has guesses.
+    def fill(self, runs: Sequence[Run], *, every_row: bool = False) -> int:
+        """Lay out ``runs`` one after another; returns how many rows are to be output: of each run with a sampler the
+        last one, and as many before it as it has guesses.
 
         ``every_row``: all rows are to be output, as embeddings want it.
         """
         row = 0
-        outputs: list[int | None] = []
+        outputs = 0
         for run in runs:
             end = row + len(run.tokens)
             self._token[row:end] = run.tokens
             self._pos[row:end] = range(run.start, run.start + len(run.tokens))
             self._seq_id[row:end] = run.slot
             self._output[row:end] = every_row
-            wanted = end - 1 - run.guesses
             if run.sampler is not None:
-                self._output[wanted:end] = 1
-            outputs.append(None if run.sampler is None else wanted)
+                wanted = 1 + run.guesses
+                self._output[end - wanted : end] = 1
+                outputs += wanted
             row = end
         self.native.n_tokens = row
-        return outputs
+        return row if every_row else outputs

@@ -13,7 +13,7 @@ import numpy as np
 from umaserve.config import Config
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
-from umaserve.engine.candidates import Candidates
+from umaserve.engine.candidates import Candidates, Logits
 from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.constraint import Constraint
@@ -213,19 +213,20 @@ class LlamaEngine:
         runs, guesses = self._with_drafts(tick)
         drafted = time.perf_counter()
         self._adapters.apply(self._model.context, tick.adapters)
-        rows = self._batch.fill(runs)
+        outputs = self._batch.fill(runs)
         code = llama_cpp.llama_decode(self._model.context, self._batch.native)
         if code:
             log.error("llama_decode returned %d", code)
             return TickResult(Outcome.NO_CELLS if code == 1 else Outcome.FAILED, (), 0.0)
         tokens: list[Sequence[int]] = []
         logprobs: dict[int, list[Logprobs]] = {}
-        for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
-            if row is None:
+        rows = iter(self._logits(outputs))
+        for index, run in enumerate(runs):
+            if run.sampler is None:
                 tokens.append(())
                 continue
             scores: list[Logprobs] = []
-            tokens.append(self._sampled(run, row, scores))
+            tokens.append(self._sampled(run, [next(rows) for _ in range(1 + run.guesses)], scores))
             if run.logprobs is not None:
                 logprobs[index] = scores
         ended = time.perf_counter()
@@ -248,13 +249,18 @@ class LlamaEngine:
             runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *guesses], guesses=len(guesses))
         return runs, [len(guesses) for guesses in guessed]
 
-    def _sampled(self, run: Run, row: int, scores: list[Logprobs]) -> Sequence[int]:
+    def _logits(self, outputs: int) -> Sequence[Logits]:
+        """Of each row that was to be output, in their order; valid until the next decode."""
+        if not outputs:
+            return ()
+        native = llama_cpp.llama_get_logits(self._model.context)
+        return list(np.ctypeslib.as_array(native, (outputs, self._model.n_vocab)))
+
+    def _sampled(self, run: Run, rows: Sequence[Logits], scores: list[Logprobs]) -> Sequence[int]:
         """The next token, and those after it as long as they were guessed; what was guessed wrongly is forgotten."""
         assert isinstance(run.sampler, Sampler)
         tokens: list[int] = []
-        for offset in range(run.guesses + 1):
-            native = llama_cpp.llama_get_logits_ith(self._model.context, row + offset)
-            logits = np.ctypeslib.as_array(native, (self._model.n_vocab,))
+        for offset, logits in enumerate(rows):
             before = None if run.logprobs is None else Scores(logits)
             token = run.sampler.sample(logits, self._candidates)
             if before is not None and run.logprobs is not None:

@@ -5,8 +5,8 @@ has holds up all the others: with one of two cores taken, two threads give a ten
 costs is learned with all threads; how slow ticks are beside that, of late, is known for each number of threads. The
 rules, and why:
 
-1. One fewer is tried once, after ``SETTLED_S``: only a comparison tells whether the box was busy from the start, and
-   how much slower one fewer is where it was not.
+1. One fewer is tried once, after ``SETTLED_S``, when ticks have become slower than ``SLOWED`` or the kernel does not
+   say that others leave this process its cores: only a comparison tells whether the box was busy from the start.
 2. One fewer is used when ticks have become slower than that by ``MARGIN``. What counts is the median of the last
    ``LATE_TICKS``: a few that were held up prove nothing.
 3. One more is tried after ``PATIENCE_S`` where the kernel says that a core is idle: a trial on a core that is taken
@@ -21,10 +21,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 
+from umaserve.cores import CoreUse
 from umaserve.serving.cost_model import MIN_TICK_S, Cost, CostModel
 
 LATE_TICKS = 5
 MARGIN = 0.9
+SLOWED = 1.2
+"""Times the reference."""
 HOPELESS = 2.0
 LIKE_ENOUGH = 1.5
 """A tick that took longer than so many times its prediction says nothing of what its work costs."""
@@ -36,17 +39,19 @@ SOLVED_EVERY = 16
 PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0
 BLIND_FACTOR = 8.0
 IDLE_CORES = 0.7
+OTHERS_CORES = 0.3
+"""More than clients and the kernel take while a box has nothing else to do."""
 
 
 class ThreadGovernor:
-    """Chooses between 1 and ``most`` threads. ``idle_cores`` tells how many cores do nothing of late, or ``None`` where
+    """Chooses between 1 and ``most`` threads. ``core_use`` tells how the box's cores are used of late, ``None`` where
     that can't be known; times are in seconds."""
 
-    def __init__(self, most: int, now: float, idle_cores: Callable[[], float | None]) -> None:
+    def __init__(self, most: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:
         self.threads = most
         self.reason = "all"
         self._most = most
-        self._idle_cores = idle_cores
+        self._core_use = core_use
         self._model = CostModel()
         self._reference = Cost()
         """Of a tick with all threads, solved now and then."""
@@ -91,7 +96,7 @@ class ThreadGovernor:
         elif len(self._late[n]) < LATE_TICKS:
             return
         elif n > 1 and not self._late[n - 1]:
-            if self._computed_s >= SETTLED_S:
+            if self._computed_s >= SETTLED_S and (self._slowness(n) > SLOWED or not self._undisturbed()):
                 self._try(n - 1)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program has a core", now)
@@ -123,11 +128,15 @@ class ThreadGovernor:
         self.threads = threads
         self.reason = "all" if threads == self._most else reason
         self._settled_at = now
-        self._idle_cores()  # What was idle before says nothing of what is idle now.
+        self._core_use()  # What was idle before says nothing of what is idle now.
+
+    def _undisturbed(self) -> bool:
+        use = self._core_use()
+        return use is not None and use.others < OTHERS_CORES
 
     def _may_be_free(self, now: float) -> bool:
-        idle = self._idle_cores()
-        if idle is None:
+        use = self._core_use()
+        if use is None:
             return now >= self._settled_at + BLIND_FACTOR * self._patience_s
         # The kernel counts for the whole box, and a container's share is something else: its no is not for ever.
-        return idle >= IDLE_CORES or now >= self._settled_at + MOST_PATIENCE_S
+        return use.idle >= IDLE_CORES or now >= self._settled_at + MOST_PATIENCE_S

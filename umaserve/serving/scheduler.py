@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from umaserve.cores import CoreUse
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import FinishReason, Logprobs, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
@@ -38,7 +39,7 @@ class Scheduler:
         content_filter: ContentFilter | None = None,
         spent: Callable[[Origin, int, float], None] | None = None,
         metrics: ServingMetrics | None = None,
-        idle_cores: Callable[[], float | None] = lambda: None,
+        core_use: Callable[[], CoreUse | None] = lambda: None,
         *,
         shared_prefixes: bool = False,
         guesses: bool = True,
@@ -55,7 +56,7 @@ class Scheduler:
         # A wrong guess has to be taken back, which is cutting a sequence short.
         self._guesses = guesses and engine.capacity.kept_cells > 0
         self._preparing = Preparing(sessions, engine, preparing, content_filter)
-        self._governor = ThreadGovernor(engine.capacity.threads, clock(), idle_cores)
+        self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
         self._planning = Planning(
             sessions, engine.capacity, targets, clock, self._started, shared_prefixes=shared_prefixes
         )
