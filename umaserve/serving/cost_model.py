@@ -9,8 +9,8 @@ import numpy as np
 FORGETTING = 0.98
 """Weight of a tick for each later one: about the last 50 count."""
 
-MOST_NEW = 64
-"""Ticks that wait to be learned from."""
+MOST_NEW = 16
+"""Ticks without prefill that wait to be learned from."""
 
 MIN_TICK_S = 1e-6
 """A coarse clock may show no time at all for a tick, which would be an infinite weight."""
@@ -69,6 +69,9 @@ class CostModel:
         self._correction = 1.0
         self._margin = 1.1
         self._new: list[tuple[float, float, float, float, float]] = []
+        self._ticks = 0
+        self._stale = False
+        """Whether the cost is to be solved anew."""
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
@@ -78,15 +81,19 @@ class CostModel:
             self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Many at once cost hardly more than one, and a tick is not the time to find out.
         self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
+        self._stale = self._stale or prefill_rows > 0 or self._ticks < MOST_NEW
+        self._ticks += 1
         if len(self._new) >= MOST_NEW:
             self._fold()
+            self._stale = True
 
     @property
     def cost(self) -> Cost:
-        """What the ticks so far say. Solved when asked for, since ticks without prefill ask nothing."""
-        if self._new:
+        """What the ticks so far say. Solved when asked for, since ticks without prefill ask little."""
+        if self._stale:
             self._fold()
             self._cost = self._solved()
+            self._stale = False
         return self._cost
 
     @property
@@ -103,6 +110,8 @@ class CostModel:
         self._margin = min(max(self._margin, 1.0), MOST_MARGIN)
 
     def _fold(self) -> None:
+        if not self._new:
+            return
         observed = np.array(self._new)
         self._new.clear()
         x, seconds = observed[:, :4], observed[:, 4]
