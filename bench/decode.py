@@ -21,8 +21,8 @@ other, in alternating order.
 
 _LATENCY_NOTES = """\
 In ms. TTFT: the bare loop's from the start of the first decode, with the prompts tokenized before; the daemon's from
-before the client connects. Gaps: between two tokens of one stream, over its whole life. The bare loop computes
-all prompts before any stream goes on; the daemon goes on with the streams that have begun while it computes the others.
+before the client connects. Gaps: between two tokens of one stream, over its whole life. The bare loop has no target for
+them, and the daemon is told none.
 """
 
 
