@@ -18,7 +18,7 @@ ALLOWED = {
     "net": {"net", "errors"},
     "http": {"http", "protocol", "serving", "net", "errors", "messages"}
     | {"connection", "services", "detached", "config", "keys", "addresses"},
-    "serving": {"serving", "errors", "messages", "metrics"},
+    "serving": {"serving", "errors", "messages", "metrics", "cores"},
     "engine": {"engine", "serving", "errors", "messages", "config", "cores"},
 }
 """What each package may import of umaserve."""
