@@ -14,6 +14,7 @@ from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.http.gate import Gate
+from umaserve.http.site import DaemonSite
 from umaserve.http.routes import ROUTES, Page, Route, Stream
 from umaserve.messages import Finished, FinishReason, Generate, Metrics, Output, Timing, Token, Usage
 from umaserve.net.channel import Channel
@@ -55,8 +56,8 @@ class World:
         ours, self.client = socket.socketpair()
         self.client.setblocking(False)
         channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
-        gate = Gate(CONFIG, None, self.loop.now)
-        self.connection = HttpConnection(services, gate, channel, peer, lambda _old, _new: None, self.lost.append)
+        site = DaemonSite(services, Gate(CONFIG, None, self.loop.now))
+        self.connection = HttpConnection(self.loop, site, channel, peer, lambda _old, _new: None, self.lost.append)
 
     def turn(self, seconds: float = 0.0) -> None:
         """A few turns of the loop, the first after this time."""
@@ -237,9 +238,9 @@ def test_who_leaves_has_its_question_forgotten(world: World) -> None:
 
 def test_one_question_too_many_is_told_when_to_come_back(world: World) -> None:
     others = [World() for _ in range(4)]
-    services = world.connection._services
+    site = world.connection._site
     for other in others:
-        other.connection._services = services
+        other.connection._site = site
         other.send(post("/tokenize", {"content": "hello"}))
     world.send(post("/tokenize", {"content": "hello"}))
     received = world.received()

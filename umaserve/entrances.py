@@ -10,8 +10,7 @@ from umaserve.addresses import parse_address
 from umaserve.config import Config
 from umaserve.connection import Connection
 from umaserve.errors import Fault, RequestError
-from umaserve.http.connection import Client, HttpConnection
-from umaserve.http.gate import Gate
+from umaserve.http.connection import Client, HttpConnection, Site
 from umaserve.net import systemd
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener, SocketFile, peer_name
@@ -35,10 +34,10 @@ NETWORK_LEAVES = 8
 class Entrances:
     """Opens all listening sockets at once, or raises ``ConfigError``; keeps the clients that came in."""
 
-    def __init__(self, services: Services, gate: Gate) -> None:
+    def __init__(self, services: Services, site: Site) -> None:
         self._services = services
         self._config = services.config
-        self._gate = gate
+        self._site = site
         self._listeners: list[Listener] = []
         self._files: list[SocketFile] = []
         self._past_bytes = [0, 0]
@@ -109,7 +108,7 @@ class Entrances:
         )
         if protocol == HTTP:
             self.clients.add(
-                HttpConnection(self._services, self._gate, channel, peer, self._replace_client, self._forget)
+                HttpConnection(self._services.loop, self._site, channel, peer, self._replace_client, self._forget)
             )
         else:
             codec, dialect = _unix_protocol(protocol, config)

@@ -23,6 +23,7 @@ from umaserve.entrances import Entrances
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.feedback import FeedbackLog
 from umaserve.http.gate import Gate
+from umaserve.http.site import DaemonSite
 from umaserve.keys import KeyFile
 from umaserve.memory import MemoryPressure, available_bytes
 from umaserve.messages import Feedback, Loading, Metrics
@@ -117,7 +118,7 @@ class Server:
 
     def run(self) -> int:
         _raise_descriptor_limit()
-        self._entrances = entrances = Entrances(self._services, self._gate)
+        self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._handle_signals()
         self._watch_dog()
         self._loop.after_poll = self._collect

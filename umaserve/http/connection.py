@@ -1,41 +1,78 @@
-"""One HTTP client: its requests in turn through the gate to their routes, and the timeouts of each phase."""
+"""One HTTP client: its requests in turn to the site that answers them, and the timeouts of each phase."""
 
 from __future__ import annotations
 
 import email.utils
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from umaserve.errors import RequestError
-from umaserve.http.echo import EchoConnection
-from umaserve.http.exchange import JSON, Exchange, Inquiry
-from umaserve.http.gate import SUBPROTOCOL, Gate
-from umaserve.http.routes import Echo, Page, Question, Route, Socket, Stream, find
-from umaserve.http.websocket import WebSocketConnection
-from umaserve.net.channel import READ_PER_TURN, Channel
+from umaserve.net.channel import READ_PER_TURN, Channel, Handler
+from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.protocol.http11 import HttpCodec, Phase
 from umaserve.protocol.http_head import Headers, Refusal, Request
 from umaserve.protocol.openai_errors import error_body, http_error
-from umaserve.protocol.websocket import WebSocketCodec, handshake, wants_websocket
-from umaserve.services import Services
-from umaserve.serving.sessions import Origin
+from umaserve.protocol.websocket import handshake, wants_websocket
 
 log = logging.getLogger(__name__)
 
+JSON = ("Content-Type", "application/json")
 MAX_HEAD_BYTES = 16 * 1024
 REQUESTS_PER_TURN = 8
 MAX_LOGGED = 128
 
 
 class Client(Protocol):
-    """What the daemon keeps of whoever is connected, before and after an upgrade."""
+    """What is kept of whoever is connected, before and after an upgrade."""
 
     channel: Channel
 
     def close(self) -> None: ...
+
+
+class Upgraded(Client, Handler, Protocol):
+    """The handler of a channel after its upgrade."""
+
+
+class Pending(Protocol):
+    """What a request set going, until its reply is complete."""
+
+    def release(self) -> None:
+        """The client has read what waited for it."""
+
+    def abandon(self) -> None:
+        """The client has left."""
+
+
+Serve = Callable[["HttpConnection", Request], None]
+"""Answers a whole request through the connection, at once or as its ``pending``. May raise as ``Site.judge``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Of each connection. Times are in seconds; ``idle_timeout`` is between two requests."""
+
+    body_bytes: int
+    header_timeout: float
+    body_timeout: float
+    idle_timeout: float
+
+
+class Site(Protocol):
+    """Answers the requests of all connections."""
+
+    @property
+    def limits(self) -> HttpLimits: ...
+
+    def judge(self, head: Request, peer: str) -> Serve:
+        """By its head alone: a body is taken from nobody who is refused. Raises ``Refusal`` or ``RequestError``."""
+
+    def cors_headers(self, head: Request) -> Headers:
+        """What lets a browser's page read the reply, also that of a refusal."""
 
 
 class HttpConnection:
@@ -43,8 +80,8 @@ class HttpConnection:
 
     def __init__(
         self,
-        services: Services,
-        gate: Gate,
+        loop: Loop,
+        site: Site,
         channel: Channel,
         peer: str,
         replaced: Callable[[Client, Client], None],
@@ -52,20 +89,20 @@ class HttpConnection:
     ) -> None:
         """``replaced`` is told of the handler that an upgrade puts in this one's place."""
         self.channel = channel
-        self._services = services
-        self._gate = gate
-        self._peer = peer
+        self.peer = peer
+        self.lost = lost
+        self.pending: Pending | None = None
+        self._loop = loop
+        self._site = site
         self._replaced = replaced
-        self._lost = lost
-        self._codec = HttpCodec(MAX_HEAD_BYTES, services.config.max_frame_bytes)
-        self._exchange: Exchange | Inquiry | None = None
+        self._codec = HttpCodec(MAX_HEAD_BYTES, site.limits.body_bytes)
         self._begun = False
         """Whether a part of the present reply is written."""
         self._cors: Headers = ()
         self._served = 0
         self._path = ""
-        self._judged: tuple[Route | None, Origin] | None = None
-        """What was found of the present request's head."""
+        self._serve: Serve | None = None
+        """What answers the present request, by its head."""
         self._backlog = False
         self._phase: Phase | None = None
         self._deadline: Timer | None = None
@@ -81,29 +118,29 @@ class HttpConnection:
     def input_ended(self) -> None:
         """Over TCP, a client that has left looks like one that only finished sending: it is taken to have left."""
         self._codec.receive_eof()
-        if self._exchange is not None:
+        if self.pending is not None:
             self.channel.abort()
             return
         self._handle_requests()
-        if self._exchange is None:
+        if self.pending is None:
             self.channel.close()
 
     def wants_data(self) -> bool:
         return not self._backlog and (self._codec.phase is not Phase.RESPONSE or self._codec.buffered < READ_PER_TURN)
 
     def drained(self) -> None:
-        self._services.loop.call_soon(self._on_drained)
+        self._loop.call_soon(self._on_drained)
 
     def _on_drained(self) -> None:
-        if self._exchange is not None:
-            self._exchange.release()
+        if self.pending is not None:
+            self.pending.release()
         self._handle_requests()
 
     def connection_lost(self) -> None:
         self._stop_deadline()
-        if self._exchange is not None:
-            self._exchange.abandon()
-        self._lost(self)
+        if self.pending is not None:
+            self.pending.abandon()
+        self.lost(self)
 
     def close(self) -> None:
         """Say what is queued, and end."""
@@ -120,7 +157,7 @@ class HttpConnection:
             else:
                 self._continue_later()
         except Exception:
-            log.exception("%s: closed, since handling its request for %s failed", self._peer, self._path[:MAX_LOGGED])
+            log.exception("%s: closed, since handling its request for %s failed", self.peer, self._path[:MAX_LOGGED])
             self.abort()
             return
         if self.channel.open and self.channel.handler is self:
@@ -132,23 +169,24 @@ class HttpConnection:
     def _continue_later(self) -> None:
         if not self._backlog:
             self._backlog = True
-            self._services.loop.call_soon(self._handle_requests)
+            self._loop.call_soon(self._handle_requests)
 
     def _handle_one(self) -> bool:
         try:
             request = self._codec.next_request()
             head = request or self._codec.head
-            if head is not None and self._judged is None:
+            if head is not None and self._serve is None:
                 self._served += 1
                 self._path = head.path
-                self._judged = self._judge(head)
+                self._cors = self._site.cors_headers(head)
+                self._serve = self._site.judge(head, self.peer)
             self.channel.write(self._codec.take_output())
             if request is None:
                 if self._codec.more:
                     self._continue_later()
                 return False
-            assert self._judged is not None
-            self._serve(request, *self._judged)
+            assert self._serve is not None
+            self._serve(self, request)
         except Refusal as refusal:
             self._refuse(refusal.status, http_error(refusal.status, refusal.message), refusal.headers)
         except RequestError as error:
@@ -158,75 +196,24 @@ class HttpConnection:
 
     def _refuse(self, status: int, body: bytes, headers: Headers) -> None:
         """The reply to a request that set nothing going."""
-        fields = {"peer": self._peer, "path": self._path[:MAX_LOGGED], "status": status}
+        fields = {"peer": self.peer, "path": self._path[:MAX_LOGGED], "status": status}
         log.info("request refused", extra={"fields": fields})
         self.respond(status, [JSON, *headers], body)
 
-    def _judge(self, head: Request) -> tuple[Route | None, Origin]:
-        """The route of a request and who asks, by its head alone: a body is taken from nobody who is refused."""
-        self._gate.check_names(head, by_file=self._peer.startswith("uid:"))
-        self._cors = self._gate.cors_headers(head)
-        nobody = Origin("http", self._peer)
-        if head.path == "*" and head.method == "OPTIONS":
-            return None, nobody
-        route = find(head.path, self._services.config)
-        if route is None:
-            raise Refusal(404, f"path: there is no {head.path[:64]} here")
-        if head.method == "OPTIONS":
-            return route, nobody
-        allowed = route.methods
-        if head.method not in allowed:
-            got = f"method: expected {' or '.join(allowed)}, got {head.method}"
-            raise Refusal(405, got, [("Allow", ", ".join(allowed))])
-        if isinstance(route.endpoint, Question | Stream):
-            _check_json(head)
-        if isinstance(route.endpoint, Socket) and self._gate.presented_key(head) is None:
-            return route, Origin(route.dialect, self._peer)  # A browser's page can't send it: its first message does.
-        if route.public:
-            return route, Origin(route.dialect, self._peer)
-        return route, self._gate.origin(head, route.dialect, self._peer)
+    def upgrade(self, request: Request, subprotocols: Sequence[str]) -> bytes:
+        """Answer the handshake of a WebSocket; returns the first bytes after it, for the handler that takes over.
 
-    def _serve(self, request: Request, route: Route | None, origin: Origin) -> None:
-        if route is None or request.method == "OPTIONS":
-            allow = [("Allow", ", ".join([*route.methods, "OPTIONS"]))] if route is not None else []
-            self._cors = self._gate.preflight_headers(request)
-            self.respond(204, allow, b"")
-            return
-        match route.endpoint:
-            case Page() as page:
-                status, content_type, body = page.make(self._services, request)
-                self.respond(status, [("Content-Type", content_type)], body)
-            case Question() as question:
-                self._exchange = Inquiry(self._services, self, question.parse, origin)
-                self._exchange.start(request.body)
-            case Stream() as stream:
-                self._exchange = Exchange(self._services, self, stream.new_body(self._services), origin)
-                self._exchange.start(request.body)
-            case Socket() | Echo() as endpoint:
-                self._upgrade(request, endpoint, origin)
-
-    def _upgrade(self, request: Request, endpoint: Socket | Echo, origin: Origin) -> None:
+        Raises ``Refusal`` for another request.
+        """
         if not wants_websocket(request):
             raise Refusal(426, "Upgrade: expected websocket", [("Upgrade", "websocket")])
-        headers = handshake(request, [SUBPROTOCOL])
-        response, rest = self._codec.upgrade(headers)
+        response, rest = self._codec.upgrade(handshake(request, subprotocols))
         self._stop_deadline()
         self.channel.write(response)
-        codec = WebSocketCodec(self._services.config.max_frame_bytes, binary=isinstance(endpoint, Echo))
-        handler: WebSocketConnection | EchoConnection
-        if isinstance(endpoint, Echo):
-            handler = EchoConnection(self._services.loop, self.channel, codec, self._lost)
-        else:
-            handler = WebSocketConnection(
-                self._services,
-                self.channel,
-                codec,
-                lambda authenticate: endpoint.new_dialect(self._services, authenticate),
-                origin,
-                self._lost,
-                self._gate,
-                authenticated=bool(origin.key) or not self._gate.keyed,
-            )
+        return rest
+
+    def hand_over(self, handler: Upgraded, rest: bytes) -> None:
+        """``handler`` has the channel now."""
         self._replaced(self, handler)
         if rest:
             handler.data_received(rest)
@@ -260,26 +247,26 @@ class HttpConnection:
         if self._codec.phase is not Phase.RESPONSE or self._begun:
             self.channel.abort()
             return
-        if self._exchange is not None:
-            self._exchange.abandon()
+        if self.pending is not None:
+            self.pending.abandon()
         self.respond(500, [JSON, ("Connection", "close")], http_error(500, "request: the server failed on it"))
 
     def _common(self) -> Headers:
         return [("Date", email.utils.formatdate(time.time(), usegmt=True)), *self._cors]
 
     def _complete(self) -> None:
-        self._exchange = None
+        self.pending = None
         self._begun = False
         self._cors = ()
         self._path = ""
-        self._judged = None
+        self._serve = None
         # The next request has a deadline of its own, also where it has come already.
         self._stop_deadline()
         self._phase = None
         if not self._codec.keep_alive:
             self.channel.close()
         else:
-            self._services.loop.call_soon(self._handle_requests)
+            self._loop.call_soon(self._handle_requests)
 
     # -- timeouts ------------------------------------------------------------------------------------------------
 
@@ -290,15 +277,15 @@ class HttpConnection:
             return
         self._phase = phase
         self._stop_deadline()
-        config = self._services.config
+        limits = self._site.limits
         seconds = {
             # A client that has only connected has its first request still to begin.
-            Phase.IDLE: config.idle_timeout if self._served else config.header_timeout,
-            Phase.HEAD: config.header_timeout,
-            Phase.BODY: config.body_timeout,
+            Phase.IDLE: limits.idle_timeout if self._served else limits.header_timeout,
+            Phase.HEAD: limits.header_timeout,
+            Phase.BODY: limits.body_timeout,
         }.get(phase)
         if seconds is not None:
-            self._deadline = self._services.loop.call_later(seconds, self._on_deadline)
+            self._deadline = self._loop.call_later(seconds, self._on_deadline)
 
     def _stop_deadline(self) -> None:
         if self._deadline is not None:
@@ -313,12 +300,5 @@ class HttpConnection:
             self.channel.close()
             return
         part = "header" if self._phase is Phase.HEAD else "body"
-        log.info("%s: closed, since its request's %s did not come in time", self._peer, part)
+        log.info("%s: closed, since its request's %s did not come in time", self.peer, part)
         self.respond(408, [JSON], http_error(408, f"request: its {part} did not come in time"))
-
-
-def _check_json(request: Request) -> None:
-    content_type = request.header("content-type")
-    # Requiring it also keeps pages from sending what a browser takes for a plain form.
-    if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from umaserve.errors import RequestError
+from umaserve.http.connection import JSON
 from umaserve.messages import Answer, Finished, Generate, Output, Query, Started
 from umaserve.protocol.openai_errors import error_body
 from umaserve.services import Services
@@ -16,7 +17,6 @@ from umaserve.serving.sessions import Hold, Origin
 
 log = logging.getLogger(__name__)
 
-JSON = ("Content-Type", "application/json")
 EVENT_STREAM = (
     ("Content-Type", "text/event-stream"),
     ("Cache-Control", "no-store"),

@@ -75,14 +75,13 @@ class Gate:
         ]
 
     def preflight_headers(self, request: Request) -> list[tuple[str, str]]:
-        """The reply to a browser that asks before it calls (Fetch standard, CORS-preflight request)."""
-        allowed = self.cors_headers(request)
-        if not allowed:
+        """What tells a browser that asks before it calls (Fetch standard, CORS-preflight request), besides
+        ``cors_headers``."""
+        if not self.cors_headers(request):
             return []
         # A page that may call may send what it likes: client libraries add headers of their own.
         wanted = request.header("access-control-request-headers") or ""
         return [
-            *allowed,
             ("Access-Control-Allow-Methods", _CORS_METHODS),
             ("Access-Control-Allow-Headers", wanted if _HEADER_NAMES.fullmatch(wanted) else _CORS_HEADERS),
             ("Access-Control-Max-Age", _CORS_AGE_S),

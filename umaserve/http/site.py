@@ -1,0 +1,99 @@
+"""The daemon's site: requests through the gate to their routes."""
+
+from __future__ import annotations
+
+import functools
+
+from umaserve.http.connection import HttpConnection, HttpLimits, Serve
+from umaserve.http.echo import EchoConnection
+from umaserve.http.exchange import Exchange, Inquiry
+from umaserve.http.gate import SUBPROTOCOL, Gate
+from umaserve.http.routes import Echo, Page, Question, Route, Socket, Stream, find
+from umaserve.http.websocket import WebSocketConnection
+from umaserve.protocol.http_head import Headers, Refusal, Request
+from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.services import Services
+from umaserve.serving.sessions import Origin
+
+
+class DaemonSite:
+    """Answers by the route table, on the daemon's sessions."""
+
+    def __init__(self, services: Services, gate: Gate) -> None:
+        config = services.config
+        self.limits = HttpLimits(
+            config.max_frame_bytes, config.header_timeout, config.body_timeout, config.idle_timeout
+        )
+        self._services = services
+        self._gate = gate
+
+    def cors_headers(self, head: Request) -> Headers:
+        return self._gate.cors_headers(head)
+
+    def judge(self, head: Request, peer: str) -> Serve:
+        self._gate.check_names(head, by_file=peer.startswith("uid:"))
+        if head.path == "*" and head.method == "OPTIONS":
+            return functools.partial(self._tell_methods, None)
+        route = find(head.path, self._services.config)
+        if route is None:
+            raise Refusal(404, f"path: there is no {head.path[:64]} here")
+        if head.method == "OPTIONS":
+            return functools.partial(self._tell_methods, route)
+        allowed = route.methods
+        if head.method not in allowed:
+            got = f"method: expected {' or '.join(allowed)}, got {head.method}"
+            raise Refusal(405, got, [("Allow", ", ".join(allowed))])
+        if isinstance(route.endpoint, Question | Stream):
+            check_json(head)
+        return functools.partial(self._serve, route, self._origin(head, route, peer))
+
+    def _origin(self, head: Request, route: Route, peer: str) -> Origin:
+        unproven = isinstance(route.endpoint, Socket) and self._gate.presented_key(head) is None
+        if route.public or unproven:  # A browser's page can't send it with a handshake: its first message does.
+            return Origin(route.dialect, peer)
+        return self._gate.origin(head, route.dialect, peer)
+
+    def _tell_methods(self, route: Route | None, connection: HttpConnection, request: Request) -> None:
+        allow = [("Allow", ", ".join([*route.methods, "OPTIONS"]))] if route is not None else []
+        connection.respond(204, [*allow, *self._gate.preflight_headers(request)], b"")
+
+    def _serve(self, route: Route, origin: Origin, connection: HttpConnection, request: Request) -> None:
+        match route.endpoint:
+            case Page() as page:
+                status, content_type, body = page.make(self._services, request)
+                connection.respond(status, [("Content-Type", content_type)], body)
+            case Question() as question:
+                connection.pending = inquiry = Inquiry(self._services, connection, question.parse, origin)
+                inquiry.start(request.body)
+            case Stream() as stream:
+                new_body = stream.new_body(self._services)
+                connection.pending = exchange = Exchange(self._services, connection, new_body, origin)
+                exchange.start(request.body)
+            case Socket() | Echo() as endpoint:
+                self._upgrade(endpoint, origin, connection, request)
+
+    def _upgrade(self, endpoint: Socket | Echo, origin: Origin, connection: HttpConnection, request: Request) -> None:
+        rest = connection.upgrade(request, [SUBPROTOCOL])
+        codec = WebSocketCodec(self._services.config.max_frame_bytes, binary=isinstance(endpoint, Echo))
+        if isinstance(endpoint, Echo):
+            echo = EchoConnection(self._services.loop, connection.channel, codec, connection.lost)
+            connection.hand_over(echo, rest)
+            return
+        conversation = WebSocketConnection(
+            self._services,
+            connection.channel,
+            codec,
+            lambda authenticate: endpoint.new_dialect(self._services, authenticate),
+            origin,
+            connection.lost,
+            self._gate,
+            authenticated=bool(origin.key) or not self._gate.keyed,
+        )
+        connection.hand_over(conversation, rest)
+
+
+def check_json(request: Request) -> None:
+    content_type = request.header("content-type")
+    # Requiring it also keeps pages from sending what a browser takes for a plain form.
+    if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
