@@ -14,8 +14,8 @@ from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.http.gate import Gate
-from umaserve.http.site import DaemonSite
 from umaserve.http.routes import ROUTES, Page, Route, Stream
+from umaserve.http.site import DaemonSite
 from umaserve.messages import Finished, FinishReason, Generate, Metrics, Output, Timing, Token, Usage
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
