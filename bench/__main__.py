@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bench import copying, decode, dialects, idle, llama_server, prefixes, pressure, short, storm, wire
 from bench.report import load_average, machine
-from umaserve import config
-from umaserve.config import Config, Loaded
+from umaserve.config import SETTINGS, Config
 from umaserve.engine import gguf
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
+from umaserve.settings import Loaded
 
 BY_CLIENTS = ("decode", "dialects")
 BESIDE = ("storm", "prefixes", "short", "copying", "pressure")
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = {options.only} if options.only else {*MEASUREMENTS}
     model_clients = options.clients or MODEL_CLIENTS
     try:
-        loaded = config.load({}, os.environ)
+        loaded = SETTINGS.load({}, os.environ)
         if wanted & {*BY_CLIENTS} and max(model_clients) > loaded.config.parallel:
             os.environ["UMA_PARALLEL"] = str(max(model_clients))
-            loaded = config.load({}, os.environ)
+            loaded = SETTINGS.load({}, os.environ)
         model = _model_file(loaded.config) if wanted - {*WITHOUT_MODEL} else "no model"
         llama_server.binary()
     except (ConfigError, ModelError) as error:
@@ -133,10 +133,10 @@ def _spaced(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def _changed(loaded: Loaded) -> str:
+def _changed(loaded: Loaded[Config]) -> str:
     """The settings that are not the defaults."""
     changed = [
-        f"{key} {config.SETTINGS[key].kind.render(getattr(loaded.config, key))}"
+        f"{key} {SETTINGS.by_key[key].kind.render(getattr(loaded.config, key))}"
         for key, origin in loaded.origins.items()
         if origin != "default"
     ]

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from bench.trace import Stream, Trace
 from bench.workload import WARM_UP_TOKENS, prompts, warm_up_prompts
-from umaserve import config, logs
+from umaserve import logs
+from umaserve.config import SETTINGS
 from umaserve.engine.model import Model, find
 
 Ids = npt.NDArray[np.int32]
@@ -99,7 +100,7 @@ class BareLoop:
 
 def main() -> None:
     n_streams, n_tokens = map(int, sys.argv[1:])
-    settings = config.load({}, os.environ).config
+    settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
     loop = BareLoop(Model(find(settings.model), settings, lambda _fraction: True), settings.n_batch)
     loop.run(warm_up_prompts(n_streams), WARM_UP_TOKENS)

@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator
 
 from bench.processes import Served, free_address, running
-from umaserve import config
-from umaserve.config import Config
+from umaserve.config import SETTINGS, Config
 from umaserve.cores import usable_cores
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError
@@ -29,7 +28,7 @@ def binary() -> str | None:
 def llama_server(path: str, **settings: str) -> Iterator[Served]:
     """Run it with the environment's settings and these, named as the daemon's variables are; ready when given."""
     address = free_address()
-    loaded = config.load({}, {**os.environ, **settings}).config
+    loaded = SETTINGS.load({}, {**os.environ, **settings}).config
     with running([path, *_flags(loaded, address)], lambda: _is_ready(address)) as pid:
         yield Served(address, pid)
 

@@ -16,7 +16,7 @@ from bench.box import Box
 from bench.fit import fit_box, residual
 from bench.report import number, progress, table
 from bench.simulator import POLICIES, Load, Run, Simulation, jobs, most_rate
-from umaserve import config
+from umaserve.config import SETTINGS, Config
 from umaserve.errors import ConfigError, ModelError
 from umaserve.messages import Priority
 
@@ -152,7 +152,7 @@ def draw(points: Sequence[Point], file: Path, title: str) -> None:
 
 
 def _fit(file: Path) -> None:
-    box, measured = fit_box(config.load({}, os.environ).config)
+    box, measured = fit_box(SETTINGS.load({}, os.environ).config)
     file.write_bytes(box.dump())
     typical, worst = residual(box.cost, measured)
     print(f"{file}: {box.cost}; {len(measured)} shapes of ticks, error {typical:.1%} (median), {worst:.1%} (largest)")
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--background", type=_fraction, default=load.background, metavar="SHARE", help="of all sessions")
     add("--ttft-ms", type=_above_zero, default=1000 * load.ttft_s, metavar="MS", help="target to the first token")
     add("--tbt-ms", type=_above_zero, default=1000 * load.tbt_s, metavar="MS", help="target between tokens")
-    add("--queue", type=_whole, default=config.Config().max_queue, metavar="N", help="sessions that may wait")
+    add("--queue", type=_whole, default=Config().max_queue, metavar="N", help="sessions that may wait")
     add("--noise", type=_fraction, default=0.0, metavar="SHARE", help="by which ticks' times vary")
     add("--seed", type=int, default=1, metavar="N", help="of all chance")
     add("--png", type=Path, nargs="?", const=own_png, metavar="FILE", help=f"draw the curves too (to {own_png.name})")

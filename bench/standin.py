@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from umaserve import config, logs
-from umaserve.config import Config
+from umaserve import logs
+from umaserve.config import SETTINGS, Config
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Embed, Embedded, Generate, ModelInfo, Query
@@ -73,6 +73,6 @@ def load(_config: Config, _progress: Callable[[float], bool]) -> StandInEngine:
 
 
 if __name__ == "__main__":
-    settings = config.load({}, os.environ).config
+    settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
     sys.exit(Server(settings, load).run())

@@ -17,7 +17,9 @@ ALLOWED = {
     "protocol": {"protocol", "errors", "messages"},
     "net": {"net", "errors"},
     "http": {"http", "protocol", "serving", "net", "errors", "messages"}
-    | {"connection", "services", "detached", "config", "keys", "addresses"},
+    | {"connection", "services", "detached", "keys", "addresses", "config", "metrics"},
+    "relay": {"relay", "http", "protocol", "net", "errors", "metrics"}
+    | {"addresses", "kinds", "settings", "link_settings", "secret_file"},
     "serving": {"serving", "errors", "messages", "metrics", "cores"},
     "engine": {"engine", "serving", "errors", "messages", "config", "cores"},
 }
@@ -25,14 +27,14 @@ ALLOWED = {
 
 FOREIGN = {
     "llama_cpp": {"engine"},
-    "socket": {"net", "client", "entrances"},
+    "socket": {"net", "client", "entrances", "relay", "worker"},
     "ssl": {"net"},
     "selectors": {"net"},
     "h11": {"protocol"},
     "wsproto": {"protocol"},
     "prometheus_client": {"metrics"},
     "asyncio": {"client"},
-    "threading": {"engine", "server"},
+    "threading": {"threads", "engine"},
 }
 """Who may import what from elsewhere."""
 

@@ -16,8 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.config import SETTINGS, Config, Conflict, Loaded, add_arguments, load, render
+from umaserve.config import SETTINGS, Config
 from umaserve.errors import ConfigError
+from umaserve.settings import Conflict, Loaded
+
+load, render = SETTINGS.load, SETTINGS.render
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
@@ -77,6 +80,12 @@ DEFAULTS: dict[str, Any] = {
     "speculation": True,
     "draft_model": "",
     "pooling": "model",
+    "relay": (),
+    "worker_secret": "",
+    "worker_secret_file": "",
+    "worker_name": "",
+    "relay_provider": "local",
+    "relay_ca_file": "",
     "log_level": "info",
     "log_format": "text",
 }
@@ -131,10 +140,20 @@ PATHS = {
     "content_filter": 0,
     "model": 0,
     "draft_model": 0,
+    "worker_secret_file": 0,
+    "relay_ca_file": 0,
 }
 """The fewest characters of each."""
 SWITCHES = ["keep_alive", "insecure", "debug_echo", "shared_prefix_cache", "speculation"]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]
+VARIABLES = {
+    "socket": "UMA_SOCK",
+    "worker_secret": "WORKER_SECRET",
+    "worker_secret_file": "WORKER_SECRET_FILE",
+    "relay_provider": "UMA_WORKER_PROVIDER",
+    "relay_ca_file": "UMA_WORKER_CA_FILE",
+}
+"""Those that aren't UMA_ and the key."""
 
 PARTNERS: dict[str, dict[str, Any]] = {
     "n_batch": {"n_ubatch": "1", "parallel": "1"},
@@ -142,11 +161,16 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "max_frame_bytes": {"max_prompt_bytes": "1"},
     "max_prompt_bytes": {"max_frame_bytes": "1GiB"},
     "http": {"insecure": True},
+    "relay": {"worker_secret": "s3cret"},
 }
 """What else must be set so that every value of a setting holds together with the rest."""
 
+RELAYS = ["wss://relay.example.org", "https://[::1]:8443/deep", "ws://127.0.0.1:8090", "http://localhost/"]
 HOSTS = ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]", "box.example"]
 WRONG_TYPE = ["true", "1.5", "7", '"no such thing"', "[1]", '["a b"]', "{a = 1}", "1979-05-27", "07:32:00", "nan"]
+
+
+WORD = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters=","), min_size=1, max_size=256)
 
 
 def partners_of(key: str, value: Any) -> dict[str, Any]:
@@ -171,8 +195,11 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
     if key in SWITCHES:
         return st.booleans()
     if key in WORDS:
-        word = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters=","), min_size=1)
-        return st.lists(word, max_size=64).map(tuple)
+        return st.lists(WORD, max_size=64).map(tuple)
+    if key == "relay":
+        return st.lists(st.sampled_from(RELAYS), max_size=64).map(tuple)
+    if key in ("worker_secret", "worker_name", "relay_provider"):
+        return WORD.filter(lambda word: word != "--") | st.just(DEFAULTS[key])
     if key == "http":
         return st.just("") | st.builds("{}:{}".format, st.sampled_from(HOSTS), st.integers(0, 65535))
     return {"socket_mode": st.integers(0, 0o777)}[key]
@@ -180,13 +207,13 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
 
 def as_text(key: str, value: Any) -> str:
     """The value as a flag or a variable spells it."""
-    if key in WORDS:
+    if isinstance(value, tuple):
         return ",".join(value)
     return f"{value:04o}" if key == "socket_mode" else str(value)
 
 
 def as_toml(key: str, value: Any) -> str:
-    if key in WORDS:
+    if isinstance(value, tuple | list):
         return "[" + ",".join(as_toml("", word) for word in value) + "]"
     if key == "socket_mode" or isinstance(value, str):
         return '"' + "".join(f"\\U{ord(char):08x}" for char in as_text(key, value)) + '"'
@@ -201,13 +228,13 @@ def as_flag(key: str, value: Any) -> str:
 
 
 def variable(key: str) -> str:
-    return "UMA_SOCK" if key == "socket" else f"UMA_{key.upper()}"
+    return VARIABLES.get(key, f"UMA_{key.upper()}")
 
 
 @functools.cache
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(exit_on_error=False)
-    add_arguments(made)
+    SETTINGS.add_arguments(made)
     return made
 
 
@@ -215,7 +242,7 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser().parse_args(arguments)
 
 
-def load_file(file: Path, text: str | bytes, flags: Mapping[str, object] | None = None) -> Loaded:
+def load_file(file: Path, text: str | bytes, flags: Mapping[str, object] | None = None) -> Loaded[Config]:
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     return load({"config": str(file), **(flags or {})}, {})
 
@@ -262,6 +289,7 @@ def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
 
 def test_the_tables_of_this_test_cover_every_setting() -> None:
     tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http"]
+    tables += ["relay", "worker_secret", "worker_name", "relay_provider"]
     assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
 
 
@@ -651,7 +679,40 @@ def test_only_quantized_cells_need_flash_attention(kv_type: str, flash_attn: str
         assert Config(kv_type=kv_type, flash_attn=flash_attn).kv_type == kv_type
 
 
+def test_a_relay_needs_the_secret_in_one_place() -> None:
+    places = "(worker_secret: default, worker_secret_file: default)"
+    assert refusal({"relay": "wss://box.example"}) == (
+        "neither worker_secret nor worker_secret_file is set: make a secret with openssl rand -hex 32,"
+        f" and give it to the relay and to its workers {places}"
+    )
+    assert refusal({"relay": "wss://box.example", "worker_secret_file": "f"}, {"WORKER_SECRET": "s"}) == (
+        "worker_secret and worker_secret_file are both set: set only one of them"
+        " (worker_secret: environment WORKER_SECRET, worker_secret_file: flag)"
+    )
+    # Without a relay neither concerns us: the environment may be another program's too.
+    assert load({}, {"WORKER_SECRET": "s", "WORKER_SECRET_FILE": "f"}).config.relay == ()
+
+
 # What is shown
+
+
+def test_a_secret_is_never_shown_and_what_stands_for_it_is_refused(file: Path) -> None:
+    loaded = load({}, {"WORKER_SECRET": "hunter2"})
+    assert loaded.config.worker_secret == "hunter2"
+    shown = render(loaded)
+    assert "hunter2" not in shown + repr(loaded)
+    (line,) = (line for line in shown.splitlines() if line.startswith("worker_secret ="))
+    assert line.startswith('worker_secret = "…" ')
+    assert line.endswith("# environment WORKER_SECRET; a secret, not shown: put it in to use this as a file")
+    assert file_refusal(file, shown).startswith(f"{file}: worker_secret: expected at most 4096 printable ASCII")
+
+
+@pytest.mark.parametrize("secret", ["hunter 2", "hunter2\n", "hunter2é", "hunter2" * 999])
+def test_a_secret_is_not_in_its_refusal(secret: str, file: Path) -> None:
+    ending = "expected at most 4096 printable ASCII characters without spaces, got something else, which is not shown"
+    assert refusal({"worker_secret": secret}) == f"flag --worker-secret: {ending}"
+    assert refusal({}, {"WORKER_SECRET": secret}) == f"environment WORKER_SECRET: {ending}"
+    assert file_refusal(file, f"worker_secret = [{as_toml('', secret)}]") == f"{file}: worker_secret: {ending}"
 
 
 def test_print_config_says_where_each_value_came_from(file: Path) -> None:
@@ -677,6 +738,9 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["kv_type"] = "f16"
     values["n_batch"] = max(values.get("n_batch", 512), values.get("n_ubatch", 512), values.get("parallel", 16))
     values["insecure"] = True
+    values.pop("worker_secret", None)  # which is not printed
+    if values.get("relay"):
+        values["worker_secret_file"] = values.get("worker_secret_file") or "f"
     if values.get("http_socket"):
         values["http_socket"] += values.get("socket", "") + "/another"
     if values.get("tls_cert") or values.get("tls_key"):
@@ -704,15 +768,15 @@ def test_print_config_with_a_file_name_that_would_break_the_line(tmp_path: Path)
 def test_help_has_every_flag_with_its_default_and_variable() -> None:
     one_line_each = functools.partial(argparse.HelpFormatter, max_help_position=100, width=1000)
     parser = argparse.ArgumentParser(formatter_class=one_line_each)
-    add_arguments(parser)
+    SETTINGS.add_arguments(parser)
     lines = parser.format_help().splitlines()
     for key in DEFAULTS:
         (line,) = (line for line in lines if f"environment {variable(key)})" in line)
         assert line.strip().startswith(f"--{key.replace('_', '-')}")
-        assert f"(default {SETTINGS[key].kind.render(DEFAULTS[key])}, " in line
+        assert f"(default {SETTINGS.by_key[key].kind.render(DEFAULTS[key])}, " in line
     assert any("--config PATH" in line and "UMA_CONFIG" in line for line in lines)
     assert any("--keep-alive, --no-keep-alive" in line for line in lines)
-    assert {"serving:", "http:", "limits:", "targets:", "engine:", "logging:"} <= set(lines)
+    assert {"serving:", "http:", "limits:", "targets:", "engine:", "relay:", "logging:"} <= set(lines)
 
 
 # The annotated file
@@ -743,5 +807,5 @@ def test_the_annotated_file_explains_every_setting_just_above_it() -> None:
 def test_the_readme_has_a_row_for_every_flag() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     table = [line for line in readme.splitlines() if line.startswith("| `--")]
-    for setting in SETTINGS.values():
+    for setting in SETTINGS.by_key.values():
         assert any(f"`{setting.flag}`" in line.split("|")[1] for line in table), setting.flag

@@ -1,7 +1,9 @@
-"""TLS by itself, and below a channel, against the standard library's client."""
+"""TLS by itself, and below a channel, against the standard library and against itself."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import logging
 import os
 import re
@@ -29,7 +31,7 @@ from hypothesis import strategies as st
 from umaserve.errors import ConfigError
 from umaserve.net.channel import Channel
 from umaserve.net.loop import READ, Loop
-from umaserve.net.tls import Tls, TlsError, server_context
+from umaserve.net.tls import Tls, TlsError, client_context, server_context
 
 HIGH_WATER = 16 * 1024
 untimed = settings(deadline=None, max_examples=40)
@@ -382,7 +384,200 @@ def test_nothing_can_be_sent_after_a_broken_record(client: Client, server: Tls) 
         server.send(b"x")
 
 
-# The context.
+# The client's side.
+
+
+@pytest.fixture(scope="module")
+def authorities(identity: Identity, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of the one who signed the server's certificate."""
+    path = tmp_path_factory.mktemp("authorities") / "ca.pem"
+    identity.authority.cert_pem.write_to_path(path)
+    return str(path)
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+def dialing(authorities: str, request: pytest.FixtureRequest) -> ssl.SSLContext:
+    context = client_context(authorities)
+    context.maximum_version = request.param
+    return context
+
+
+class Standard:
+    """The standard library's server without a socket."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    def receive(self, data: bytes) -> bytes:
+        self._incoming.write(data)
+        try:
+            self.tls.do_handshake()
+            return self.tls.read(1 << 20)
+        except ssl.SSLWantReadError:
+            return b""
+
+    def send(self, text: bytes) -> bytes:
+        self.tls.write(text)
+        return self.take_output()
+
+    def take_output(self) -> bytes:
+        return self._outgoing.read()
+
+
+def converse(ours: Tls, theirs: Tls | Standard, text: bytes = b"", size: int = 1 << 16) -> tuple[bytes, bytes]:
+    """Write ``text``, and pass on what each side has to say until both are silent; what each of them read."""
+    got = (bytearray(), bytearray())
+    said = ours.send(text)
+    while said:
+        for piece in split(said, size):
+            got[1].extend(theirs.receive(piece))
+        for piece in split(theirs.take_output(), size):
+            got[0].extend(ours.receive(piece))
+        said = ours.take_output()
+    return bytes(got[0]), bytes(got[1])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+@pytest.mark.parametrize("make", [Tls, Standard])
+def test_a_client_speaks_first_and_what_it_writes_early_follows_the_handshake(
+    make: Callable[[ssl.SSLContext], Tls | Standard], size: int, dialing: ssl.SSLContext, context: ssl.SSLContext
+) -> None:
+    ours, theirs = Tls(dialing, "localhost"), make(context)
+    assert converse(ours, theirs, b"GET /", size) == (b"", b"GET /")
+    assert ours.receive(theirs.send(b"pong")) == b"pong"
+    assert theirs.receive(ours.send(b"ping")) == b"ping"
+    assert ours._tls.selected_alpn_protocol() == "http/1.1"
+
+
+def test_goodbyes_are_said_in_both_directions(dialing: ssl.SSLContext, context: ssl.SSLContext) -> None:
+    ours, theirs = Tls(dialing, "localhost"), Tls(context)
+    converse(ours, theirs)
+    assert theirs.receive(ours.send(b"bye") + ours.close()) == b"bye"
+    assert theirs.ended
+    assert ours.receive(theirs.send(b"so") + theirs.close()) == b"so"
+    assert ours.ended
+
+
+@untimed
+@given(data=st.binary(max_size=2000), size=st.integers(1, 600))
+def test_no_bytes_of_a_server_do_more_than_fail_the_handshake(data: bytes, size: int, authorities: str) -> None:
+    ours = Tls(client_context(authorities), "localhost")
+    ours.send(b"never sent in clear")
+    with contextlib.suppress(TlsError):
+        assert not any(ours.receive(piece) for piece in split(data, size))
+    assert b"never" not in ours.take_output() + ours.close()
+
+
+def test_a_name_may_end_with_its_dot(dialing: ssl.SSLContext, context: ssl.SSLContext) -> None:
+    ours, theirs = Tls(dialing, "localhost."), Tls(context)
+    assert converse(ours, theirs, b"ping") == (b"", b"ping")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "2001:db8::1"])
+def test_an_ip_address_is_checked_as_one(
+    address: str, dialing: ssl.SSLContext, identity: Identity, context: ssl.SSLContext
+) -> None:
+    addressed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    identity.authority.issue_cert(address).configure_cert(addressed)
+    ours, theirs = Tls(dialing, address), Tls(addressed)
+    assert converse(ours, theirs, b"ping") == (b"", b"ping")
+    with pytest.raises(TlsError, match=f"IP address mismatch, certificate is not valid for '{address}'$"):
+        converse(Tls(dialing, address), Tls(context))
+
+
+def self_signed() -> ssl.SSLContext:
+    # An authority that signs only itself is what openssl req -x509 makes.
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with authority.private_key_pem.tempfile() as key, authority.cert_pem.tempfile() as cert:
+        context.load_cert_chain(cert, key)
+    return context
+
+
+def foreign() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    return context
+
+
+def expired(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    authority.issue_cert("localhost", not_before=past, not_after=past).configure_cert(context)
+    return context
+
+
+@pytest.mark.parametrize(
+    ("serving", "name", "reason"),
+    [
+        (lambda _authority: self_signed(), "localhost", "self-signed certificate"),
+        (lambda _authority: foreign(), "localhost", "unable to get local issuer certificate"),
+        (expired, "localhost", "certificate has expired"),
+        (None, "relay.example", "Hostname mismatch, certificate is not valid for 'relay.example'"),
+    ],
+    ids=["self-signed", "foreign", "expired", "another's"],
+)
+def test_a_certificate_that_can_not_be_trusted_is_an_error_that_says_why(
+    serving: Callable[[trustme.CA], ssl.SSLContext] | None,
+    name: str,
+    reason: str,
+    dialing: ssl.SSLContext,
+    identity: Identity,
+    context: ssl.SSLContext,
+) -> None:
+    ours, theirs = Tls(dialing, name), Tls(serving(identity.authority) if serving else context)
+    with pytest.raises(TlsError, match=f"^TLS handshake failed: certificate verify failed: {reason}$"):
+        converse(ours, theirs, b"never sent")
+    with pytest.raises(TlsError, match=r"^TLS handshake failed: .*alert"):
+        theirs.receive(ours.close())
+
+
+def test_a_server_that_is_too_old_is_refused(dialing: ssl.SSLContext, context: ssl.SSLContext) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises(TlsError, match=r"handshake failed: "):
+        converse(Tls(dialing, "localhost"), Tls(old))
+
+
+def test_the_systems_authorities_are_trusted(
+    authorities: str, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", authorities)
+    ours, theirs = Tls(client_context(), "localhost"), Tls(context)
+    assert converse(ours, theirs, b"ping") == (b"", b"ping")
+
+
+def test_a_clients_context_trusts_nobody_unchecked(authorities: str) -> None:
+    context = client_context(authorities)
+    assert context.check_hostname
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file or directory: name a file that can be read"),
+        (b"", "expected PEM certificates"),
+        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ".*: give the certificates of authorities"),
+    ],
+    ids=["missing", "empty", "broken"],
+)
+def test_authorities_that_can_not_be_read_are_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^TLS authorities {path}: {message}") as caught:
+        client_context(str(path))
+    assert "\n" not in str(caught.value)
+
+
+# The server's context.
 
 
 def test_the_context_allows_nothing_that_is_out_of_date(context: ssl.SSLContext) -> None:
@@ -722,6 +917,145 @@ def test_a_channel_gives_up_when_too_much_waits_for_a_key_update(
     pair.turn()
     assert pair.handler.calls == ["lost"]
     assert [record.message[:20] for record in caplog.records] == ["closed: more than 65"]
+
+
+class Ends:
+    """Two channels over one socket pair: a client's, and a server's."""
+
+    def __init__(self, loop: Loop, client: Tls, server: Tls) -> None:
+        self.loop = loop
+        self.handlers = (Recorder(), Recorder())
+        self.client, self.server = (
+            Channel(loop, sock, high_water=HIGH_WATER, stall_timeout=30.0, cipher=cipher)
+            for sock, cipher in zip(socket.socketpair(), (client, server), strict=True)
+        )
+        self.client.handler, self.server.handler = self.handlers
+
+    def turns(self, count: int = 10) -> None:
+        for _ in range(count):
+            # A turn with a posted call never sleeps.
+            self.loop.call_soon(nothing)
+            self.loop.turn()
+
+    def abort(self) -> None:
+        self.client.abort()
+        self.server.abort()
+
+
+@pytest.fixture
+def between(loop: Loop) -> Iterator[Callable[[Tls, Tls], Ends]]:
+    made: list[Ends] = []
+
+    def make(client: Tls, server: Tls) -> Ends:
+        made.append(Ends(loop, client, server))
+        return made[-1]
+
+    yield make
+    for ends in made:
+        ends.abort()
+
+
+def test_a_clients_channel_begins_the_handshake_by_itself(
+    between: Callable[[Tls, Tls], Ends], dialing: ssl.SSLContext, context: ssl.SSLContext
+) -> None:
+    ends = between(Tls(dialing, "localhost"), Tls(context))
+    ends.turns()
+    ends.server.write(b"welcome")
+    ends.turns()
+    assert (ends.handlers[0].data, ends.handlers[1].calls) == (b"welcome", [])
+
+
+def test_two_channels_carry_much_both_ways_and_part(
+    between: Callable[[Tls, Tls], Ends], dialing: ssl.SSLContext, context: ssl.SSLContext
+) -> None:
+    ends = between(Tls(dialing, "localhost"), Tls(context))
+    up, down = os.urandom(50_000), os.urandom(50_000)
+    ends.client.write(up)
+    ends.server.write(down)
+    ends.turns(50)
+    assert (ends.handlers[1].data, ends.handlers[0].data) == (up, down)
+    ends.client.close()
+    ends.turns()
+    ends.server.close()
+    ends.turns()
+    assert [handler.calls[-1] for handler in ends.handlers] == ["lost", "lost"]
+    assert (ends.client.failure, ends.server.failure) == ("", "")
+
+
+def test_the_owner_of_a_channel_learns_why_the_certificate_was_refused(
+    between: Callable[[Tls, Tls], Ends], dialing: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ends = between(Tls(dialing, "localhost"), Tls(self_signed()))
+    heard: list[str] = []
+    ends.handlers[0].on["lost"] = lambda: heard.append(ends.client.failure)
+    ends.client.write(b"never sent")
+    ends.turns()
+    # The server lets go of the connection only when its own last words are read.
+    ends.server.abort()
+    ends.turns()
+    assert heard == ["TLS handshake failed: certificate verify failed: self-signed certificate"]
+    assert "alert" in ends.server.failure
+    assert ends.handlers[0].calls == ["lost"]
+    assert ends.handlers[1].data == b""
+
+
+def test_the_first_failure_is_the_one_that_is_told(loop: Loop, dialing: ssl.SSLContext) -> None:
+    sock, peer = socket.socketpair()
+    channel = Channel(loop, sock, high_water=HIGH_WATER, stall_timeout=30.0, cipher=Tls(dialing, "localhost"))
+    channel.handler = Recorder()
+    server = Tls(self_signed())
+
+    def turn() -> None:
+        loop.call_soon(nothing)
+        loop.turn()
+
+    with peer:
+        turn()
+        server.receive(peer.recv(1 << 16))
+        peer.send(server.take_output())
+        turn()
+    # The alert was not read, so that the peer's leaving resets the connection.
+    turn()
+    assert channel.handler.calls == ["lost"]
+    assert channel.failure == "TLS handshake failed: certificate verify failed: self-signed certificate"
+
+
+@pytest.mark.parametrize(
+    ("way", "failure"),
+    [
+        ("reset", "read failed: Connection reset by peer"),
+        ("gone", "write failed: Broken pipe"),
+        ("stalled", "the peer read too little for 30 s"),
+        ("left", ""),
+    ],
+)
+def test_a_channel_tells_why_it_gave_up(way: str, failure: str) -> None:
+    now = 0.0
+    loop = Loop(lambda: now)
+    sock, peer = socket.socketpair()
+    channel = Channel(loop, sock, high_water=HIGH_WATER, stall_timeout=30.0)
+    channel.handler = handler = Recorder()
+
+    def turn() -> None:
+        loop.call_soon(nothing)
+        loop.turn()
+
+    with peer:
+        if way == "gone":
+            handler.wants_data = lambda: False
+        elif way != "left":
+            channel.write(b"unread" if way == "reset" else bytes(10 << 20))
+        turn()
+        if way == "stalled":
+            now += 30.0
+            turn()
+    channel.write(b"more")
+    turn()
+    turn()
+    assert handler.calls == ["lost"]
+    assert channel.failure == failure
+    loop.close()
 
 
 def test_an_idle_channel_waits_for_input_only(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``serve`` (the default), ``ask``, ``metrics`` and ``keys``."""
+"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``metrics`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import orjson
 
-from umaserve import __version__, config, keys_cli, logs
+from umaserve import __version__, keys_cli, logs
 from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
+from umaserve.config import SETTINGS
 from umaserve.errors import ConfigError
+from umaserve.settings import Settings, nearest
+
+if TYPE_CHECKING:
+    from umaserve.config import Config
+    from umaserve.relay.config import RelayConfig
+    from umaserve.worker.config import WorkerConfig
 
 _DESCRIPTION = "One process, one model, for every program on the box: over a Unix socket, HTTP and WebSocket."
 _EPILOG = """\
 commands:
   serve     run the daemon in the foreground; the default without a command
+  relay     run a relay: one address in front of many boxes, whose workers dial out to it
+  worker    put an OpenAI-compatible server of this box behind a relay (the daemon does it itself with --relay)
   ask       send a prompt to a running daemon and print the answer as it comes
   metrics   print a running daemon's numbers
   keys      make, list and revoke the API keys of HTTP clients
@@ -32,6 +41,21 @@ file named by --config, else it has its default; --print-config shows which.
 """
 
 
+_ABOUT_RELAY = "Takes OpenAI and Anthropic requests at one address, and hands them to workers that dialed out to it."
+_RELAY_EPILOG = """\
+  openssl rand -hex 32 > secret; chmod 600 secret
+  umaserve relay --listen 127.0.0.1:8090 --worker-secret-file secret &
+  umaserve --relay http://127.0.0.1:8090 --worker-secret-file secret
+"""
+_ABOUT_WORKER = "Dials out to relays, and answers what they hand on from an OpenAI-compatible server of this box."
+_WORKER_EPILOG = """\
+  umaserve worker --relay https://relay.example --worker-secret-file secret --backend http://127.0.0.1:8080
+"""
+
+
+C = TypeVar("C", "Config", "RelayConfig", "WorkerConfig")
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
@@ -39,14 +63,21 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             flags = [flag for action in self._actions for flag in action.option_strings]
-            message += config.nearest(unknown.split()[0].partition("=")[0], flags)
+            message += nearest(unknown.split()[0].partition("=")[0], flags)
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"serve": _serve, "ask": _ask, "metrics": _metrics, "keys": _keys}
+    commands = {
+        "serve": _serve,
+        "relay": _relay,
+        "worker": _worker,
+        "ask": _ask,
+        "metrics": _metrics,
+        "keys": _keys,
+    }
     command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
     try:
         return commands[command](arguments)
@@ -62,25 +93,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    parser = _Parser(
-        "umaserve", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"umaserve {__version__}")
-    parser.add_argument("--print-config", action="store_true", help="print the settings in force, and end")
-    config.add_arguments(parser)
-    flags = vars(parser.parse_args(arguments))
-    print_config = flags.pop("print_config")
-    loaded = config.load(flags, os.environ)
-    if print_config:
-        print(config.render(loaded), end="")
+    config = _settings("umaserve", _DESCRIPTION, _EPILOG, SETTINGS, arguments)
+    if config is None:
         return 0
-    logs.configure(loaded.config.log_level, loaded.config.log_format)
     # Imported here: the clients need no llama.cpp.
     from umaserve.engine.engine import load
     from umaserve.server import Server
 
-    return Server(loaded.config, load).run()
+    return Server(config, load).run()
+
+
+def _relay(arguments: Sequence[str]) -> int:
+    # Imported here, as what follows: each command needs little of the others.
+    from umaserve.relay.config import SETTINGS as RELAY_SETTINGS
+    from umaserve.relay.server import RelayServer
+
+    config = _settings("umaserve relay", _ABOUT_RELAY, _RELAY_EPILOG, RELAY_SETTINGS, arguments)
+    return 0 if config is None else RelayServer(config).run()
+
+
+def _worker(arguments: Sequence[str]) -> int:
+    from umaserve.worker.config import SETTINGS as WORKER_SETTINGS
+    from umaserve.worker.server import WorkerServer
+
+    config = _settings("umaserve worker", _ABOUT_WORKER, _WORKER_EPILOG, WORKER_SETTINGS, arguments)
+    return 0 if config is None else WorkerServer(config).run()
+
+
+def _settings(program: str, description: str, epilog: str, settings: Settings[C], arguments: Sequence[str]) -> C | None:
+    """A program's settings, with its log set up; ``None`` where all that was wanted was to see them."""
+    parser = _Parser(
+        program, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"umaserve {__version__}")
+    parser.add_argument("--print-config", action="store_true", help="print the settings in force, and end")
+    settings.add_arguments(parser)
+    flags = vars(parser.parse_args(arguments))
+    print_config = flags.pop("print_config")
+    loaded = settings.load(flags, os.environ)
+    if print_config:
+        print(settings.render(loaded), end="")
+        return None
+    logs.configure(loaded.config.log_level, loaded.config.log_format)
+    return loaded.config
 
 
 def _client_parser(command: str, description: str) -> argparse.ArgumentParser:

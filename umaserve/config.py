@@ -1,63 +1,18 @@
-"""The settings, and where each came from: flag, then environment, then file, then default.
-
-A setting is one field of `Config`: its flag, variable, file key, help and checks follow from that.
-"""
+"""The daemon's settings."""
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import json
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
 
+from umaserve import link_settings
 from umaserve.addresses import is_loopback, parse_address
-from umaserve.errors import ConfigError
-from umaserve.kinds import (
-    GIB,
-    KIB,
-    MIB,
-    TIB,
-    Kind,
-    address,
-    choice,
-    mode,
-    path,
-    real,
-    short_size,
-    size,
-    switch,
-    whole,
-    words,
-)
-
-T = TypeVar("T")
-
-PREFIX = "UMA_"
-FILE_VARIABLE = "UMA_CONFIG"
-
-
-# The settings.
-
-
-class Conflict(ConfigError):
-    """Settings that are each good and can't hold together; ``keys`` names them."""
-
-    def __init__(self, message: str, *keys: str) -> None:
-        super().__init__(message)
-        self.keys = keys
-
-
-def setting(default: T, kind: Kind[T], group: str, help: str, *, env: str = "") -> T:
-    """Declare a field of `Config`. ``env`` names a variable that isn't UMA_ and the key."""
-    return field(default=default, metadata={"kind": kind, "group": group, "help": help, "env": env})
+from umaserve.kinds import GIB, KIB, MIB, TIB, address, choice, mode, path, real, short_size, size, switch, whole, words
+from umaserve.settings import Conflict, Settings, both_or_neither, printable, setting
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Every setting. Raises `Conflict` for values that can't hold together; `load` checks each by itself."""
+    """Every setting. Raises `Conflict` for values that can't hold together; `Settings.load` checks each by itself."""
 
     socket: str = setting("/run/uma.sock", path(), "serving", "Unix socket to listen on", env="UMA_SOCK")
     socket_mode: int = setting(0o660, mode(), "serving", "permissions of the socket")
@@ -197,6 +152,14 @@ class Config:
         "how /v1/embeddings makes one vector of a text; model: as the model says, if it says",
     )
 
+    relay: tuple[str, ...] = link_settings.relay("offer the model at these relays, as a worker of theirs")
+    worker_secret: str = link_settings.worker_secret("relay")
+    worker_secret_file: str = link_settings.worker_secret_file("relay")
+    worker_name: str = link_settings.worker_name()
+    # These variables are umaserve worker's too; those that begin with UMA_RELAY_ are the relay's alone.
+    relay_provider: str = link_settings.provider(env="UMA_WORKER_PROVIDER")
+    relay_ca_file: str = link_settings.ca_file(env="UMA_WORKER_CA_FILE")
+
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "logging", "least severe to log")
     log_format: str = setting("text", choice("text", "json"), "logging", "form of a line of the log")
 
@@ -222,175 +185,15 @@ class Config:
             found = f"http ({self.http}) is no loopback address and api_keys names no file"
             advice = "make keys with umaserve keys add and name their file, or say --insecure"
             raise Conflict(f"{found}: {advice}", "http", "api_keys")
-        if bool(self.tls_cert) != bool(self.tls_key):
-            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
-            raise Conflict(f"{given} is set and {missing} is not: set both or neither", given, missing)
+        both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
         if self.tls_cert and not self.http:
             found = "tls_cert and tls_key are set and http is not"
             raise Conflict(f"{found}: set http to an address, or neither of them", "tls_cert", "tls_key", "http")
         if self.http_socket == self.socket:
-            found = f"http_socket and socket are both {_printable(self.socket)}"
+            found = f"http_socket and socket are both {printable(self.socket)}"
             raise Conflict(f"{found}: choose another path for one of them", "http_socket", "socket")
+        if self.relay:
+            link_settings.check_worker_secret(self.worker_secret, self.worker_secret_file)
 
 
-class Setting(NamedTuple):
-    """A field of `Config`, with the names that follow from the field's."""
-
-    key: str
-    flag: str
-    env: str
-    default: Any
-    kind: Kind[Any]
-    group: str
-    help: str
-
-
-def _settings() -> Iterator[Setting]:
-    for one in fields(Config):
-        of = one.metadata
-        flag = "--" + one.name.replace("_", "-")
-        env = of["env"] or PREFIX + one.name.upper()
-        yield Setting(one.name, flag, env, one.default, of["kind"], of["group"], of["help"])
-
-
-SETTINGS: Mapping[str, Setting] = {one.key: one for one in _settings()}
-"""Every setting by its key, in the order of `Config`."""
-
-
-# Where the values come from.
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The settings in force, and the origin of each: "flag", "environment UMA_…", "file …" or "default"."""
-
-    config: Config
-    origins: Mapping[str, str]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and a flag for each setting. A flag not given leaves nothing in the namespace."""
-    about = f"TOML file of settings; empty: none (environment {FILE_VARIABLE})"
-    parser.add_argument("--config", metavar="PATH", default=argparse.SUPPRESS, help=about)
-    titles = dict.fromkeys(one.group for one in SETTINGS.values())
-    groups = {title: parser.add_argument_group(title) for title in titles}
-    for one in SETTINGS.values():
-        about = f"{one.help} (default {one.kind.render(one.default)}, environment {one.env})"
-        add = groups[one.group].add_argument
-        if isinstance(one.default, bool):
-            add(one.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
-        else:
-            # load() parses the text, so that a flag fails in the same words as a variable or the file.
-            add(one.flag, metavar=one.kind.metavar, default=argparse.SUPPRESS, help=about)
-
-
-class _Given(NamedTuple):
-    key: str
-    value: object
-    origin: str
-    place: str
-    """Begins an error about the value."""
-
-
-def load(flags: argparse.Namespace | Mapping[str, object], environ: Mapping[str, str]) -> Loaded:
-    """The settings from the flags, the environment, the file that they name, and the defaults.
-
-    Whatever is given is checked, overridden or not; flags that are no settings are left alone. Raises
-    ConfigError, one line, for a file that can't be read or isn't TOML, a file key or UMA_ variable that is no
-    setting, a value of the wrong type or out of range, and values that can't hold together.
-    """
-    named = vars(flags) if isinstance(flags, argparse.Namespace) else flags
-    file = str(named.get("config", environ.get(FILE_VARIABLE, "")))
-    values, origins = {}, dict.fromkeys(SETTINGS, "default")
-    for given in (*_from_file(file), *_from_environment(environ), *_from_flags(named)):
-        kind = SETTINGS[given.key].kind
-        try:
-            values[given.key] = kind.check(given.value)
-        except ValueError:
-            got = _described(given.value)
-            raise ConfigError(f"{given.place}: expected {kind.expected}, got {got}") from None
-        origins[given.key] = given.origin
-    try:
-        return Loaded(Config(**values), origins)
-    except Conflict as conflict:
-        places = ", ".join(f"{key}: {origins[key]}" for key in conflict.keys)
-        raise ConfigError(f"{conflict} ({places})") from None
-
-
-def render(loaded: Loaded) -> str:
-    """The settings as a TOML file that gives them again, each with its origin in a comment."""
-    pairs = {key: f"{key} = {one.kind.render(getattr(loaded.config, key))}" for key, one in SETTINGS.items()}
-    width = max(map(len, pairs.values()))
-    return "".join(f"{pair:<{width}}  # {loaded.origins[key]}\n" for key, pair in pairs.items())
-
-
-def _from_file(name: str) -> Iterator[_Given]:
-    if not name:
-        return
-    shown = _printable(name)
-    try:
-        with open(name, "rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{shown}: can't be read: {error.strerror}") from None
-    # More than TOMLDecodeError: text that isn't UTF-8, numbers too long to convert, brackets nested too deep.
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{shown}: not valid TOML: {error}") from None
-    for key, value in table.items():
-        if key not in SETTINGS:
-            raise ConfigError(f"{shown}: {_printable(key)}: no such setting{nearest(key, SETTINGS)}")
-        yield _Given(key, value, f"file {shown}", f"{shown}: {key}")
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
-    known = {one.env: one for one in SETTINGS.values()}
-    for name in sorted(name for name in environ if name.startswith(PREFIX) and name != FILE_VARIABLE):
-        place = f"environment {_printable(name)}"
-        if name not in known:
-            raise ConfigError(f"{place}: no such setting{nearest(name, [*known, FILE_VARIABLE])}")
-        yield _Given(known[name].key, _parsed(known[name].kind, environ[name]), place, place)
-
-
-def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
-    for key, one in SETTINGS.items():
-        if key in flags:
-            value = flags[key]
-            value = _parsed(one.kind, value) if isinstance(value, str) else value
-            yield _Given(key, value, "flag", f"flag {one.flag}")
-
-
-def _parsed(kind: Kind[Any], text: str) -> object:
-    try:
-        return kind.parse(text)
-    except ValueError:
-        return text  # which the check refuses, and the error then shows
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that was meant, if one is near; begins with a comma."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {near[0]}?" if near else ""
-
-
-def _described(value: object) -> str:
-    match value:
-        case str():
-            return f"the string {json.dumps(value)}"  # ASCII, hence one line
-        case bool():
-            return f"the boolean {str(value).lower()}"
-        case int() if value.bit_length() > 64:
-            return "a number of more than 64 bits"  # the longest can't be written out in decimal
-        case int() | float():
-            return f"the number {value}"
-        case list() if value and all(isinstance(item, str) for item in value):
-            return f"the array {json.dumps(value)}"
-        case list():
-            return "an array"
-        case dict():
-            return "a table"
-        case _:
-            return "a date or time"
-
-
-def _printable(name: str) -> str:
-    return name if name and name.isprintable() else json.dumps(name)
+SETTINGS = Settings(Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from umaserve.errors import RequestError
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Cancel,
     Command,
@@ -179,7 +179,8 @@ class Connection:
             self._reply(self._dialect.send(FeedbackKept(kept)))
 
     def _reattach(self, command: Reattach) -> None:
-        raise RuntimeError("this dialect can't resume")
+        error = RequestError(Fault.BAD_REQUEST, "type: a generation can't be resumed here", command.request_id)
+        self._reply(self._dialect.refuse(error))
 
     # -- replies -------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -33,6 +35,8 @@ class Kind(Generic[T]):
     """TOML's value from the text of a flag or variable; ValueError where it spells none."""
     render: Callable[[T], str] = str
     """The value as TOML."""
+    secret: bool = False
+    """Whether the value is never to be shown; ``render`` then gives what stands for it."""
 
 
 def path(*, or_empty: bool = False) -> Kind[str]:
@@ -143,30 +147,111 @@ def address(*, or_empty: bool = False) -> Kind[str]:
 MAX_WORDS, MAX_WORD = 64, 256
 
 
+def word(*, or_empty: bool = False) -> Kind[str]:
+    def check(value: object) -> str:
+        if not (_is_word(value) or (or_empty and value == "")):
+            raise ValueError
+        return str(value)
+
+    low = 0 if or_empty else 1
+    return Kind("NAME", f"{low} to {MAX_WORD} {_OF_A_WORD}", check, render=_quoted)
+
+
 def words() -> Kind[tuple[str, ...]]:
     """Words, as a TOML array of strings, or with commas between them in a flag or variable."""
+    return _several(str)
 
-    def check(value: object) -> tuple[str, ...]:
+
+def url(*schemes: str) -> Kind[str]:
+    """The absolute URL of a server, kept as it was written, with neither user information nor a query."""
+
+    def check(value: object) -> str:
+        if not _is_word(value):
+            raise ValueError
+        return _url(str(value), schemes)
+
+    return Kind("URL", f"{_expected_url(schemes)}, at most {MAX_WORD} ASCII characters", check, render=_quoted)
+
+
+def urls(*schemes: str) -> Kind[tuple[str, ...]]:
+    """As `words`, each as `url` has it."""
+    return _several(lambda item: _url(item, schemes), f", each {_expected_url(schemes)}")
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def networks() -> Kind[tuple[Network, ...]]:
+    """As `words`, each the address of a machine or a network in CIDR notation (RFC 4632 section 3.1)."""
+    return _several(_network, ", each an IP address or a network such as 10.0.0.0/8 or fd00::/8")
+
+
+MAX_SECRET = 4096
+
+
+def secret() -> Kind[str]:
+    """A word that is never shown. It may stand in an HTTP field; the ellipsis that `render` shows may not."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or len(value) > MAX_SECRET or not _is_visible(value):
+            raise ValueError
+        return value
+
+    expected = f"at most {MAX_SECRET} printable ASCII characters without spaces"
+    return Kind("SECRET", expected, check, render=lambda value: '"…"' if value else '""', secret=True)
+
+
+_OF_A_WORD = "printable ASCII characters without spaces and commas"
+
+
+def _several(one: Callable[[str], T], each: str = "") -> Kind[tuple[T, ...]]:
+    """Words that ``one`` makes values of, or ValueError; ``str`` of a value is its word again."""
+
+    def check(value: object) -> tuple[T, ...]:
         if not isinstance(value, list) or len(value) > MAX_WORDS or not all(map(_is_word, value)):
             raise ValueError
-        return tuple(value)
+        return tuple(map(one, value))
 
     def parse(text: str) -> object:
         listed = text.split(",") if text else []
         check(listed)  # here, for the error to show the text
         return listed
 
-    def render(value: tuple[str, ...]) -> str:
-        return "[" + ", ".join(map(_quoted, value)) + "]"
+    def render(values: tuple[T, ...]) -> str:
+        return "[" + ", ".join(_quoted(str(value)) for value in values) + "]"
 
     expected = (
         f"an array (a flag or variable: a comma-separated list) of at most {MAX_WORDS} strings,"
-        f" each 1 to {MAX_WORD} printable ASCII characters without spaces and commas"
+        f" each 1 to {MAX_WORD} {_OF_A_WORD}{each}"
     )
     return Kind("A,B,...", expected, check, parse, render)
 
 
 def _is_word(item: object) -> bool:
-    if not isinstance(item, str) or not 1 <= len(item) <= MAX_WORD:
-        return False
-    return item.isascii() and item.isprintable() and " " not in item and "," not in item
+    return isinstance(item, str) and 1 <= len(item) <= MAX_WORD and _is_visible(item) and "," not in item
+
+
+def _is_visible(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _url(text: str, schemes: tuple[str, ...]) -> str:
+    split = urllib.parse.urlsplit(text)
+    # A query or a user's name would hold a secret where secrets are shown.
+    if split.scheme not in schemes or "?" in text or "#" in text:
+        raise ValueError
+    has_port = ":" in split.netloc.rpartition("]")[2]
+    if parse_address(split.netloc if has_port else f"{split.netloc}:1")[1] == 0:
+        raise ValueError
+    return text
+
+
+def _expected_url(schemes: tuple[str, ...]) -> str:
+    begins = " or ".join(f"{scheme}://" for scheme in schemes)
+    return f"a URL that begins with {begins}, a host and perhaps a port and a path, but no user and no query"
+
+
+def _network(text: str) -> Network:
+    if "%" in text:  # a scope, which a peer's address need not name
+        raise ValueError
+    return ipaddress.ip_network(text)

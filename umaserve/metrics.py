@@ -67,6 +67,9 @@ class Share:
         return round(sum(self._values) / len(self._values), 4) if self._values else 1.0
 
 
+PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
+"""The content type of ``exposition``."""
+
 _TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _WAIT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -204,10 +207,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def exposition(registry: CollectorRegistry, values: Mapping[str, int | float | str]) -> bytes:
+def exposition(registry: CollectorRegistry | None, values: Mapping[str, int | float | str]) -> bytes:
     """``registry`` and the flat snapshot in Prometheus' text format; texts become one info metric."""
     whole = CollectorRegistry()
-    whole.register(registry)
+    if registry is not None:
+        whole.register(registry)
     whole.register(_Snapshot(values))
     return generate_latest(whole)
 

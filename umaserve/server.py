@@ -7,9 +7,7 @@ import gc
 import logging
 import os
 import resource
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -18,11 +16,10 @@ from typing import Protocol
 from umaserve.config import Config
 from umaserve.cores import CoreCounter
 from umaserve.detached import Detached
-from umaserve.engine.worker import WorkerThread
 from umaserve.entrances import Entrances
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.feedback import FeedbackLog
-from umaserve.http.gate import Gate
+from umaserve.http.gate import Gate, Names
 from umaserve.http.site import DaemonSite
 from umaserve.keys import KeyFile
 from umaserve.memory import MemoryPressure, available_bytes
@@ -30,6 +27,7 @@ from umaserve.messages import Feedback, Loading, Metrics
 from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
 from umaserve.net.loop import Loop
+from umaserve.net.signals import StopSignals
 from umaserve.net.timers import Timer
 from umaserve.progress import ProgressBar
 from umaserve.services import Services
@@ -42,6 +40,7 @@ from umaserve.serving.rates import Rates
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Origin, Session, SessionManager
 from umaserve.serving.ticks import Engine
+from umaserve.threads import WorkerThread
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,11 @@ class Server:
         self._sessions = SessionManager(self._admission, self._loop.now, self._observe_end)
         self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
         self._feedback = FeedbackLog(config.feedback_log) if config.feedback_log else None
-        self._gate = Gate(config, KeyFile(config.api_keys) if config.api_keys else None, self._loop.now)
+        self._gate = Gate(
+            Names(config.http, config.allow_host, config.allow_origin, config.cors_origin),
+            KeyFile(config.api_keys) if config.api_keys else None,
+            self._loop.now,
+        )
         self._services = Services(
             config=config,
             loop=self._loop,
@@ -110,7 +113,7 @@ class Server:
         self._started_at = self._loop.now()
         self._pressure = MemoryPressure(self._loop.now)
         self._memory_is_short = False
-        self._stop_signals = 0
+        self._signals = StopSignals(self._loop, self._remove_files)
         self._ending: Timer | None = None
         self._status = 0
 
@@ -119,7 +122,7 @@ class Server:
     def run(self) -> int:
         _raise_descriptor_limit()
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
-        self._handle_signals()
+        self._signals.handle()
         self._watch_dog()
         self._loop.after_poll = self._collect
         self._loop.before_sleep = self._end_turn
@@ -136,7 +139,7 @@ class Server:
 
     def _on_progress(self, fraction: float) -> bool:
         self._progress = fraction
-        return self._stop_signals == 0
+        return self._signals.count == 0
 
     def _show_progress(self) -> None:
         if self._state is State.LOADING:
@@ -219,7 +222,7 @@ class Server:
         self._preparing.collect()
 
     def _end_turn(self) -> None:
-        if self._stop_signals and self._state is not State.DRAINING:
+        if self._signals.count and self._state is not State.DRAINING:
             self._drain()
         if self._scheduler is not None:
             self._scheduler.pump()
@@ -291,24 +294,13 @@ class Server:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _handle_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return  # Signals are the main thread's; in another one the daemon is somebody's library.
-        signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._stop_signals += 1
-        if self._stop_signals > 1:
-            if self._entrances is not None:
-                self._entrances.remove_files()
-            os._exit(128 + number)
-
     def stop(self) -> None:
         """Drain and end, as on the first SIGTERM; safe from any thread."""
-        self._stop_signals += 1
-        self._loop.wake()
+        self._signals.stop()
+
+    def _remove_files(self) -> None:
+        if self._entrances is not None:
+            self._entrances.remove_files()
 
     def _drain(self) -> None:
         self._state = State.DRAINING
@@ -356,8 +348,7 @@ class Server:
             log.warning("a call into llama.cpp does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
-        if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(-1)
+        self._signals.restore()
         self._loop.close()
         log.info("stopped")
         return self._status

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from umaserve.addresses import is_loopback, is_wildcard, parse_address
-from umaserve.config import Config
 from umaserve.errors import Fault, RequestError
 from umaserve.keys import Key, KeyFile
 from umaserve.protocol.http_head import Refusal, Request
@@ -25,19 +25,28 @@ _CORS_AGE_S = "600"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
+class Names(NamedTuple):
+    """Which names we answer to, and whose pages: the settings of the same names, and the address listened on."""
+
+    address: str
+    allow_host: Sequence[str]
+    allow_origin: Sequence[str]
+    cors_origin: Sequence[str]
+
+
 class Gate:
     """Judges requests before any route sees them. Refuses by raising ``Refusal`` or ``RequestError``."""
 
-    def __init__(self, config: Config, keys: KeyFile | None, now: Callable[[], float]) -> None:
+    def __init__(self, names: Names, keys: KeyFile | None, now: Callable[[], float]) -> None:
         self._keys = keys
         self._now = now
-        self._hosts = {host.lower() for host in config.allow_host}
-        if config.http:
-            host, _port = parse_address(config.http)
+        self._hosts = {host.lower() for host in names.allow_host}
+        if names.address:
+            host, _port = parse_address(names.address)
             if not is_wildcard(host):
                 self._hosts.add(host.lower())
-        self._origins = {origin.lower() for origin in (*config.allow_origin, *config.cors_origin)}
-        self._cors = {origin.lower() for origin in config.cors_origin}
+        self._origins = {origin.lower() for origin in (*names.allow_origin, *names.cors_origin)}
+        self._cors = {origin.lower() for origin in names.cors_origin}
 
     @property
     def keyed(self) -> bool:

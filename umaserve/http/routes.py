@@ -13,6 +13,7 @@ from umaserve.detached import ResumableDialect
 from umaserve.errors import Fault, RequestError
 from umaserve.http.exchange import Body
 from umaserve.messages import Answer, Detokenized, Embedded, ModelInfo, Query, Tokenized
+from umaserve.metrics import PROMETHEUS
 from umaserve.protocol import openai_models, openai_queries
 from umaserve.protocol.generate import GenerateBody, GenerateDialect
 from umaserve.protocol.http_head import Request
@@ -21,7 +22,6 @@ from umaserve.protocol.parameters import Limits
 from umaserve.services import Services
 
 JSON = "application/json"
-PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
 MODEL_PATH = "/v1/models/"
 
 _OPENAPI = resources.files("umaserve.http").joinpath("openapi.json").read_bytes()

@@ -67,6 +67,8 @@ class Channel:
         self.handler: Handler
         self.bytes_received = 0
         self.bytes_sent = 0
+        self.failure = ""
+        """Why the channel gave up on its peer, where it did, for the handler to say when the connection is lost."""
         self._loop = loop
         self._sock = sock
         self._high_water = high_water
@@ -80,6 +82,9 @@ class Channel:
         self._timer: Timer | None = None
         """Checks for a stall while bytes wait; the linger deadline after."""
         self._touch()
+        if cipher is not None:
+            # A client speaks first.
+            self._enqueue(cipher.take_output())
 
     @property
     def queued(self) -> int:
@@ -104,6 +109,7 @@ class Channel:
                 data = self._cipher.send(data)
             except TlsError as error:
                 log.info("closed: %s", error)
+                self._note(str(error))
                 self._give_up()
                 return
         self._enqueue(data)
@@ -118,6 +124,10 @@ class Channel:
             self._send()
             self.congested = self.queued > self._high_water
             self._congested_at = self._loop.now()
+
+    def reconsider(self) -> None:
+        """The handler's ``wants_data`` has become true by itself: ask it again."""
+        self._touch()
 
     def close(self) -> None:
         """Write what is queued, then end the stream so that a peer still sending can read the last words."""
@@ -181,6 +191,10 @@ class Channel:
         except Exception:
             self._fail()
 
+    def _note(self, failure: str) -> None:
+        # The first one: the others come of it.
+        self.failure = self.failure or failure
+
     def _fail(self) -> None:
         """A mistake of ours in serving one peer costs that peer its connection, and nobody else."""
         log.exception("closed, since serving the connection failed")
@@ -193,6 +207,7 @@ class Channel:
             return
         except OSError as error:
             log.debug("read failed: %s", error)
+            self._note(f"read failed: {error.strerror}")
             self.abort()
             return
         self.bytes_received += len(data)
@@ -209,6 +224,7 @@ class Channel:
             plain = cipher.receive(data)
         except TlsError as error:
             log.info("closed: %s", error)
+            self._note(str(error))
             self.close()
             return
         self._enqueue(cipher.take_output())
@@ -259,6 +275,7 @@ class Channel:
             pass
         except OSError as error:
             log.debug("write failed: %s", error)
+            self._note(f"write failed: {error.strerror}")
             self._give_up()
             return
         if self._queue and self._timer is None:
@@ -280,6 +297,7 @@ class Channel:
             self._timer = self._loop.call_later(left, self._check_stall)
         else:
             log.info("closed: the peer read too little for %g s", self._stall_timeout)
+            self._note(f"the peer read too little for {self._stall_timeout:g} s")
             self.abort()
 
     def _begin_linger(self) -> None:

@@ -24,15 +24,38 @@ def server_context(cert: str, key: str) -> ssl.SSLContext:
         # OpenSSL would ask for it on the terminal.
         raise ConfigError(f"TLS key {key}: it has a password: give a key without one, kept safe by its file's mode")
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(cert, key, no_password)
     except ssl.SSLError as error:
         advice = "give a certificate chain, the server's own first, and the key that belongs to it"
         raise ConfigError(f"TLS certificate {cert} and key {key}: {_reason(error)}: {advice}") from None
+    return context
+
+
+def client_context(ca_file: str = "") -> ssl.SSLContext:
+    """A context for TLS 1.2 and later and HTTP/1.1 that trusts the system's authorities and those in ``ca_file`` (PEM).
+
+    Raises ConfigError for a file that can't be read or isn't PEM.
+    """
+    # It checks certificates and host names from its making.
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs()
+    if ca_file:
+        place = f"TLS authorities {ca_file}"
+        _check_pem(place, ca_file, b"-----BEGIN CERTIFICATE-----", "PEM certificates")
+        try:
+            context.load_verify_locations(ca_file)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{place}: {_reason(error)}: give the certificates of authorities, in PEM") from None
+    return context
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 
@@ -48,6 +71,8 @@ def _check_pem(place: str, path: str, marker: bytes, expected: str) -> None:
 
 
 def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message.rstrip('.')}"
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
@@ -56,21 +81,31 @@ class TlsError(Exception):
 
 
 class Tls:
-    """The server's side of one TLS connection (RFC 8446, RFC 5246).
+    """One side of one TLS connection (RFC 8446, RFC 5246).
 
+    The client's where ``server_hostname`` says whose the server's certificate must be, a DNS name or an IP address; its
+    first message is in ``take_output`` from the start. The server's without.
     Holds no more of the peer's than the handshake message or record that has not come whole, and of ours 64 KiB that
     wait for it.
     """
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_hostname is None,
+            # Neither a certificate nor the server name extension has a name's last dot (RFC 6066, section 3).
+            server_hostname=server_hostname and server_hostname.removesuffix("."),
+        )
         self._established = False
         self._broken = False
         self._waiting = bytearray()
         """Plaintext that waits for the handshake, or for the rest of a later message of it (RFC 8446, section 4.6)."""
         self.ended = False
         """Whether the peer's close_notify came; what comes after it is ignored."""
+        if server_hostname is not None:
+            self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
         """The plaintext, maybe none, that ``data`` completes. Raises TlsError, also for the peer's alert."""

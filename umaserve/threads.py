@@ -1,4 +1,4 @@
-"""A thread for calls that block in C. It owns nothing: it takes a job, does it, and wakes the loop."""
+"""Threads for calls that block. A thread owns nothing: it takes a job, does it, and wakes the loop."""
 
 from __future__ import annotations
 

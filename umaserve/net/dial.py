@@ -1,0 +1,173 @@
+"""Outgoing connections: a name's addresses are tried in turn, and the loop is never blocked."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from umaserve.net.loop import WRITE, Loop
+
+log = logging.getLogger(__name__)
+
+MOST_ADDRESSES = 8
+"""Of one name; a resolver may send hundreds."""
+
+Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+"""Runs a job on another thread; its result, or the exception it raised, comes back on the loop's."""
+Done = Callable[["socket.socket | DialError"], None]
+_Address = tuple[int, Any]
+"""A family, and an address as sockets of that family take it."""
+
+
+class DialError(Exception):
+    """No connection came about; the message says to what, and what failed for which address."""
+
+
+def dial(loop: Loop, submit: Submit, host: str, port: int, *, timeout: float, done: Done) -> Dialing:
+    """Connect to ``host``, a name or an IP address without brackets, within ``timeout`` seconds in all.
+
+    ``done`` gets the connected, non-blocking socket, which is then its own, or a DialError: exactly once, on the loop's
+    thread, after `dial` has returned, and not at all after ``cancel``. Only a name is looked up, by way of ``submit``.
+    """
+    dialing = Dialing(loop, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", timeout, done)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, ValueError):
+
+        def resolve() -> Sequence[tuple[Any, ...]]:
+            # Behind a resolver that hangs, jobs that nobody waits for any more would pile up.
+            return () if dialing.over else socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+        submit(resolve, dialing.resolved)
+    else:
+        loop.call_soon(lambda: dialing.resolved(found))
+    return dialing
+
+
+def dial_file(loop: Loop, path: str, *, timeout: float, done: Done) -> Dialing:
+    """Connect to the Unix socket at ``path``; for the rest as `dial`."""
+    dialing = Dialing(loop, path, timeout, done)
+    loop.call_soon(lambda: dialing.attempt([(socket.AF_UNIX, path)]))
+    return dialing
+
+
+class Dialing:
+    """A connection that `dial` or `dial_file` is making."""
+
+    def __init__(self, loop: Loop, place: str, timeout: float, done: Done) -> None:
+        self.over = False
+        """Whether ``done`` was called, or never will be."""
+        self._loop = loop
+        self._place = place
+        self._done = done
+        self._deadline = loop.now() + timeout
+        self._timer = loop.call_later(timeout, lambda: self._fail(f"the name wasn't resolved within {timeout:g} s"))
+        self._left: list[_Address] = []
+        self._sock: socket.socket | None = None
+        """The attempt under way, to `_shown`."""
+        self._shown = ""
+        self._failures: list[str] = []
+
+    def cancel(self) -> None:
+        """Give up, unless it is over."""
+        self.over = True
+        self._end_attempt()
+
+    def resolved(self, found: Sequence[tuple[Any, ...]] | BaseException) -> None:
+        """Go on with what getaddrinfo gave."""
+        if isinstance(found, BaseException):
+            if not self.over:
+                self._fail(f"the name can't be resolved: {_reason(found)}")
+            return
+        # A hosts file may name an address twice.
+        addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+        self.attempt(list(addresses)[:MOST_ADDRESSES])
+
+    def attempt(self, addresses: list[_Address]) -> None:
+        """Try these in turn."""
+        if not self.over:
+            self._left = addresses
+            self._try_next()
+
+    def _try_next(self) -> None:
+        if not self._left:
+            self._fail("; ".join(self._failures))
+            return
+        # One that never answers leaves the others their share of the time.
+        share = max(0.0, self._deadline - self._loop.now()) / len(self._left)
+        self._timer.cancel()
+        self._timer = self._loop.call_later(share, lambda: self._failed(f"no answer within {share:.3g} s"))
+        family, address = self._left.pop(0)
+        self._shown = _shown(family, address)
+        try:
+            self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            if family != socket.AF_UNIX:
+                # Tokens are small, and each is wanted at once.
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            error = self._sock.connect_ex(address)
+        except (OSError, ValueError) as problem:
+            # A family that this machine lacks, descriptors that have run out, a path that no socket can have.
+            self._failed(_reason(problem))
+            return
+        if error == errno.EINPROGRESS:
+            self._loop.set_interest(self._sock, WRITE, self._on_ready)
+        else:
+            self._settle(self._sock, error)
+
+    def _on_ready(self, _events: int) -> None:
+        assert self._sock is not None
+        self._settle(self._sock, self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _settle(self, sock: socket.socket, error: int) -> None:
+        if not error and _is_its_own_peer(sock):
+            error = errno.ECONNREFUSED
+        if error:
+            self._failed(os.strerror(error))
+            return
+        self._loop.set_interest(sock, 0, self._on_ready)
+        self._sock = None
+        self.cancel()
+        self._done(sock)
+
+    def _failed(self, reason: str) -> None:
+        log.debug("no connection to %s: %s", self._shown, reason)
+        self._failures.append(reason if self._shown == self._place else f"{reason} ({self._shown})")
+        self._end_attempt()
+        self._try_next()
+
+    def _fail(self, reason: str) -> None:
+        self.cancel()
+        self._done(DialError(f"can't connect to {self._place}: {reason}"))
+
+    def _end_attempt(self) -> None:
+        self._timer.cancel()
+        if self._sock is not None:
+            self._loop.set_interest(self._sock, 0, self._on_ready)
+            self._sock.close()
+            self._sock = None
+
+
+def _is_its_own_peer(sock: socket.socket) -> bool:
+    """Whether the kernel chose the very port that was dialed, as it may where nobody on this machine listens there."""
+    if sock.family == socket.AF_UNIX:
+        return False
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False  # The peer has left already: the channel finds that out by itself.
+
+
+def _shown(family: int, address: Any) -> str:
+    if family == socket.AF_UNIX:
+        return str(address)
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: BaseException) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""The relay: many boxes behind one address."""

@@ -1,0 +1,1 @@
+"""A worker: dials out to relays, and answers their requests."""
