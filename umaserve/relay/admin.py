@@ -1,0 +1,133 @@
+"""The operators' pages: workers, totals, draining, refreshing, and the clients' keys."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from umaserve.errors import Fault, RequestError
+from umaserve.http.connection import JSON, HttpConnection
+from umaserve.protocol.fields import Fields, parse_json
+from umaserve.protocol.http_head import Refusal, Request
+from umaserve.relay.attempts import FailedAttempts
+from umaserve.relay.client_keys import ClientKeys
+from umaserve.relay.pool import Pool, Worker
+
+MAX_TIMEOUT_S = 3600.0
+
+
+class Admin:
+    """``/admin/…``; without a token there is none of it. Refuses by raising ``Refusal`` or ``RequestError``."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        keys: ClientKeys | None,
+        token: str,
+        attempts: FailedAttempts,
+        stats: Callable[[], Mapping[str, Any]],
+        drain_timeout: float,
+    ) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._token = token
+        self._attempts = attempts
+        self._stats = stats
+        self._drain_timeout = drain_timeout
+
+    def check(self, head: Request, address: str) -> None:
+        """Whether the token came with it, in constant time, and not after too many that were wrong."""
+        if not self._token:
+            raise Refusal(404, "path: the admin API is off here: see --admin-token-file")
+        if self._attempts.blocked(address):
+            raise RequestError(Fault.RATE_LIMITED, "Authorization: too many wrong tokens; try again later")
+        scheme, _, presented = (head.header("authorization") or "").partition(" ")
+        right = hmac.compare_digest(presented.strip().encode(errors="replace"), self._token.encode())
+        if scheme.lower() != "bearer" or not right:
+            self._attempts.failed(address)
+            raise RequestError(Fault.UNAUTHORIZED, "Authorization: expected the admin token (Authorization: Bearer …)")
+
+    def methods(self, path: str) -> Sequence[str]:
+        match path.split("/")[2:]:
+            case ["workers"] | ["stats"]:
+                return ("GET", "HEAD")
+            case ["keys"]:
+                return ("GET", "HEAD", "POST")
+            case ["keys", _]:
+                return ("DELETE",)
+            case ["workers", _, "drain" | "refresh"] | ["drain"] | ["refresh"]:
+                return ("POST",)
+        raise Refusal(404, f"path: there is no {path[:64]} here")
+
+    def serve(self, connection: HttpConnection, request: Request) -> None:
+        match request.method, request.path.split("/")[2:]:
+            case _, ["workers"]:
+                self._reply(connection, {"workers": [_shown(one) for one in self._pool.workers.values()]})
+            case _, ["stats"]:
+                self._reply(connection, self._stats())
+            case _, ["workers", id_, "drain"]:
+                worker = self._worker(id_)
+                self._pool.drain(worker, *self._drain_options(request))
+                self._reply(connection, _shown(worker))
+            case _, ["drain"]:
+                options = self._drain_options(request)
+                workers = list(self._pool.workers.values())
+                for worker in workers:
+                    self._pool.drain(worker, *options)
+                self._reply(connection, {"workers": [_shown(worker) for worker in workers]})
+            case _, ["workers", id_, "refresh"]:
+                self._pool.refresh(self._worker(id_), "admin")
+                self._reply(connection, {"status": "ok"})
+            case _, ["refresh"]:
+                for worker in self._pool.workers.values():
+                    self._pool.refresh(worker, "admin")
+                self._reply(connection, {"status": "ok"})
+            case "POST", ["keys"]:
+                fields = Fields.of(parse_json(request.body), "body")
+                name = fields.string("name", max_bytes=64)
+                if name is None:
+                    raise RequestError(Fault.BAD_REQUEST, "name: expected a string, got null")
+                self._reply(connection, {"name": name, "key": self._client_keys().create(name)}, 201)
+            case _, ["keys"]:
+                self._reply(connection, {"keys": list(self._client_keys().list())})
+            case _, ["keys", id_]:
+                if not self._client_keys().revoke(id_):
+                    raise RequestError(Fault.NOT_FOUND, f"key: there is no {id_[:64]} here")
+                self._reply(connection, {"status": "ok"})
+
+    def _worker(self, id_: str) -> Worker:
+        worker = self._pool.workers.get(id_)
+        if worker is None:
+            raise RequestError(Fault.NOT_FOUND, f"worker: there is no {id_[:64]} here")
+        return worker
+
+    def _client_keys(self) -> ClientKeys:
+        if self._keys is None:
+            raise RequestError(Fault.NOT_FOUND, "keys: clients need none here: see --client-keys")
+        return self._keys
+
+    def _drain_options(self, request: Request) -> tuple[str, float]:
+        fields = Fields.of(parse_json(request.body), "body") if request.body else Fields({})
+        reason = fields.string("reason", max_bytes=256) or "maintenance"
+        timeout_s = fields.number("drain_timeout_secs", 0, MAX_TIMEOUT_S)
+        return reason, self._drain_timeout if timeout_s is None else timeout_s
+
+    def _reply(self, connection: HttpConnection, value: object, status: int = 200) -> None:
+        connection.respond(status, [JSON], orjson.dumps(value))
+
+
+def _shown(worker: Worker) -> dict[str, object]:
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "models": list(worker.models),
+        "max_concurrent": worker.max_concurrent,
+        "in_flight": len(worker.in_flight),
+        "cancelled": len(worker.cancelled),
+        "load": worker.load,
+        "draining": worker.draining,
+        "features": sorted(worker.features),
+    }

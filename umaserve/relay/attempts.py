@@ -1,0 +1,78 @@
+"""Failed attempts to get in, limited for each address, and whose address that is behind proxies."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import deque
+from collections.abc import Callable, Sequence
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+MOST_ADDRESSES = 4096
+MOST_HOPS = 32
+"""Entries of X-Forwarded-For that are looked at: a sender may name thousands of trusted ones."""
+
+
+class FailedAttempts:
+    """Who has failed ``most`` times within the last ``window_s`` seconds of ``clock``, and is not to try yet.
+
+    An IPv6 address counts as its /64, which one household has to itself. Of more than 4,096 that have failed, the one
+    whose last failure is the oldest is forgotten.
+    """
+
+    def __init__(self, clock: Callable[[], float], most: int = 5, window_s: float = 60.0) -> None:
+        self._clock = clock
+        self._most = most
+        self._window_s = window_s
+        self._failures: dict[str, deque[float]] = {}
+        """When each failed, the last ``most`` times; ordered by the last one."""
+
+    def blocked(self, address: str) -> bool:
+        times = self._failures.get(_counted(address))
+        return times is not None and len(times) == self._most and times[0] > self._clock() - self._window_s
+
+    def failed(self, address: str) -> None:
+        counted = _counted(address)
+        times = self._failures.pop(counted, deque(maxlen=self._most))
+        times.append(self._clock())
+        self._failures[counted] = times
+        if len(self._failures) > MOST_ADDRESSES:
+            del self._failures[next(iter(self._failures))]
+
+
+def peer_address(socket_peer: str, forwarded_for: Sequence[str], trusted: Sequence[Network]) -> str:
+    """The IP address that a request came from: the nearest one that is no ``trusted`` proxy's.
+
+    ``forwarded_for`` has the values of the X-Forwarded-For headers in their order. Each proxy adds, at the right, whom
+    it heard; so an entry is as good as the proxy after it, and those before an untrusted one, or before what is no IP
+    address, may be anybody's inventions. What ``socket_peer`` says stands if it is no IP address.
+    """
+    address = _ip(socket_peer.partition("%")[0])
+    if address is None:
+        return socket_peer
+    for entry in reversed(",".join(forwarded_for).rsplit(",", MOST_HOPS)[-MOST_HOPS:]):
+        if not any(address in network for network in trusted):
+            break
+        before = _ip(entry.strip(" \t"))
+        if before is None:
+            break
+        address = before
+    return str(address)
+
+
+def _counted(address: str) -> str:
+    ip = _ip(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((ip, 64), strict=False))
+    return address if ip is None else str(ip)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    # A zone, which may be any text, means something on the machine only that has it.
+    if "%" in text:
+        return None
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

@@ -1,0 +1,224 @@
+"""The API keys of the relay's clients: a SQLite file of their hashes, and telling whose key a client presents."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import logging
+import math
+import os
+import re
+import secrets
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from umaserve.errors import ConfigError, Fault, RequestError
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+WAIT_FOR_WRITERS_S = 2.0
+MAX_PRESENTED = 256
+"""Characters of a presented key; ours have 48."""
+_KEY_PREFIX = "umar_"
+_NAME = "[A-Za-z0-9._-]{1,64}"
+
+_APPLICATION_ID = int.from_bytes(b"umar")
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+    CREATE TABLE keys (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL,
+        sha256 BLOB NOT NULL UNIQUE,
+        created TEXT NOT NULL,
+        revoked TEXT
+    )
+"""
+"""AUTOINCREMENT gives no id a second time. ``sha256`` is of the whole key in UTF-8: unsalted and fast is enough, since
+256 random bits can't be guessed."""
+
+_REMEDIES = {
+    sqlite3.SQLITE_BUSY: "another program holds it: try again",
+    sqlite3.SQLITE_CANTOPEN: "its directory must exist, and this user must be able to read and write both",
+    sqlite3.SQLITE_READONLY: "this user must be able to write it and its directory",
+    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_NOTADB: "name another file, which is then made, or the right one",
+    sqlite3.SQLITE_CORRUPT: "bring back a copy of it, or move it away and make the keys anew",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """One key, without itself. Times are in UTC, as 2026-01-31T12:00:00Z."""
+
+    id: str
+    name: str
+    created: str
+    revoked: str | None
+
+
+class ClientKeys:
+    """The keys in the database at ``path``, which is made, for its owner alone, where there is none.
+
+    Presented keys are looked up in memory; a change by another process is seen within a second of ``clock``. A file put
+    in the place of one that is in use is not.
+    Raises ConfigError, here and where it writes or lists, for a file that can't be used or is of something else.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._names: Mapping[bytes, str] = {}
+        """Whose the keys are that hold, by their hash."""
+        self._version = -1
+        self._look_at = -math.inf
+        self._complaint = ""
+        with self._errors(), contextlib.ExitStack() as undo:
+            _make_private(path)
+            # A name such as ":memory:" is a file's too; and it is never SQLite that makes it, with a mode of its own.
+            uri = f"{Path(path).absolute().as_uri()}?mode=rw"
+            self._database = sqlite3.connect(uri, uri=True, timeout=WAIT_FOR_WRITERS_S, isolation_level=None)
+            undo.callback(self._database.close)
+            self._prepare()
+            self._read()
+            undo.pop_all()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def create(self, name: str) -> str:
+        """Make a key and return the key itself, which is kept nowhere.
+
+        Raises RequestError for a name that doesn't fit, or that a key has which is not revoked.
+        """
+        if not re.fullmatch(_NAME, name):
+            expected = "1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -"
+            raise RequestError(Fault.BAD_REQUEST, f"name: expected {expected}, got another string")
+        presented = _KEY_PREFIX + secrets.token_urlsafe(32)
+        with self._writing():
+            if self._database.execute("SELECT 1 FROM keys WHERE name = ? AND revoked IS NULL", [name]).fetchone():
+                advice = "choose another name, or revoke that key first"
+                raise RequestError(Fault.BAD_REQUEST, f"name: there is a key named {name}: {advice}")
+            self._database.execute(
+                "INSERT INTO keys (name, sha256, created) VALUES (?, ?, ?)", [name, _digest(presented), _now()]
+            )
+        return presented
+
+    def list(self) -> Sequence[ClientKey]:
+        """All keys, those that are revoked as well, the oldest first."""
+        with self._errors():
+            rows = self._database.execute("SELECT id, name, created, revoked FROM keys ORDER BY id").fetchall()
+        return [ClientKey(str(id_), *rest) for id_, *rest in rows]
+
+    def revoke(self, id_: str) -> bool:
+        """End the key of this id; whether there was one that was not revoked yet."""
+        if not re.fullmatch("[1-9][0-9]{0,17}", id_):
+            return False
+        with self._writing():
+            changed = self._database.execute(
+                "UPDATE keys SET revoked = ? WHERE id = ? AND revoked IS NULL", [_now(), int(id_)]
+            ).rowcount
+        return changed > 0
+
+    def holds(self, presented: str) -> str | None:
+        """Whose key this is; ``None`` if nobody's.
+
+        A file that can't be used any more is logged once, and the keys read before stay.
+        """
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            self._follow()
+        if len(presented) > MAX_PRESENTED:
+            return None
+        # The time that it takes may tell something of the hash, which is of no use to who can't choose it.
+        return self._names.get(_digest(presented))
+
+    def _prepare(self) -> None:
+        """Make the table in an empty database. Raises ConfigError for one that isn't of this version of ours."""
+        # It is the loop's thread that looks, and so it must not wait for another process that writes, as it would
+        # without a write-ahead log. The change is refused while another opens the file, which then makes it itself.
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._database.execute("PRAGMA journal_mode = WAL")
+        with self._transaction():
+            (application_id,) = self._database.execute("PRAGMA application_id").fetchone()
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            (tables,) = self._database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if (application_id, version, tables) == (0, 0, 0):
+                self._database.execute(_SCHEMA)
+                self._database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            elif application_id != _APPLICATION_ID:
+                raise ConfigError(f"client keys {self._path}: a database of another program: name another file")
+            elif version != _SCHEMA_VERSION:
+                found = f"its version is {version}, this umaserve knows {_SCHEMA_VERSION}"
+                raise ConfigError(f"client keys {self._path}: {found}: use the umaserve that made it, or another file")
+
+    def _follow(self) -> None:
+        try:
+            with self._errors():
+                # It tells of other connections' changes only (sqlite.org/pragma.html#pragma_data_version).
+                (version,) = self._database.execute("PRAGMA data_version").fetchone()
+                if version != self._version:
+                    self._read()
+                    self._version = version
+            self._complaint = ""
+        except ConfigError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("%s (until then the keys read before hold)", error)
+
+    def _read(self) -> None:
+        self._names = dict(self._database.execute("SELECT sha256, name FROM keys WHERE revoked IS NULL").fetchall())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._errors():
+            with self._transaction():
+                yield
+            self._read()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        # At once for writing: one that only becomes so is refused if another process has written meanwhile.
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            # Of some failures SQLite has rolled back by itself.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            # The low byte is the kind, the rest its subkind (sqlite.org/rescode.html).
+            remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check the file, or name another one")
+            raise ConfigError(f"client keys {self._path}: {error}: {remedy}") from None
+        except OSError as error:
+            remedy = _REMEDIES[sqlite3.SQLITE_CANTOPEN]
+            raise ConfigError(f"client keys {self._path}: {error.strerror}: {remedy}") from None
+
+
+def _make_private(path: str) -> None:
+    """Make an empty file for the owner alone, unless there is one. What SQLite puts beside it gets its mode."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
+        if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            log.warning("client keys %s: everyone on the box may read or change the file: chmod o-rw it", path)
+
+
+def _digest(presented: str) -> bytes:
+    # What a client sends may hold lone surrogates.
+    return hashlib.sha256(presented.encode(errors="surrogatepass")).digest()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,170 @@
+"""A client's WebSocket through the relay, frame by frame: one request, from its first message to its close."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from umaserve.net.channel import Channel
+from umaserve.net.loop import Loop
+from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.relay.exchange import MOST_UNREAD
+from umaserve.relay.pool import Pool
+from umaserve.relay.request import Asked
+
+log = logging.getLogger(__name__)
+
+FRAMES_PER_TURN = 32
+MOST_FRAMES_BEFORE_OUTPUT = 64
+NORMAL, GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1001, 1008, 1011
+"""Close codes (RFC 6455, 7.4.1)."""
+
+
+class Conversation:
+    """Handler of a channel after its upgrade; implements ``relay.request.Client``."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        pool: Pool,
+        channel: Channel,
+        codec: WebSocketCodec,
+        new_request: Callable[[str, Conversation], Asked],
+        lost: Callable[[Conversation], None],
+        *,
+        ping_interval: float,
+        idle_timeout: float,
+    ) -> None:
+        """``new_request`` makes the request out of the first message."""
+        self.channel = channel
+        self._loop = loop
+        self._pool = pool
+        self._codec = codec
+        self._new_request = new_request
+        self._lost = lost
+        self._ping_interval = ping_interval
+        self._asked: Asked | None = None
+        self._backlog = False
+        self._heard, self._pinged = True, False
+        self._idle = loop.call_later(idle_timeout, self.close)
+        self._ping = loop.call_later(ping_interval, self._on_ping_due)
+        channel.handler = self
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._heard, self._pinged = True, False
+        self._codec.receive_data(data)
+        self._handle_frames()
+
+    def input_ended(self) -> None:
+        self._codec.receive_eof()
+        self._handle_frames()
+
+    def wants_data(self) -> bool:
+        return not self._backlog
+
+    def drained(self) -> None:
+        if self._asked is not None:
+            self._pool.pause(self._asked, False)
+        self._loop.call_soon(self._handle_frames)
+
+    def connection_lost(self) -> None:
+        self._idle.cancel()
+        self._ping.cancel()
+        self._leave()
+        self._lost(self)
+
+    def _handle_frames(self) -> None:
+        self._backlog = False
+        for _ in range(FRAMES_PER_TURN):
+            if not self.channel.open or self.channel.overfull:
+                return
+            payload = self._codec.next_payload()
+            if payload is None:
+                break
+            self._take(payload.decode())
+        else:
+            self._continue_later()
+        self.channel.write(self._codec.take_output())
+        if self._codec.closed:
+            self._leave()
+            self.channel.close()
+        elif self._codec.more:
+            self._continue_later()
+
+    def _continue_later(self) -> None:
+        if not self._backlog:
+            self._backlog = True
+            self._loop.call_soon(self._handle_frames)
+
+    def _take(self, text: str) -> None:
+        if self._asked is None:
+            self._idle.cancel()
+            self._asked = asked = self._new_request(text, self)
+            self._pool.submit(asked)
+        elif not self._asked.begun and len(self._asked.frames) >= MOST_FRAMES_BEFORE_OUTPUT:
+            self._say_and_close(f"message: expected at most {MOST_FRAMES_BEFORE_OUTPUT} before an answer, got more")
+        else:
+            self._pool.frame(self._asked, text)
+
+    # -- from the pool -------------------------------------------------------------------------------------------
+
+    def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
+        """A worker that has no such conversation says so in a reply."""
+        self._asked = None
+        if status >= 400 or body:
+            self._say_and_close(body or f"the worker answered with status {status}")
+        else:
+            self.end()
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """A WebSocket has begun with its handshake."""
+
+    def write(self, chunk: str) -> None:
+        self.channel.write(self._codec.send(chunk.encode()))
+        if self.channel.congested and self._asked is not None:
+            self._pool.pause(self._asked, True)
+            if self.channel.queued > MOST_UNREAD:
+                self.channel.abort()
+
+    def end(self) -> None:
+        self._asked = None
+        self._close(NORMAL)
+
+    def fail(self, status: int, error: str) -> None:
+        self._asked = None
+        self._say_and_close(error)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._close(GOING_AWAY)
+
+    def _say_and_close(self, error: str) -> None:
+        self.channel.write(self._codec.send(orjson.dumps({"error": error})))
+        self._close(INTERNAL_ERROR)
+
+    def _close(self, code: int) -> None:
+        self._leave()
+        self.channel.write(self._codec.close(code))
+        self.channel.close()
+
+    def _leave(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._pool.leave(asked)
+
+    def _on_ping_due(self) -> None:
+        if self._heard or self.channel.overfull:
+            self._heard = False
+        elif self._pinged:
+            log.info("closed, since a client did not answer a ping for %g s", self._ping_interval)
+            self.channel.abort()
+            return
+        else:
+            self._pinged = True
+            self.channel.write(self._codec.ping())
+        self._ping = self._loop.call_later(self._ping_interval, self._on_ping_due)

@@ -1,0 +1,98 @@
+"""One HTTP request through the relay: the client's side of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import orjson
+
+from umaserve.http.connection import JSON, HttpConnection
+from umaserve.protocol.http_head import Headers
+from umaserve.relay.pool import Pool
+from umaserve.relay.request import Asked
+
+MOST_UNREAD = 4 * 1024 * 1024
+"""Bytes that may wait for a client whose worker can't be told to pause."""
+WITHOUT_BODY = (204, 304)
+OWN_HEADERS = frozenset(
+    {
+        "connection",
+        "content-length",
+        "date",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Those that belong to one connection (RFC 9110, section 7.6.1), and those that ours makes itself."""
+
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+class Exchange:
+    """Implements ``relay.request.Client`` on an HTTP connection, whose ``pending`` it is."""
+
+    def __init__(self, connection: HttpConnection, pool: Pool) -> None:
+        self._connection = connection
+        self._pool = pool
+        self._asked: Asked | None = None
+
+    def start(self, asked: Asked) -> None:
+        self._asked = asked
+        self._pool.submit(asked)
+
+    # -- from the connection -------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        if self._asked is not None:
+            self._pool.pause(self._asked, False)
+
+    def abandon(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._pool.leave(asked)
+
+    # -- from the pool -------------------------------------------------------------------------------------------
+
+    def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
+        self._asked = None
+        self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else body.encode())
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._connection.begin(status, _passed(headers))
+
+    def write(self, chunk: str) -> None:
+        connection = self._connection
+        connection.write(chunk.encode())
+        if connection.congested and self._asked is not None:
+            self._pool.pause(self._asked, True)
+            if connection.channel.queued > MOST_UNREAD:
+                connection.channel.abort()
+
+    def end(self) -> None:
+        self._asked = None
+        self._connection.end()
+
+    def fail(self, status: int, error: str) -> None:
+        begun = self._asked is not None and self._asked.begun
+        self._asked = None
+        body = orjson.dumps({"error": error})
+        if begun:
+            self._connection.write(b"data: " + body + b"\n\n")
+            self._connection.end()
+        else:
+            self._connection.respond(status, [JSON], body)
+
+
+def _passed(headers: Mapping[str, str]) -> Headers:
+    """A worker's headers that may go to a client: it may say anything."""
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if name.lower() not in OWN_HEADERS and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
+    ]

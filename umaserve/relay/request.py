@@ -1,0 +1,66 @@
+"""One client's request on its way through the relay, and what the relay tells that client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from umaserve.net.timers import Timer
+
+if TYPE_CHECKING:
+    from umaserve.relay.pool import Worker
+
+
+class Client(Protocol):
+    """Who asked. Is told of one end: ``respond``, ``end`` or ``fail``; never called back in the middle of its own call
+    into the pool but to be given that end."""
+
+    def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
+        """The whole reply."""
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """A reply that comes in parts."""
+
+    def write(self, chunk: str) -> None: ...
+
+    def end(self) -> None: ...
+
+    def fail(self, status: int, error: str) -> None:
+        """No reply, or no more of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request, from when the relay has taken it until its client was given the end. Times are the loop's, seconds."""
+
+    id: str
+    model: str
+    """Empty: any, which only a WebSocket's may be."""
+    path: str
+    is_streaming: bool
+    body: str
+    headers: Mapping[str, str]
+    client: Client
+    is_websocket: bool = False
+
+    number: int = 0
+    """Its place in the order of arrival, which a requeue does not change."""
+    asked_at: float = 0.0
+    waited_s: float = 0.0
+    """In the queue, until its last worker had it."""
+    queued_at: float = 0.0
+    requeues: int = 0
+    worker: Worker | None = None
+    """While it is in flight."""
+    begun: bool = False
+    """Whether output has reached the client, after which it is no other worker's."""
+    frames: list[str] = field(default_factory=list)
+    """Of a WebSocket: what the client sent after its first message and before any output."""
+    bytes_passed: int = 0
+    paused: bool = False
+    timer: Timer | None = None
+    """In the queue and in flight: the deadline."""
+
+    def __repr__(self) -> str:
+        return f"Asked({self.id})"

@@ -1,0 +1,144 @@
+"""The relay: composition of listeners, connections and pool, and the order of its life."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+from umaserve.addresses import parse_address
+from umaserve.http.connection import Client, HttpConnection
+from umaserve.http.gate import Gate, Names
+from umaserve.metrics import exposition, resident_bytes
+from umaserve.net import systemd
+from umaserve.net.channel import Channel
+from umaserve.net.listeners import Listener
+from umaserve.net.loop import Loop
+from umaserve.net.signals import StopSignals
+from umaserve.net.tcp import tcp_sockets
+from umaserve.net.tls import Tls, server_context
+from umaserve.relay.admin import Admin
+from umaserve.relay.attempts import FailedAttempts
+from umaserve.relay.client_keys import ClientKeys
+from umaserve.relay.config import RelayConfig
+from umaserve.relay.pool import Limits, Pool
+from umaserve.relay.site import Doors, RelaySite
+from umaserve.secret_file import read_secret
+
+log = logging.getLogger(__name__)
+
+STALL_S = 60.0
+FAREWELL_S = 1.0
+"""How long the last words may take to be read when all else is done."""
+
+
+class RelayServer:
+    """One relay. ``run`` blocks until it ends and returns the exit status."""
+
+    def __init__(self, config: RelayConfig) -> None:
+        """Raises ``ConfigError`` for secrets, certificates and files that can't be used."""
+        self._config = config
+        self._loop = Loop()
+        self._signals = StopSignals(self._loop, lambda: None)
+        self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
+        limits = Limits(config.max_queue_len, config.queue_timeout, config.request_timeout, config.max_response_bytes)
+        self._pool = Pool(self._loop, limits)
+        keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
+        names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
+        secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
+        token = read_secret(config.admin_token, config.admin_token_file, "admin_token_file")
+        attempts = FailedAttempts(self._loop.now)
+        doors = Doors(Gate(names, None, self._loop.now), secret, keys, attempts)
+        admin = Admin(self._pool, keys, token, attempts, self._stats, config.drain_timeout)
+        self._site = RelaySite(
+            self._loop, config, self._pool, doors, admin, lambda: exposition(None, self._stats())
+        )
+        self._started_at = self._loop.now()
+        self._clients: set[Client] = set()
+        self._listeners: list[Listener] = []
+        self._ending = False
+
+    def run(self) -> int:
+        """Raises ``ConfigError`` where it can't listen."""
+        for sock in tcp_sockets(*parse_address(self._config.listen)):
+            self._listeners.append(Listener(self._loop, sock, self._accept))
+            host, port = sock.getsockname()[:2]
+            log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
+        self._signals.handle()
+        self._loop.before_sleep = self._end_turn
+        systemd.notify("READY=1\nSTATUS=relaying")
+        try:
+            self._loop.run()
+        finally:
+            for listener in self._listeners:
+                listener.close()
+        for client in list(self._clients):
+            client.channel.abort()
+        self._signals.restore()
+        self._loop.close()
+        log.info("stopped")
+        return os.EX_OK
+
+    def stop(self) -> None:
+        """Drain and end, as on the first SIGTERM; safe from any thread."""
+        self._signals.stop()
+
+    # -- clients and workers -------------------------------------------------------------------------------------
+
+    def _accept(self, sock: socket.socket) -> None:
+        if len(self._clients) >= self._config.max_connections:
+            sock.close()
+            self._pool.totals["connections_refused"] += 1
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        cipher = None if self._tls is None else Tls(self._tls)
+        channel = Channel(self._loop, sock, high_water=self._config.tx_high_water, stall_timeout=STALL_S, cipher=cipher)
+        peer = _address(sock)
+        self._clients.add(HttpConnection(self._loop, self._site, channel, peer, self._replace, self._clients.discard))
+
+    def _replace(self, old: Client, new: Client) -> None:
+        self._clients.discard(old)
+        self._clients.add(new)
+
+    # -- numbers -------------------------------------------------------------------------------------------------
+
+    def _stats(self) -> Mapping[str, int | float | str]:
+        pool, totals = self._pool, self._pool.totals
+        return {
+            "relay_uptime_s": round(self._loop.now() - self._started_at, 3),
+            "relay_connections": len(self._clients),
+            "relay_workers": len(pool.workers),
+            "relay_queue_length": len(pool.queue),
+            "relay_in_flight": pool.in_flight,
+            **{f"relay_{name}_total": totals[name] for name in pool.COUNTED},
+            "relay_rss_bytes": resident_bytes(),
+        }
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _end_turn(self) -> None:
+        if self._signals.count and not self._pool.closing:
+            systemd.notify("STOPPING=1\nSTATUS=draining")
+            fields = {"in_flight": self._pool.in_flight, "queued": len(self._pool.queue)}
+            log.info("draining", extra={"fields": {**fields, "timeout_s": self._config.drain_timeout}})
+            self._pool.shut_down("the relay is shutting down", self._config.drain_timeout)
+            self._loop.call_later(self._config.drain_timeout, self._pool.end_all)
+        if self._pool.closing and not self._ending and not self._pool.in_flight:
+            self._ending = True
+            self._pool.end_all()
+            self._loop.call_later(FAREWELL_S, self._loop.stop)
+            for client in list(self._clients):
+                client.close()
+        if self._ending and not any(client.channel.queued for client in self._clients):
+            self._loop.call_soon(self._loop.stop)
+
+
+def _address(sock: socket.socket) -> str:
+    """The peer's IP address; "gone" where it has left already."""
+    try:
+        host: str = sock.getpeername()[0]
+    except OSError as error:
+        log.debug("no address of a peer: %s", error)
+        return "gone"
+    return host

@@ -1,0 +1,251 @@
+"""The relay's site: which path is answered how, for clients, workers and operators."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from umaserve.errors import Fault, RequestError
+from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
+from umaserve.http.gate import SUBPROTOCOL, Gate
+from umaserve.http.site import check_json
+from umaserve.metrics import PROMETHEUS
+from umaserve.net.loop import Loop
+from umaserve.protocol.fields import Fields, parse_json
+from umaserve.protocol.http_head import Headers, Refusal, Request
+from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.relay.admin import Admin
+from umaserve.relay.attempts import FailedAttempts, peer_address
+from umaserve.relay.client_keys import ClientKeys
+from umaserve.relay.config import RelayConfig
+from umaserve.relay.conversation import Conversation
+from umaserve.relay.exchange import OWN_HEADERS, Exchange
+from umaserve.relay.pool import Pool
+from umaserve.relay.request import Asked
+from umaserve.relay.worker_link import POLICY_VIOLATION, LinkLimits, WorkerLink
+
+CONNECT = "/v1/worker/connect"
+ADMIN = "/admin/"
+RELAYED = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
+)  # fmt: skip
+CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
+MAX_NAME_BYTES = 256
+CLIENT_HEADER = "x-relay-client"
+"""Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
+SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
+_NOT_PASSED = OWN_HEADERS | {CLIENT_HEADER, "host", "expect", "sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"}
+_KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Who may come in. ``worker_secret`` is the workers', ``keys`` the clients' (``None``: nobody needs one)."""
+
+    gate: Gate
+    worker_secret: str
+    keys: ClientKeys | None
+    attempts: FailedAttempts
+
+
+class RelaySite:
+    """Implements ``http.connection.Site``."""
+
+    def __init__(
+        self, loop: Loop, config: RelayConfig, pool: Pool, doors: Doors, admin: Admin, metrics: Callable[[], bytes]
+    ) -> None:
+        self.limits = HttpLimits(config.max_body_bytes, config.header_timeout, config.body_timeout, config.idle_timeout)
+        self._loop = loop
+        self._config = config
+        self._pool = pool
+        self._doors = doors
+        self._admin = admin
+        self._metrics = metrics
+        self._ids = itertools.count(1)
+
+    def cors_headers(self, head: Request) -> Headers:
+        return self._doors.gate.cors_headers(head)
+
+    def judge(self, head: Request, peer: str) -> Serve:
+        self._doors.gate.check_names(head, by_file=False)
+        methods, serve = self._route(head)
+        if head.method == "OPTIONS":
+            return functools.partial(self._tell_methods, methods)
+        if head.method not in methods:
+            got = f"method: expected {' or '.join(methods)}, got {head.method}"
+            raise Refusal(405, got, [("Allow", ", ".join(methods))])
+        if head.path.startswith(ADMIN):
+            self._admin.check(head, self._address(head, peer))
+        elif head.path in RELAYED or head.path in CONVERSATIONS or head.path == "/v1/models":
+            self._check_key(head)
+        if head.path in RELAYED:
+            check_json(head)
+        return serve
+
+    def _route(self, head: Request) -> tuple[Sequence[str], Serve]:
+        path = head.path
+        if path in RELAYED:
+            return ("POST",), self._relay
+        if path in CONVERSATIONS:
+            return ("GET",), self._converse
+        if path == CONNECT:
+            return ("GET",), self._connect_worker
+        if path.startswith(ADMIN):
+            return self._admin.methods(path), self._admin.serve
+        pages = {"/v1/models": self._models, "/health": self._health, "/metrics": self._show_metrics}
+        if path not in pages:
+            raise Refusal(404, f"path: there is no {path[:64]} here")
+        return ("GET", "HEAD"), pages[path]
+
+    def _tell_methods(self, methods: Sequence[str], connection: HttpConnection, request: Request) -> None:
+        allow = ("Allow", ", ".join([*methods, "OPTIONS"]))
+        connection.respond(204, [allow, *self._doors.gate.preflight_headers(request)], b"")
+
+    def _check_key(self, head: Request) -> str:
+        """Whose key came with it; empty where nobody needs one."""
+        keys = self._doors.keys
+        if keys is None:
+            return ""
+        presented = self._doors.gate.presented_key(head) or head.header("x-api-key")
+        name = None if presented is None else keys.holds(presented)
+        if name is None:
+            found = "none" if presented is None else "one that is not known"
+            raise RequestError(
+                Fault.UNAUTHORIZED, f"Authorization: expected an API key (Authorization: Bearer …), got {found}"
+            )
+        return name
+
+    def _address(self, head: Request, peer: str) -> str:
+        return peer_address(peer, head.header_values("x-forwarded-for"), self._config.trusted_proxy)
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def _relay(self, connection: HttpConnection, request: Request) -> None:
+        fields = Fields.of(parse_json(request.body), "body")
+        model = fields.string("model", max_bytes=MAX_NAME_BYTES)
+        if model is None:
+            raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
+        exchange = Exchange(connection, self._pool)
+        asked = Asked(
+            id=self._new_id(),
+            model=model,
+            path=request.path,
+            is_streaming=fields.boolean("stream", False),
+            body=request.body.decode(),
+            headers=self._passed(request),
+            client=exchange,
+        )
+        connection.pending = exchange
+        exchange.start(asked)
+
+    def _converse(self, connection: HttpConnection, request: Request) -> None:
+        rest = connection.upgrade(request, [SUBPROTOCOL])
+
+        def new_request(text: str, conversation: Conversation) -> Asked:
+            return Asked(
+                id=self._new_id(),
+                model=_model_of(request, text),
+                path=request.path,
+                is_streaming=True,
+                body=text,
+                headers=self._passed(request),
+                client=conversation,
+                is_websocket=True,
+            )
+
+        conversation = Conversation(
+            self._loop,
+            self._pool,
+            connection.channel,
+            WebSocketCodec(self._config.max_body_bytes),
+            new_request,
+            connection.lost,
+            ping_interval=self._config.ping_interval,
+            idle_timeout=self._config.idle_timeout,
+        )
+        connection.hand_over(conversation, rest)
+
+    def _new_id(self) -> str:
+        return f"r-{next(self._ids)}"
+
+    def _passed(self, request: Request) -> dict[str, str]:
+        """The headers that go on to the worker: not those of this connection, and the key's name instead of the key."""
+        dropped = _NOT_PASSED if self._doors.keys is None else _NOT_PASSED | _KEY_HEADERS
+        passed: dict[str, str] = {}
+        for name, value in request.headers:
+            if name not in dropped:
+                passed[name] = f"{passed[name]}, {value}" if name in passed else value
+        client = self._check_key(request)
+        if client:
+            passed[CLIENT_HEADER] = client
+        return passed
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def _connect_worker(self, connection: HttpConnection, request: Request) -> None:
+        refusal = self._refusal(connection, request)
+        rest = connection.upgrade(request, [])
+        config = self._config
+        link = WorkerLink(
+            self._loop,
+            self._pool,
+            connection.channel,
+            WebSocketCodec(config.max_message_bytes),
+            LinkLimits(config.heartbeat_interval, config.heartbeat_timeout, config.header_timeout, config.max_models),
+            connection.peer,
+            connection.lost,
+        )
+        connection.hand_over(link, b"" if refusal else rest)
+        if refusal:
+            # After the handshake, since workers read the reason there.
+            link.close(POLICY_VIOLATION, refusal)
+
+    def _refusal(self, connection: HttpConnection, request: Request) -> str:
+        address = self._address(request, connection.peer)
+        if self._doors.attempts.blocked(address):
+            return "worker authentication temporarily rate limited"
+        presented = request.header(SECRET_HEADER) or request.query.get(SECRET_PARAMETER, "")
+        right = hmac.compare_digest(presented.encode(errors="replace"), self._doors.worker_secret.encode())
+        if not right or request.query.get("provider", self._config.provider) != self._config.provider:
+            self._doors.attempts.failed(address)
+            return "worker authentication failed"
+        if self._pool.closing or len(self._pool.workers) >= self._config.max_workers:
+            return "the relay takes no more workers"
+        return ""
+
+    # -- pages ---------------------------------------------------------------------------------------------------
+
+    def _models(self, connection: HttpConnection, _request: Request) -> None:
+        created = int(time.time())
+        data = [
+            {"id": model, "object": "model", "created": created, "owned_by": self._config.provider}
+            for model in self._pool.models()
+        ]
+        connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data}))
+
+    def _health(self, connection: HttpConnection, _request: Request) -> None:
+        status = "draining" if self._pool.closing else "ok"
+        body = {"status": status, "workers": len(self._pool.workers)}
+        connection.respond(503 if self._pool.closing else 200, [JSON], orjson.dumps(body))
+
+    def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())
+
+
+def _model_of(request: Request, text: str) -> str:
+    """The model that a conversation wants: by the query, or by its first message; empty where it names none."""
+    named = request.query.get("model", "")
+    if named:
+        return named[:MAX_NAME_BYTES]
+    try:
+        value = parse_json(text.encode())
+    except RequestError:
+        return ""  # The worker says what is wrong with it.
+    model = value.get("model") if isinstance(value, dict) else None
+    return model[:MAX_NAME_BYTES] if isinstance(model, str) else ""

@@ -1,0 +1,204 @@
+"""One worker's connection: registration, messages both ways, heartbeats, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from umaserve.errors import Fault, RequestError
+from umaserve.net.channel import Channel
+from umaserve.net.loop import Loop
+from umaserve.protocol.relay_messages import (
+    FromProxy,
+    ModelsUpdate,
+    Ping,
+    Pong,
+    Register,
+    RegisterAck,
+    ResponseChunk,
+    ResponseComplete,
+    WorkerError,
+    accepted_models,
+    encode,
+    parse_from_worker,
+)
+from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.relay.pool import Pool, Worker
+
+log = logging.getLogger(__name__)
+
+MESSAGES_PER_TURN = 64
+FEATURES = ("flow", "websocket")
+VERSIONS = ("1", "2026-04-bridge-v1", None)
+NORMAL, PROTOCOL_ERROR, POLICY_VIOLATION = 1000, 1002, 1008
+"""Close codes (RFC 6455, 7.4.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Times in seconds; ``models`` of one worker, at most."""
+
+    heartbeat_interval: float
+    heartbeat_timeout: float
+    register_timeout: float
+    models: int
+
+
+class WorkerLink:
+    """Handler of a channel after its upgrade. A worker that breaks the protocol loses it, and nobody else anything."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        pool: Pool,
+        channel: Channel,
+        codec: WebSocketCodec,
+        limits: LinkLimits,
+        peer: str,
+        lost: Callable[[WorkerLink], None],
+    ) -> None:
+        self.channel = channel
+        self._loop = loop
+        self._pool = pool
+        self._codec = codec
+        self._limits = limits
+        self._peer = peer
+        self._lost = lost
+        self._worker: Worker | None = None
+        self._backlog = False
+        self._heard_at = loop.now()
+        self._heartbeat = loop.call_later(limits.register_timeout, self._not_registered)
+        channel.handler = self
+
+    # -- from the pool -------------------------------------------------------------------------------------------
+
+    def send(self, message: FromProxy) -> None:
+        self.channel.write(self._codec.send(encode(message)))
+
+    def close(self, code: int = 1001, reason: str = "") -> None:
+        """Say why, and end."""
+        if self._worker is not None:
+            fields = {"worker": self._worker.id, "name": self._worker.name, "code": code, "reason": reason}
+            log.info("closing a worker's connection", extra={"fields": fields})
+        self.channel.write(self._codec.close(code, reason))
+        self.channel.close()
+        # Nothing that it still says is heard: what it had is another's now.
+        self._forget_worker()
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.now()
+        self._codec.receive_data(data)
+        self._handle_messages()
+
+    def input_ended(self) -> None:
+        self._codec.receive_eof()
+        self._handle_messages()
+        self.channel.close()
+
+    def wants_data(self) -> bool:
+        return not self._backlog
+
+    def drained(self) -> None:
+        """Requests are written whatever it reads: how many is bounded by what it takes at once."""
+
+    def connection_lost(self) -> None:
+        self._heartbeat.cancel()
+        self._forget_worker()
+        self._lost(self)
+
+    def _forget_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            log.info("worker lost", extra={"fields": {"worker": worker.id, "name": worker.name, "peer": self._peer}})
+            self._pool.lost(worker)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _handle_messages(self) -> None:
+        self._backlog = False
+        for _ in range(MESSAGES_PER_TURN):
+            if not self.channel.open:
+                return
+            payload = self._codec.next_payload()
+            if payload is None:
+                break
+            try:
+                self._take(payload)
+            except RequestError as error:
+                log.warning("%s: closed, since its message was wrong: %s", self._peer, error)
+                what = "worker protocol error" if self._worker is not None else "worker registration protocol error"
+                self.close(PROTOCOL_ERROR, what)
+                return
+        else:
+            self._continue_later()
+        self.channel.write(self._codec.take_output())
+        if self._codec.closed:
+            self.channel.close()
+        elif self._codec.more:
+            self._continue_later()
+
+    def _continue_later(self) -> None:
+        if not self._backlog:
+            self._backlog = True
+            self._loop.call_soon(self._handle_messages)
+
+    def _take(self, payload: bytes) -> None:
+        message = parse_from_worker(payload)
+        worker = self._worker
+        if worker is None:
+            self._register(message)
+            return
+        match message:
+            case ResponseChunk():
+                self._pool.chunk(worker, message)
+            case ResponseComplete():
+                self._pool.complete(worker, message)
+            case Pong():
+                self._pool.report(worker, message.current_load)
+            case ModelsUpdate():
+                models, _warnings = accepted_models(message.models, self._limits.models)
+                self._pool.update(worker, models, message.current_load)
+            case WorkerError():
+                fields = {"worker": worker.id, "request": message.request_id, "code": message.code}
+                log.warning("a worker reports: %s", message.message, extra={"fields": fields})
+                self._pool.error(worker, message)
+            case Register():
+                raise RequestError(Fault.BAD_REQUEST, "type: expected register only once")
+
+    def _register(self, message: object) -> None:
+        if not isinstance(message, Register):
+            raise RequestError(Fault.BAD_REQUEST, "type: expected register first")
+        if message.protocol_version not in VERSIONS:
+            raise RequestError(
+                Fault.BAD_REQUEST, f'protocol_version: expected "1", got "{message.protocol_version[:64]}"'
+            )
+        models, warnings = accepted_models(message.models, self._limits.models)
+        features = [feature for feature in FEATURES if feature in message.features]
+        worker = self._pool.register(
+            self, message.worker_name, models, message.max_concurrent, message.current_load or 0, features
+        )
+        self._worker = worker
+        self.send(RegisterAck(worker.id, models, message.protocol_version, warnings, tuple(features)))
+        about = {"worker": worker.id, "name": worker.name, "peer": self._peer, "models": ",".join(models)}
+        log.info("worker registered", extra={"fields": {**about, "max_concurrent": worker.max_concurrent}})
+        self._heartbeat.cancel()
+        self._heartbeat = self._loop.call_later(self._limits.heartbeat_interval, self._beat)
+        self._pool.welcome(worker)
+
+    # -- heartbeats ----------------------------------------------------------------------------------------------
+
+    def _not_registered(self) -> None:
+        log.info("%s: closed, since it did not register in time", self._peer)
+        self.close(PROTOCOL_ERROR, "worker registration protocol error")
+
+    def _beat(self) -> None:
+        """On a fixed cadence, whatever else flows: some workers leave a relay that does not ping."""
+        if self._loop.now() - self._heard_at >= self._limits.heartbeat_timeout:
+            self.close(NORMAL, "worker heartbeat timed out")
+            return
+        self.send(Ping(int(time.time() * 1000)))
+        self._heartbeat = self._loop.call_later(self._limits.heartbeat_interval, self._beat)
