@@ -13,7 +13,7 @@ import pytest
 from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.http.connection import Client, HttpConnection
-from umaserve.http.gate import Gate
+from umaserve.http.gate import Gate, Names
 from umaserve.http.routes import ROUTES, Page, Route, Stream
 from umaserve.http.site import DaemonSite
 from umaserve.messages import Finished, FinishReason, Generate, Metrics, Output, Timing, Token, Usage
@@ -56,7 +56,7 @@ class World:
         ours, self.client = socket.socketpair()
         self.client.setblocking(False)
         channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
-        site = DaemonSite(services, Gate(CONFIG, None, self.loop.now))
+        site = DaemonSite(services, Gate(Names("", (), (), ()), None, self.loop.now))
         self.connection = HttpConnection(self.loop, site, channel, peer, lambda _old, _new: None, self.lost.append)
 
     def turn(self, seconds: float = 0.0) -> None:

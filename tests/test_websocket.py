@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import struct
 import tracemalloc
@@ -19,10 +20,23 @@ from websockets.client import ClientProtocol
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
+from umaserve.protocol.http11 import HttpCodec
 from umaserve.protocol.http_head import Refusal, Request
-from umaserve.protocol.websocket import PIECES_PER_CALL, Message, WebSocketCodec, handshake, wants_websocket
+from umaserve.protocol.websocket import (
+    MAX_ANSWER_BYTES,
+    PIECES_PER_CALL,
+    HandshakeFailed,
+    Message,
+    WebSocketCodec,
+    check_accept,
+    client_handshake,
+    handshake,
+    read_answer,
+    wants_websocket,
+)
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -78,6 +92,15 @@ def frames_of(output: bytes) -> list[Frame]:
     frames = [event for event in client.events_received() if isinstance(event, Frame)]
     # A client says nothing of what comes after a close frame.
     assert b"".join(item.serialize(mask=False) for item in frames) == output
+    return frames
+
+
+def frames_of_client(output: bytes) -> list[Frame]:
+    """What a strict server makes of the client's bytes, which it refuses unmasked."""
+    server = ServerProtocol(state=State.OPEN, max_size=None)
+    server.receive_data(output)
+    frames = [event for event in server.events_received() if isinstance(event, Frame)]
+    assert sum(len(item.serialize(mask=True)) for item in frames) == len(output)
     return frames
 
 
@@ -209,6 +232,126 @@ def test_another_version_is_told_ours(version: str | None) -> None:
 )
 def test_whether_a_request_asks_for_websocket_at_all_is_in_its_upgrade_header(request_: Request, wanted: bool) -> None:
     assert wants_websocket(request_) is wanted
+
+
+# -- the client's handshake --------------------------------------------------------------------------------------------
+
+
+def head_of(request: bytes) -> Request:
+    """A server's reading of ``request``."""
+    codec = HttpCodec(16384, 0)
+    codec.receive_data(request)
+    read = codec.next_request()
+    assert read is not None
+    return read
+
+
+ANSWER = [("upgrade", "websocket"), ("connection", "Upgrade"), ("sec-websocket-accept", ACCEPT)]
+
+
+def test_the_two_sides_handshakes_fit() -> None:
+    request, key = client_handshake("box:8080", "/v1/worker/connect?provider=a", [("X-Worker-Secret", "où")])
+    read = head_of(request)
+    assert (read.path, read.query, read.header("host")) == ("/v1/worker/connect", {"provider": "a"}, "box:8080")
+    assert read.header("x-worker-secret") == "où"
+    assert read.header("sec-websocket-key") == key
+    answer = "".join(["HTTP/1.1 101 \r\n", *(f"{name}: {value}\r\n" for name, value in handshake(read)), "\r\n"])
+    whole = answer.encode() + b"frames"
+    for size in range(len(answer)):
+        assert read_answer(whole[:size]) is None
+    found = read_answer(whole)
+    assert found is not None
+    status, headers, rest = found
+    assert (status, rest) == (101, b"frames")
+    check_accept(status, headers, key)
+
+
+def test_each_handshake_has_a_key_of_its_own() -> None:
+    keys = {client_handshake("host", "/")[1] for _ in range(9)}
+    assert len(keys) == 9
+    assert {len(base64.b64decode(key)) for key in keys} == {16}
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "headers"),
+    [
+        ("ho\r\nst", "/", []),
+        ("host", "/a b", []),
+        ("host", "/\r\n", []),
+        ("host", "/é", []),
+        ("host", "/", [("x-worker-secret", "s3cret\n")]),
+        ("host", "/", [("x-worker-secret", "s3cret\u0100")]),
+        ("host", "/", [("x worker", "s3cret")]),
+    ],
+)
+def test_what_a_handshake_cannot_hold_is_refused_without_being_told(
+    host: str, path: str, headers: list[tuple[str, str]]
+) -> None:
+    with pytest.raises(HandshakeFailed, match="handshake: expected printable ASCII in host and path") as raised:
+        client_handshake(host, path, headers)
+    assert raised.value.status is None
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"HTTP/2 101", "answer: expected HTTP/1.1 and a status, got 'HTTP/2 101'"),
+        (b"SSH-2.0-OpenSSH", "answer: expected HTTP/1.1 and a status, got 'SSH-2.0-OpenSSH'"),
+        (b"HTTP/1.1 999 X", "answer: expected HTTP/1.1 and a status, got 'HTTP/1.1 999 X'"),
+        (b"HTTP/1.1 101\r\nno colon", "answer: expected name: value without control characters, got 'no colon'"),
+        (b"HTTP/1.1 101\r\na: b\r\n c", "answer: expected no folded line, got ' c'"),
+    ],
+)
+def test_an_answer_that_is_no_http_is_refused(head: bytes, message: str) -> None:
+    with pytest.raises(HandshakeFailed) as raised:
+        read_answer(head + b"\r\n\r\n")
+    assert (str(raised.value), raised.value.status) == (message, None)
+
+
+def test_an_answer_that_does_not_end_is_refused_at_its_cap() -> None:
+    assert read_answer(b"x" * (MAX_ANSWER_BYTES - 1)) is None
+    with pytest.raises(
+        HandshakeFailed, match=f"^answer: expected a head of at most {MAX_ANSWER_BYTES} bytes, got more$"
+    ):
+        read_answer(b"x" * MAX_ANSWER_BYTES)
+
+
+def test_an_acceptance_is_read_leniently_in_its_lists_and_letters() -> None:
+    check_accept(101, ANSWER, KEY)
+    check_accept(
+        101, [("upgrade", "WebSocket"), ("connection", "keep-alive, UPGRADE"), ANSWER[2], ("server", "x")], KEY
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (401, ANSWER, "status: expected 101 Switching Protocols, got 401"),
+        (200, ANSWER, "status: expected 101 Switching Protocols, got 200"),
+        (101, ANSWER[1:], "upgrade: expected websocket, got ''"),
+        (101, [("upgrade", "h2c"), *ANSWER[1:]], "upgrade: expected websocket, got 'h2c'"),
+        (101, [ANSWER[0], ANSWER[2]], "connection: expected upgrade, got ''"),
+        (101, [("connection", "close"), ANSWER[0], ANSWER[2]], "connection: expected upgrade, got 'close'"),
+        (101, ANSWER[:2], "sec-websocket-accept: expected our key's, got ''"),
+        (101, [*ANSWER[:2], ("sec-websocket-accept", KEY)], f"sec-websocket-accept: expected our key's, got '{KEY}'"),
+        (101, [*ANSWER, ANSWER[2]], f"sec-websocket-accept: expected our key's, got '{ACCEPT}, {ACCEPT}'"),
+        (
+            101,
+            [*ANSWER, ("sec-websocket-protocol", "chat")],
+            "sec-websocket-protocol: expected none, since none was offered, got 'chat'",
+        ),
+        (
+            101,
+            [*ANSWER, ("sec-websocket-extensions", "permessage-deflate")],
+            "sec-websocket-extensions: expected none, since none was offered, got 'permessage-deflate'",
+        ),
+    ],
+)
+def test_an_answer_that_does_not_accept_is_refused(status: int, headers: list[tuple[str, str]], message: str) -> None:
+    with pytest.raises(HandshakeFailed) as raised:
+        check_accept(status, headers, KEY)
+    assert (str(raised.value), raised.value.status) == (message, status)
 
 
 # -- joined with clients that people have ------------------------------------------------------------------------------
@@ -549,12 +692,23 @@ def test_a_close_frame_is_answered_with_its_code(code: int) -> None:
     _, output = feed(codec, [frame(CLOSE, struct.pack("!H", code) + "à bientôt".encode()) + frame(TEXT, b"late")])
     assert close_code(output) == code
     assert (codec.closed, codec.closing, codec.left) == (True, True, True)
+    assert (codec.close_code, codec.close_reason) == (code, "à bientôt")
+    assert type(codec.close_code) is int
 
 
 def test_a_close_frame_without_a_code_is_answered_by_one_without() -> None:
     codec = WebSocketCodec(CAP)
     assert feed(codec, [frame(CLOSE)]) == ([], b"\x88\x00")
     assert (codec.closed, codec.left) == (True, True)
+    assert (codec.close_code, codec.close_reason) == (1005, "")
+
+
+@pytest.mark.parametrize("wire", [b"", frame(CLOSE, b"x"), frame(CLOSE, struct.pack("!H", 1005)), frame(3)])
+def test_a_connection_that_breaks_has_no_close_code(wire: bytes) -> None:
+    codec = WebSocketCodec(CAP)
+    codec.receive_eof()
+    feed(codec, [wire])
+    assert (codec.closed, codec.left, codec.close_code, codec.close_reason) == (True, False, None, "")
 
 
 # -- closing -----------------------------------------------------------------------------------------------------------
@@ -712,3 +866,139 @@ def test_a_close_frame_at_the_bound_of_work_leaves_nothing_to_do() -> None:
     codec.receive_data(frame(PONG) * (PIECES_PER_CALL - 1) + frame(CLOSE))
     assert codec.next_message() is None
     assert (codec.closed, codec.more) == (True, False)
+
+
+# -- short text frames, which don't go through wsproto -----------------------------------------------------------------
+
+
+class Plain(WebSocketCodec):
+    """The codec without its short cut."""
+
+    def _take_whole(self) -> None:
+        return None
+
+
+def masked_frame(opcode: int, payload: bytes, mask: bytes) -> bytes:
+    masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(payload))
+    return header(opcode, len(payload))[:-4] + mask + masked
+
+
+def outcome(kind: type[WebSocketCodec], chunks: Iterable[bytes], *, client: bool, closing: bool = False) -> Any:
+    """All that can be seen of a codec that is fed ``chunks``."""
+    codec = kind(CAP, client=client)
+    if closing:
+        codec.close(1000)
+    steps = []
+    for chunk in chunks:
+        messages, output = feed(codec, [chunk])
+        said = [(item.opcode, item.data) for item in (frames_of_client if client else frames_of)(output)]
+        steps.append((messages, said, codec.buffered))
+    return steps, codec.closed, codec.left, codec.close_code, codec.close_reason
+
+
+TEXTS = [b"", b"abc", "où".encode(), b"\x81\x83maskabc", b"x" * 125, b"x" * 126, b"\xc3", b"x" * 126 + b"\xff"]
+OVERLONG = b"\x00\x03maskabc"
+PARTS = [
+    *(masked_frame(TEXT, payload, b"mask") for payload in [*TEXTS, b"x" * CAP, b"x" * (CAP + 1)]),
+    *(frame(TEXT, payload, masked=False) for payload in [*TEXTS, b"x" * CAP, b"x" * (CAP + 1)]),
+    *(header(TEXT, 20, masked=masked) for masked in (True, False)),  # what comes next is its payload
+    *(frame(TEXT, payload, fin=False, masked=masked) for payload in (b"", b"abc") for masked in (True, False)),
+    *(frame(opcode, b"", masked=masked) for opcode in (CONT, BINARY, CLOSE, PING) for masked in (True, False)),
+    frame(TEXT, b"abc", rsv=4),
+    *(bytes([129, first]) + OVERLONG for first in (0x7E, 0xFE)),
+]
+
+
+@pytest.mark.parametrize("client", [False, True])
+@pytest.mark.parametrize("first", PARTS)
+def test_after_whatever_came_the_short_cut_gives_what_wsproto_gives(first: bytes, client: bool) -> None:
+    last = frame(TEXT, b"last", masked=not client)
+    for second in PARTS:
+        for chunks in ([first + second + last], [first, second, last]):
+            assert outcome(WebSocketCodec, chunks, client=client) == outcome(Plain, chunks, client=client)
+
+
+talk = st.lists(st.sampled_from(PARTS) | odd_frames | st.binary(max_size=3), max_size=8).map(b"".join)
+
+
+@untimed
+@given(talk, places, st.booleans(), st.booleans())
+def test_however_it_is_split_the_short_cut_gives_what_wsproto_gives(
+    wire: bytes, at: list[int], client: bool, closing: bool
+) -> None:
+    kinds = (WebSocketCodec, Plain)
+    real, plain = (outcome(kind, cut(wire, at), client=client, closing=closing) for kind in kinds)
+    assert real == plain
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_after_our_close_frame_the_short_cut_gives_nothing(client: bool) -> None:
+    wire = frame(TEXT, b"late", masked=not client)
+    assert outcome(WebSocketCodec, [wire], client=client, closing=True)[0] == [([], [], 0)]
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_a_whole_short_text_frame_takes_the_short_cut(client: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = WebSocketCodec(CAP, client=client)
+    monkeypatch.setattr(codec, "_frames", None)
+    sent = [b"", "où".encode(), b"x" * 125, b"x" * 126, b"x" * CAP]
+    assert feed(codec, [b"".join(frame(TEXT, payload, masked=not client) for payload in sent)])[0] == [
+        Message(payload, True) for payload in sent
+    ]
+
+
+# -- the client's side -------------------------------------------------------------------------------------------------
+
+
+@untimed
+@given(st.lists(messages, max_size=5))
+@example(
+    [Message(b"\x00\xff" * (n // 2) + b"y" * (n % 2), False) for n in (0, 1, 5, 125, 126, 511, 512, 513, 65535, 65536)]
+)
+def test_what_the_client_sends_is_masked_and_is_what_a_strict_server_receives(said: list[Message]) -> None:
+    codec = WebSocketCodec(CAP, client=True)
+    frames = frames_of_client(b"".join(codec.send_message(message) for message in said))
+    assert [Message(bytes(item.data), item.opcode is Opcode.TEXT) for item in frames] == said
+    assert all(item.fin for item in frames)
+
+
+def test_each_frame_of_the_clients_has_a_mask_of_its_own() -> None:
+    codec = WebSocketCodec(CAP, client=True)
+    assert len({codec.send(b"always the same")[2:6] for _ in range(9)}) == 9
+
+
+@untimed
+@given(st.lists(messages | st.just(Message(b"x" * 70_000, True)), max_size=5), places)
+def test_our_two_sides_understand_each_other(said: list[Message], at: list[int]) -> None:
+    client, server = (WebSocketCodec(MIB, binary=True, client=client) for client in (True, False))
+    for sender, receiver in ((client, server), (server, client)):
+        wire = b"".join([sender.send_message(message) + sender.ping(b"?") for message in said])
+        received, pongs = feed(receiver, cut(wire, at))
+        assert received == said
+        assert feed(sender, [pongs]) == ([], b"")
+    _, goodbye = feed(client, [server.close(1008, "worker authentication failed")])
+    assert (client.closed, client.close_code, client.close_reason) == (True, 1008, "worker authentication failed")
+    assert [item.opcode for item in frames_of_client(goodbye)] == [Opcode.CLOSE]
+    feed(server, [goodbye])
+    assert (server.closed, server.left, server.close_code) == (True, True, 1008)
+
+
+@pytest.mark.parametrize(
+    ("code", "wire"),
+    [
+        (PROTOCOL, frame(TEXT, b"x")),
+        (PROTOCOL, frame(PING)),
+        (PROTOCOL, header(TEXT, CAP + 1)),
+        (UNSUPPORTED, frame(BINARY, b"x", masked=False)),
+        (NOT_UTF8, frame(TEXT, b"\xff", masked=False)),
+        (TOO_BIG, header(TEXT, CAP + 1, masked=False)),
+    ],
+)
+@pytest.mark.parametrize("split", [lambda wire: [wire], single_bytes], ids=["whole", "bytes"])
+def test_the_client_refuses_masked_frames_and_what_the_server_refuses(split: Any, code: int, wire: bytes) -> None:
+    codec = WebSocketCodec(CAP, client=True)
+    messages, output = feed(codec, split(frame(TEXT, b"before", masked=False) + wire))
+    assert messages == [Message(b"before", True)]
+    (goodbye,) = frames_of_client(output)
+    assert (goodbye.opcode, goodbye.data[:2]) == (Opcode.CLOSE, struct.pack("!H", code))
+    assert (codec.closed, codec.left, codec.close_code) == (True, False, None)
