@@ -130,6 +130,13 @@ class Gate:
         return self._keys is None or self._keys.holds(origin.key, self._now())
 
 
+def check_json(request: Request) -> None:
+    content_type = request.header("content-type")
+    # Requiring it also keeps pages from sending what a browser takes for a plain form.
+    if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
+
+
 def _origin_of(key: Key, dialect: str, peer: str) -> Origin:
     limits = Limits(key.requests_per_minute, key.tokens_per_minute)
     return Origin(dialect, peer, key.name, key.priority, limits)

@@ -7,7 +7,7 @@ import functools
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
 from umaserve.http.exchange import Exchange, Inquiry
-from umaserve.http.gate import SUBPROTOCOL, Gate
+from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.http.routes import Echo, Page, Question, Route, Socket, Stream, find
 from umaserve.http.websocket import WebSocketConnection
 from umaserve.protocol.http_head import Headers, Refusal, Request
@@ -90,10 +90,3 @@ class DaemonSite:
             authenticated=bool(origin.key) or not self._gate.keyed,
         )
         connection.hand_over(conversation, rest)
-
-
-def check_json(request: Request) -> None:
-    content_type = request.header("content-type")
-    # Requiring it also keeps pages from sending what a browser takes for a plain form.
-    if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")

@@ -14,7 +14,8 @@ from umaserve.protocol.fields import Fields, parse_json
 from umaserve.protocol.http_head import Refusal, Request
 from umaserve.relay.attempts import FailedAttempts
 from umaserve.relay.client_keys import ClientKeys
-from umaserve.relay.pool import Pool, Worker
+from umaserve.relay.pool import Pool
+from umaserve.relay.worker import Worker
 
 MAX_TIMEOUT_S = 3600.0
 
@@ -86,7 +87,7 @@ class Admin:
                     self._pool.refresh(worker, "admin")
                 self._reply(connection, {"status": "ok"})
             case "POST", ["keys"]:
-                fields = Fields.of(parse_json(request.body), "body")
+                fields = _fields(request)
                 name = fields.string("name", max_bytes=64)
                 if name is None:
                     raise RequestError(Fault.BAD_REQUEST, "name: expected a string, got null")
@@ -110,13 +111,17 @@ class Admin:
         return self._keys
 
     def _drain_options(self, request: Request) -> tuple[str, float]:
-        fields = Fields.of(parse_json(request.body), "body") if request.body else Fields({})
+        fields = _fields(request) if request.body else Fields({})
         reason = fields.string("reason", max_bytes=256) or "maintenance"
         timeout_s = fields.number("drain_timeout_secs", 0, MAX_TIMEOUT_S)
         return reason, self._drain_timeout if timeout_s is None else timeout_s
 
     def _reply(self, connection: HttpConnection, value: object, status: int = 200) -> None:
         connection.respond(status, [JSON], orjson.dumps(value))
+
+
+def _fields(request: Request) -> Fields:
+    return Fields(Fields.of(parse_json(request.body), "body").values)
 
 
 def _shown(worker: Worker) -> dict[str, object]:

@@ -75,7 +75,9 @@ class RelayConfig:
         env="REQUEST_TIMEOUT_SECS",
     )
     max_body_bytes: int = setting(32 * MIB, size(KIB, GIB), "requests", "largest body or message from a client")
-    max_response_bytes: int = setting(64 * MIB, size(KIB, GIB), "requests", "largest response that is not streamed")
+    max_response_bytes: int = setting(
+        64 * MIB, size(KIB, GIB), "requests", "most characters of one response, whole or streamed"
+    )
     tx_high_water: int = setting(
         64 * KIB, size(KIB, 64 * MIB), "requests", "ask a worker to pause where its client leaves this much unread"
     )

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FRAMES_PER_TURN = 32
 MOST_FRAMES_BEFORE_OUTPUT = 64
+WORKER_BEHIND_S = 0.05
+"""After which it is looked whether the worker has caught up with what clients say."""
 NORMAL, GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1001, 1008, 1011
 """Close codes (RFC 6455, 7.4.1)."""
 
@@ -82,6 +84,10 @@ class Conversation:
         for _ in range(FRAMES_PER_TURN):
             if not self.channel.open or self.channel.overfull:
                 return
+            if self._asked is not None and not self._pool.takes_frames(self._asked):
+                self._backlog = True
+                self._loop.call_later(WORKER_BEHIND_S, self._handle_frames)
+                break
             payload = self._codec.next_payload()
             if payload is None:
                 break

@@ -15,6 +15,7 @@ from umaserve.relay.request import Asked
 MOST_UNREAD = 4 * 1024 * 1024
 """Bytes that may wait for a client whose worker can't be told to pause."""
 WITHOUT_BODY = (204, 304)
+BAD_GATEWAY = 502
 OWN_HEADERS = frozenset(
     {
         "connection",
@@ -29,6 +30,8 @@ OWN_HEADERS = frozenset(
     }
 )
 """Those that belong to one connection (RFC 9110, section 7.6.1), and those that ours makes itself."""
+CORS_PREFIX = "access-control-"
+"""Whose pages may read a reply is for the relay to say, and browsers read nothing where it is said twice."""
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -41,6 +44,8 @@ class Exchange:
         self._connection = connection
         self._pool = pool
         self._asked: Asked | None = None
+        self._bodiless = False
+        """Whether the reply that has begun has a status that allows no body, whatever its worker sends."""
 
     def start(self, asked: Asked) -> None:
         self._asked = asked
@@ -64,9 +69,12 @@ class Exchange:
         self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else body.encode())
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self._connection.begin(status, _passed(headers))
+        self._bodiless = status in WITHOUT_BODY
+        self._connection.begin(status if status >= 200 else BAD_GATEWAY, _passed(headers))
 
     def write(self, chunk: str) -> None:
+        if self._bodiless:
+            return
         connection = self._connection
         connection.write(chunk.encode())
         if connection.congested and self._asked is not None:
@@ -83,7 +91,8 @@ class Exchange:
         self._asked = None
         body = orjson.dumps({"error": error})
         if begun:
-            self._connection.write(b"data: " + body + b"\n\n")
+            if not self._bodiless:
+                self._connection.write(b"data: " + body + b"\n\n")
             self._connection.end()
         else:
             self._connection.respond(status, [JSON], body)
@@ -94,5 +103,8 @@ def _passed(headers: Mapping[str, str]) -> Headers:
     return [
         (name, value)
         for name, value in headers.items()
-        if name.lower() not in OWN_HEADERS and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
+        if name.lower() not in OWN_HEADERS
+        and not name.lower().startswith(CORS_PREFIX)
+        and _NAME.fullmatch(name)
+        and _VALUE.fullmatch(value)
     ]

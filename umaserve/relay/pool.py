@@ -19,7 +19,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from umaserve.net.timers import Timer
@@ -27,76 +27,26 @@ from umaserve.protocol.relay_messages import (
     Cancel,
     CancelReason,
     Flow,
-    FromProxy,
     GracefulShutdown,
     ModelsRefresh,
+    OtherReason,
     Request,
     ResponseChunk,
     ResponseComplete,
     WorkerError,
 )
 from umaserve.relay.request import Asked
+from umaserve.relay.worker import ANY_MODEL, Link, Worker
 
 log = logging.getLogger(__name__)
 
 MAX_REQUEUES = 3
 CANCEL_GRACE_S = 2.0
 MOST_MODELS_KNOWN = 4096
-ANY_MODEL = "*"
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker names none."""
 NORMAL_CLOSURE = 1000
-
-
-class Link(Protocol):
-    """One worker's connection."""
-
-    def send(self, message: FromProxy) -> None: ...
-
-    def close(self, code: int, reason: str) -> None:
-        """End it; the pool is told by ``lost``."""
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """A registered worker."""
-
-    id: str
-    name: str
-    link: Link
-    models: Sequence[str]
-    max_concurrent: int
-    features: frozenset[str]
-    others: int = 0
-    """What it said that it does besides our requests."""
-    in_flight: dict[str, Asked] = field(default_factory=dict)
-    cancelled: dict[str, Timer] = field(default_factory=dict)
-    """Requests that are nobody's any more and still have their place."""
-    given_at: int = 0
-    """By the pool's count, when it was last given a request."""
-    draining: bool = False
-    drain: Timer | None = None
-
-    @property
-    def occupied(self) -> int:
-        return len(self.in_flight) + len(self.cancelled)
-
-    @property
-    def load(self) -> int:
-        return self.others + self.occupied
-
-    @property
-    def free(self) -> bool:
-        return not self.draining and self.occupied < self.max_concurrent
-
-    def serves(self, asked: Asked) -> bool:
-        if asked.is_websocket and "websocket" not in self.features:
-            return False
-        return not asked.model or asked.model in self.models or ANY_MODEL in self.models
-
-    def report(self, load: int) -> None:
-        """It says how much it does, ours included."""
-        self.others = max(0, load - self.occupied)
+COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +131,10 @@ class Pool:
         if asked.worker is not None:
             asked.worker.link.send(_request(asked, text))
 
+    def takes_frames(self, asked: Asked) -> bool:
+        """Whether its worker keeps up with what its client says."""
+        return asked.worker is None or not asked.worker.link.overfull
+
     def pause(self, asked: Asked, paused: bool) -> None:
         """Its client reads too slowly, or does so no more: its worker is told, if it understands."""
         if asked.paused == paused:
@@ -222,7 +176,7 @@ class Pool:
         # Characters are at least a byte each, and counting those that are more would cost a copy.
         asked.bytes_passed += len(message.chunk)
         if asked.bytes_passed > self._limits.response_bytes:
-            self._cancel_in_flight(asked, CancelReason.TIMEOUT)
+            self._cancel_in_flight(asked, OtherReason("response too large"))
             self._fail(asked, 502, f"response: larger than {self._limits.response_bytes} bytes")
             return
         if not asked.begun:
@@ -236,17 +190,18 @@ class Pool:
         if asked is None:
             self._answered_cancel(worker, message.request_id)
             return
-        self._stop_timer(asked)
-        asked.worker = None
-        if not asked.begun:
+        self._taken_back(worker, asked)
+        body = message.body or ""
+        if not asked.begun and len(body) > self._limits.response_bytes:
+            self._fail(asked, 502, f"response: larger than {self._limits.response_bytes} bytes")
+        elif not asked.begun:
             self.totals["completed"] += 1
-            asked.client.respond(message.status_code, message.headers or {}, message.body or "")
+            asked.client.respond(message.status_code, message.headers or {}, body)
         elif message.status_code >= 400:
             self._fail(asked, 502, "the worker failed after it had begun to answer")
         else:
             self.totals["completed"] += 1
             asked.client.end()
-        self._freed(worker)
 
     def error(self, worker: Worker, message: WorkerError) -> None:
         asked = None if message.request_id is None else worker.in_flight.pop(message.request_id, None)
@@ -254,10 +209,8 @@ class Pool:
             if message.request_id is not None:
                 self._answered_cancel(worker, message.request_id)
             return
-        self._stop_timer(asked)
-        asked.worker = None
+        self._taken_back(worker, asked)
         self._fail(asked, 502, message.message)
-        self._freed(worker)
 
     def lost(self, worker: Worker) -> None:
         """Its connection has ended."""
@@ -267,7 +220,9 @@ class Pool:
         for timer in worker.cancelled.values():
             timer.cancel()
         worker.cancelled.clear()
-        orphans, worker.in_flight = list(worker.in_flight.values()), {}
+        # In the order of arrival, but last those that fail, whose clients may ask again when they are told.
+        orphans = sorted(worker.in_flight.values(), key=lambda one: (not _may_go_back(one), one.number))
+        worker.in_flight = {}
         for asked in orphans:
             self._stop_timer(asked)
             asked.worker = None
@@ -301,10 +256,11 @@ class Pool:
     def end_all(self) -> None:
         """The time to drain is over."""
         for worker in list(self.workers.values()):
-            for asked in list(worker.in_flight.values()):
+            running = list(worker.in_flight.values())
+            for asked in running:
                 self._cancel_in_flight(asked, CancelReason.SERVER_SHUTDOWN)
                 self._fail(asked, 503, "the relay is shutting down")
-            self._end_drain(worker)
+            self._close(worker, TIMED_OUT if running else COMPLETE)
 
     def models(self) -> list[str]:
         """Those that a connected worker has, in the order of registration."""
@@ -318,9 +274,11 @@ class Pool:
     # -- who gets what -------------------------------------------------------------------------------------------
 
     def _provided(self, asked: Asked) -> bool:
-        if asked.model:
-            return asked.model in self._known or ANY_MODEL in self._known
-        return bool(self._known)
+        if not asked.model:
+            return bool(self._known)
+        # Of those connected too: what is known is only so many.
+        models = (self._known, *(worker.models for worker in self.workers.values()))
+        return any(asked.model in those or ANY_MODEL in those for those in models)
 
     def _know(self, models: Iterable[str]) -> None:
         for model in models:
@@ -387,14 +345,20 @@ class Pool:
             else:
                 self._give(worker, asked)
 
+    def _taken_back(self, worker: Worker, asked: Asked) -> None:
+        """Its worker has done with it. Those who wait come before what its client may ask when it is told."""
+        self._stop_timer(asked)
+        asked.worker = None
+        self._freed(worker)
+
     def _freed(self, worker: Worker) -> None:
         if worker.draining and not worker.in_flight:
-            self._close(worker, "graceful shutdown complete")
+            self._close(worker, COMPLETE)
         else:
             self._serve_queue(worker)
 
     def _end_drain(self, worker: Worker) -> None:
-        self._close(worker, "graceful shutdown complete" if not worker.in_flight else "graceful shutdown timed out")
+        self._close(worker, TIMED_OUT if worker.in_flight else COMPLETE)
 
     def _close(self, worker: Worker, reason: str) -> None:
         worker.link.close(NORMAL_CLOSURE, reason)
@@ -423,7 +387,7 @@ class Pool:
         elif asked in self.queue:
             self._unqueue(asked)
 
-    def _cancel_in_flight(self, asked: Asked, reason: CancelReason) -> None:
+    def _cancel_in_flight(self, asked: Asked, reason: CancelReason | OtherReason) -> None:
         """Its worker keeps the place taken for a while."""
         worker = asked.worker
         assert worker is not None
@@ -447,6 +411,10 @@ class Pool:
         if asked.timer is not None:
             asked.timer.cancel()
             asked.timer = None
+
+
+def _may_go_back(asked: Asked) -> bool:
+    return not asked.begun and asked.requeues < MAX_REQUEUES
 
 
 def _request(asked: Asked, body: str) -> Request:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from umaserve.net.timers import Timer
 
 if TYPE_CHECKING:
-    from umaserve.relay.pool import Worker
+    from umaserve.relay.worker import Worker
 
 
 class Client(Protocol):

@@ -44,16 +44,14 @@ class RelayServer:
         self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = Limits(config.max_queue_len, config.queue_timeout, config.request_timeout, config.max_response_bytes)
         self._pool = Pool(self._loop, limits)
-        keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
+        self._keys = keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
         secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
         token = read_secret(config.admin_token, config.admin_token_file, "admin_token_file")
         attempts = FailedAttempts(self._loop.now)
         doors = Doors(Gate(names, None, self._loop.now), secret, keys, attempts)
         admin = Admin(self._pool, keys, token, attempts, self._stats, config.drain_timeout)
-        self._site = RelaySite(
-            self._loop, config, self._pool, doors, admin, lambda: exposition(None, self._stats())
-        )
+        self._site = RelaySite(self._loop, config, self._pool, doors, admin, lambda: exposition(None, self._stats()))
         self._started_at = self._loop.now()
         self._clients: set[Client] = set()
         self._listeners: list[Listener] = []
@@ -75,6 +73,8 @@ class RelayServer:
                 listener.close()
         for client in list(self._clients):
             client.channel.abort()
+        if self._keys is not None:
+            self._keys.close()
         self._signals.restore()
         self._loop.close()
         log.info("stopped")
@@ -122,8 +122,9 @@ class RelayServer:
             systemd.notify("STOPPING=1\nSTATUS=draining")
             fields = {"in_flight": self._pool.in_flight, "queued": len(self._pool.queue)}
             log.info("draining", extra={"fields": {**fields, "timeout_s": self._config.drain_timeout}})
-            self._pool.shut_down("the relay is shutting down", self._config.drain_timeout)
+            # Before each worker's own deadline, so that those who still wait are told what it is that ends.
             self._loop.call_later(self._config.drain_timeout, self._pool.end_all)
+            self._pool.shut_down("the relay is shutting down", self._config.drain_timeout)
         if self._pool.closing and not self._ending and not self._pool.in_flight:
             self._ending = True
             self._pool.end_all()

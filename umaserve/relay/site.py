@@ -13,8 +13,7 @@ import orjson
 
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
-from umaserve.http.gate import SUBPROTOCOL, Gate
-from umaserve.http.site import check_json
+from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.metrics import PROMETHEUS
 from umaserve.net.loop import Loop
 from umaserve.protocol.fields import Fields, parse_json
@@ -40,7 +39,8 @@ MAX_NAME_BYTES = 256
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
-_NOT_PASSED = OWN_HEADERS | {CLIENT_HEADER, "host", "expect", "sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"}
+_WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
+_NOT_PASSED = OWN_HEADERS | _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect"}
 _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
 
 
@@ -127,7 +127,7 @@ class RelaySite:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
-        fields = Fields.of(parse_json(request.body), "body")
+        fields = Fields(Fields.of(parse_json(request.body), "body").values)
         model = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if model is None:
             raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
@@ -145,6 +145,8 @@ class RelaySite:
         exchange.start(asked)
 
     def _converse(self, connection: HttpConnection, request: Request) -> None:
+        # With the handshake, since the key that let it in may have ended by the first message.
+        headers = self._passed(request)
         rest = connection.upgrade(request, [SUBPROTOCOL])
 
         def new_request(text: str, conversation: Conversation) -> Asked:
@@ -154,7 +156,7 @@ class RelaySite:
                 path=request.path,
                 is_streaming=True,
                 body=text,
-                headers=self._passed(request),
+                headers=headers,
                 client=conversation,
                 is_websocket=True,
             )

@@ -25,7 +25,8 @@ from umaserve.protocol.relay_messages import (
     parse_from_worker,
 )
 from umaserve.protocol.websocket import WebSocketCodec
-from umaserve.relay.pool import Pool, Worker
+from umaserve.relay.pool import Pool
+from umaserve.relay.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,10 @@ class WorkerLink:
         channel.handler = self
 
     # -- from the pool -------------------------------------------------------------------------------------------
+
+    @property
+    def overfull(self) -> bool:
+        return self.channel.overfull
 
     def send(self, message: FromProxy) -> None:
         self.channel.write(self._codec.send(encode(message)))
@@ -137,6 +142,8 @@ class WorkerLink:
             self._continue_later()
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
+            # At once: until the channel is gone it would be given requests.
+            self._forget_worker()
             self.channel.close()
         elif self._codec.more:
             self._continue_later()
