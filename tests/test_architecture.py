@@ -21,13 +21,13 @@ ALLOWED = {
     "relay": {"relay", "http", "protocol", "net", "errors", "metrics"}
     | {"addresses", "kinds", "settings", "link_settings", "secret_file"},
     "serving": {"serving", "errors", "messages", "metrics", "cores"},
-    "engine": {"engine", "serving", "errors", "messages", "config", "cores"},
+    "engine": {"engine", "serving", "errors", "messages", "config", "cores", "addresses"},
 }
 """What each package may import of umaserve."""
 
 FOREIGN = {
     "llama_cpp": {"engine"},
-    "socket": {"net", "client", "entrances", "relay", "worker"},
+    "socket": {"net", "client", "entrances", "relay", "worker", "engine"},
     "ssl": {"net"},
     "selectors": {"net"},
     "h11": {"protocol"},

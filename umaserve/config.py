@@ -6,7 +6,23 @@ from dataclasses import dataclass
 
 from umaserve import link_settings
 from umaserve.addresses import is_loopback, parse_address
-from umaserve.kinds import GIB, KIB, MIB, TIB, address, choice, mode, path, real, short_size, size, switch, whole, words
+from umaserve.kinds import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    address,
+    addresses,
+    choice,
+    mode,
+    path,
+    real,
+    short_size,
+    size,
+    switch,
+    whole,
+    words,
+)
 from umaserve.settings import Conflict, Settings, both_or_neither, printable, setting
 
 
@@ -135,6 +151,9 @@ class Config:
         choice("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
         "engine",
         "type of the KV cells; the q types take less memory and need flash attention",
+    )
+    rpc: tuple[str, ...] = setting(
+        (), addresses(), "engine", "llama.cpp's RPC servers, HOST:PORT each, that hold a part of the model"
     )
     lora: tuple[str, ...] = setting(
         (), words(), "engine", "LoRA adapters, GGUF files; NAME=FILE names one that requests can choose"

@@ -41,6 +41,7 @@ from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Origin, Session, SessionManager
 from umaserve.serving.ticks import Engine
 from umaserve.threads import WorkerThread
+from umaserve.worker.daemon_links import DaemonLinks
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Server:
             keep_feedback=self._keep_feedback,
             questions=lambda: self._questions,
         )
+        self._links = DaemonLinks(self._loop, config, self._services)
         self._entrances: Entrances | None = None
         self._scheduler: Scheduler | None = None
         self._engine: LoadedEngine | None = None
@@ -203,6 +205,7 @@ class Server:
         self._state = State.READY
         self._progress = 1.0
         systemd.notify(f"READY=1\nSTATUS=serving {result.info.name}")
+        self._links.start()
         seconds = round(self._loop.now() - self._started_at, 2)
         log.info("ready", extra={"fields": {"model": result.info.name, "load_s": seconds}})
 
@@ -220,6 +223,7 @@ class Server:
     def _collect(self) -> None:
         self._compute.collect()
         self._preparing.collect()
+        self._links.collect()
 
     def _end_turn(self) -> None:
         if self._signals.count and self._state is not State.DRAINING:
@@ -241,7 +245,7 @@ class Server:
     def _idle(self) -> bool:
         if self._scheduler is None or self._questions is None:
             return True
-        return self._scheduler.idle and self._questions.idle
+        return self._scheduler.idle and self._questions.idle and self._links.over
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -312,6 +316,7 @@ class Server:
         if self._scheduler is None:
             self._fail_all(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
             return
+        self._links.drain()
         self._scheduler.refuse_waiting()
         self._loop.call_later(self._config.drain_timeout, self._end_drain)
 
@@ -320,6 +325,7 @@ class Server:
         self._begin_farewell()
         if self._scheduler is not None:
             self._scheduler.fail_running()
+        self._links.close()
 
     def _fail_all(self, fault: Fault, message: str) -> None:
         for session in list(self._sessions.running()):

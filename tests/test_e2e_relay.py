@@ -1,0 +1,246 @@
+"""Both of ours against each other with the real model: relays, daemons that work for them, and ordinary clients."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from daemon import Daemon
+from websockets.sync.client import connect
+
+SECRET = "a secret of the tests"
+SECRET_FLAGS = ("--worker-secret", SECRET.replace(" ", "-"))
+READY_S = 60.0
+FAR_FROM_A_TIE = "1, 2, 3, 4, 5,"
+
+
+class Program:
+    """``umaserve relay`` or ``umaserve worker`` in a subprocess."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._log_path = directory / f"{arguments[0]}.log"
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("UMA_", "WORKER_"))}
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "umaserve", *arguments], env=variables, stdin=subprocess.DEVNULL, stderr=log
+            )
+
+    @property
+    def logs(self) -> str:
+        return self._log_path.read_text()
+
+    def wait_for_line(self, pattern: str) -> str:
+        deadline = time.monotonic() + READY_S
+        while not (found := re.findall(pattern, self.logs)):
+            assert self.process.poll() is None, self.logs
+            assert time.monotonic() < deadline, f"{pattern} never came:\n{self.logs}"
+            time.sleep(0.01)
+        return found[-1]
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+class Relay(Program):
+    """A relay on a port of its own, whose queue is patient."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        super().__init__(directory, "relay", "--listen", "127.0.0.1:0", *SECRET_FLAGS, *flags)
+        self.address = self.wait_for_line(r"listening at=(\S+)")
+        self.url = f"http://{self.address}"
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def wait_for_workers(self, count: int) -> None:
+        deadline = time.monotonic() + READY_S
+        while httpx.get(f"{self.url}/health").json()["workers"] != count:
+            assert time.monotonic() < deadline, self.logs
+            time.sleep(0.02)
+
+    def total(self, name: str) -> float:
+        (value,) = re.findall(rf"(?m)^umaserve_relay_{name}_total (\S+)", httpx.get(f"{self.url}/metrics").text)
+        return float(value)
+
+
+def box(directory: Path, *relays: Relay, flags: tuple[str, ...] = ()) -> Daemon:
+    """A daemon that works for ``relays``."""
+    directory.mkdir()
+    urls = ",".join(relay.url for relay in relays)
+    return Daemon(directory, "--relay", urls, *SECRET_FLAGS, *flags, env={"UMA_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Relay, Daemon]]:
+    directory = tmp_path_factory.mktemp("relay")
+    relay = Relay(directory)
+    daemon = box(directory / "box", relay, flags=("--http", "127.0.0.1:0"))
+    relay.wait_for_workers(1)
+    yield relay, daemon
+    assert daemon.stop() == 0, daemon.logs
+    assert relay.stop() == 0, relay.logs
+    assert "Traceback" not in daemon.logs + relay.logs, daemon.logs + relay.logs
+
+
+def test_models_are_the_workers(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    assert [model.id for model in relay.client.models.list()] == [daemon.metrics()["model"]]
+
+
+def test_an_answer_is_the_same_through_the_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    request = {"model": daemon.metrics()["model"], "prompt": FAR_FROM_A_TIE, "max_tokens": 12, "temperature": 0}
+    direct = httpx.post(f"http://{daemon.http}/v1/completions", json=request, timeout=60).json()
+    relayed = relay.client.completions.create(**request)
+    assert relayed.choices[0].text == direct["choices"][0]["text"]
+    assert relayed.usage.completion_tokens == 12
+    streamed = list(relay.client.completions.create(**request, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == direct["choices"][0]["text"]
+
+
+def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    request = {"model": daemon.metrics()["model"], "messages": "no list"}
+    direct = httpx.post(f"http://{daemon.http}/v1/chat/completions", json=request)
+    relayed = httpx.post(f"{relay.url}/v1/chat/completions", json=request)
+    assert direct.status_code == 400
+    assert (relayed.status_code, relayed.json()) == (direct.status_code, direct.json())
+
+
+def test_what_the_worker_lacks_is_its_own_404(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    response = httpx.post(f"{relay.url}/v1/responses", json={"model": daemon.metrics()["model"], "input": "hello"})
+    assert response.status_code == 404
+    assert "/v1/responses" in response.text
+
+
+def test_a_client_that_leaves_ends_its_generation(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    request = {"model": daemon.metrics()["model"], "prompt": FAR_FROM_A_TIE, "max_tokens": 500, "stream": True}
+    with httpx.stream("POST", f"{relay.url}/v1/completions", json={**request, "ignore_eos": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        daemon.wait_for(lambda values: values["active_sessions"] == 1)
+    daemon.wait_until_quiet()
+
+
+def test_a_conversation_is_steered_through_the_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    with connect(f"ws://{relay.address}/generate") as socket:
+        for _ in range(2):
+            socket.send(
+                json.dumps(
+                    {
+                        "type": "config",
+                        "prompt": FAR_FROM_A_TIE,
+                        "parameters": {"max_tokens": 400, "ignore_eos": True},
+                        "options": {"include_generated_text": False},
+                    }
+                )
+            )
+            seen = []
+            while "token" not in seen:
+                seen.append(json.loads(socket.recv(60))["type"])
+            socket.send(json.dumps({"type": "control", "action": "stop"}))
+            while seen[-1] != "completion":
+                seen.append(json.loads(socket.recv(60))["type"])
+    daemon.wait_until_quiet()
+
+
+def test_a_conversation_that_is_left_ends(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    with connect(f"ws://{relay.address}/generate") as socket:
+        parameters = {"max_tokens": 500, "ignore_eos": True}
+        socket.send(json.dumps({"type": "config", "prompt": FAR_FROM_A_TIE, "parameters": parameters}))
+        daemon.wait_for(lambda values: values["active_sessions"] == 1)
+    daemon.wait_until_quiet()
+
+
+def test_a_worker_in_front_of_another_server(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:
+    relay, daemon = pair
+    front = Relay(tmp_path)
+    worker = Program(
+        tmp_path, "worker", "--relay", front.url, *SECRET_FLAGS, "--backend", f"http://{daemon.http}", "--name", "front"
+    )
+    front.wait_for_workers(1)
+    request = {"model": daemon.metrics()["model"], "prompt": FAR_FROM_A_TIE, "max_tokens": 8, "temperature": 0}
+    expected = relay.client.completions.create(**request).choices[0].text
+    assert front.client.completions.create(**request).choices[0].text == expected
+    streamed = front.client.completions.create(**request, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == expected
+    assert worker.stop() == 0, worker.logs
+    assert front.stop() == 0, front.logs
+    assert "Traceback" not in worker.logs + front.logs, worker.logs + front.logs
+
+
+def _ask(relay: Relay, model: str, index: int, *, stream: bool) -> str:
+    """An answer, and ``broken`` where it broke off after it had begun; what had not begun may not fail."""
+    prompt = f"{FAR_FROM_A_TIE} {index}"
+    request = {"model": model, "prompt": prompt, "max_tokens": 16, "extra_body": {"ignore_eos": True}}
+    if not stream:
+        return relay.client.completions.create(**request).choices[0].text
+    text = ""
+    try:
+        for chunk in relay.client.completions.create(**request, stream=True):
+            text += chunk.choices[0].text
+    except openai.APIError:
+        assert text, "it had not begun"
+        return "broken"
+    return text
+
+
+def test_a_box_that_dies_under_load_fails_nothing_that_had_not_begun(tmp_path: Path) -> None:
+    relay = Relay(tmp_path)
+    boxes = [box(tmp_path / name, relay, flags=("--worker-name", name)) for name in ("one", "two")]
+    relay.wait_for_workers(2)
+    model = boxes[0].metrics()["model"]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(_ask, relay, model, index, stream=index % 3 == 0) for index in range(36)]
+        boxes[0].wait_for(lambda values: values["active_sessions"] >= 3)
+        boxes[0].process.kill()
+        answers = [one.result(120) for one in asked]
+    assert all(answers)
+    assert answers.count("broken") <= 12
+    assert relay.total("requeues") > 0
+    assert relay.total("completed") + answers.count("broken") >= len(asked)
+    assert boxes[1].stop() == 0, boxes[1].logs
+    assert relay.stop() == 0, relay.logs
+
+
+def test_of_two_relays_one_may_die(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    relays = [Relay(tmp_path / name) for name in ("first", "second")]
+    daemon = box(tmp_path / "box", *relays)
+    for relay in relays:
+        relay.wait_for_workers(1)
+    model = daemon.metrics()["model"]
+
+    def ask(index: int) -> str:
+        # A name with both addresses behind it: whoever finds one dead asks the other.
+        for relay in (*relays, *relays):
+            with contextlib.suppress(openai.APIError):
+                return _ask(relay, model, index, stream=False)
+        return ""
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, index) for index in range(12)]
+        daemon.wait_for(lambda values: values["active_sessions"] >= 2)
+        relays[0].process.kill()
+        assert all(one.result(120) for one in asked)
+    daemon.wait_until_quiet()
+    assert daemon.stop() == 0, daemon.logs
+    assert relays[1].stop() == 0, relays[1].logs

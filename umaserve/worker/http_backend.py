@@ -1,0 +1,286 @@
+"""An OpenAI-compatible HTTP server as the backend: requests are posted to it, and its models are looked up."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from umaserve.errors import RequestError
+from umaserve.net.loop import Loop
+from umaserve.protocol.fields import Fields, bad_request, parse_json, string
+from umaserve.protocol.http_head import Headers, shown
+from umaserve.protocol.relay_messages import MAX_MODELS, MOST_COUNT, Request, TokenCounts, accepted_models
+from umaserve.worker.backend import Job, Reply
+from umaserve.worker.dialer import Dialer, ServerUrl
+from umaserve.worker.http_call import HttpCall
+from umaserve.worker.places import Places
+
+log = logging.getLogger(__name__)
+
+MODELS_PATH = "/v1/models"
+MAX_LISTING_BYTES = 1024 * 1024
+MAX_COUNTED_BYTES = 256 * 1024
+"""A larger answer is not parsed only to tell the relay its token counts."""
+CONVERSATIONS = ("/generate", "/ws/chat")
+"""The endpoints that are WebSockets."""
+JSON = {"content-type": "application/json"}
+
+_OF_ONE_CONNECTION = frozenset(
+    ("connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
+)
+"""RFC 9110, section 7.6.1; and the length, which a body that was made text need not have any more."""
+_NOT_PASSED = _OF_ONE_CONNECTION | {"host", "expect", "accept-encoding", "proxy-authorization"}
+_KEYS = frozenset(("authorization", "x-api-key"))
+# Neither empty nor dot segments, escapes, queries: what the relay names must not lead elsewhere at the backend.
+_PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~:-]*)+/?")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """``key`` replaces the clients' own; ``models`` those that the server lists. Times in seconds."""
+
+    url: str
+    key: str
+    models: tuple[str, ...]
+    max_concurrent: int
+    connect_timeout: float
+    request_timeout: float
+    max_response_bytes: int
+
+
+class HttpBackend:
+    """Implements ``backend.Backend``."""
+
+    def __init__(self, loop: Loop, dialer: Dialer, settings: HttpSettings) -> None:
+        self.models: Sequence[str] = settings.models
+        self._loop = loop
+        self._dialer = dialer
+        self._settings = settings
+        self._url = ServerUrl.parse(settings.url)
+        self._places = Places(loop, settings.max_concurrent)
+        self._asking: list[Callable[[], None]] = []
+        """Who waits for the list of models that is being fetched."""
+        self._trouble = ""
+        """Why there is no list, if the log has been told."""
+
+    @property
+    def load(self) -> int:
+        return self._places.load
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def start(self, request: Request, reply: Reply) -> Job | None:
+        refusal = self._refusal(request)
+        if refusal is not None:
+            status, error = refusal
+            reply.complete(status, JSON, _error(error))
+            return None
+        return self._places.take(functools.partial(self._post, request), reply)
+
+    def _refusal(self, request: Request) -> tuple[int, str] | None:
+        path = request.endpoint_path
+        if path in CONVERSATIONS:
+            return 404, f"endpoint_path: this worker has no WebSocket {path}"
+        if not _PATH.fullmatch(path) or ".." in path:
+            return 400, f"endpoint_path: expected a plain path without escapes and .., got {shown(path)}"
+        if self._places.full:
+            return 503, "too many requests wait for the backend"
+        return None
+
+    def _post(self, request: Request, reply: Reply) -> Job:
+        exchange = _Exchange(reply, request.is_streaming, self._settings.max_response_bytes)
+        timeout = self._settings.request_timeout
+        headers = self._headers(request.headers or {})
+        return exchange.begin(self._call("POST", request.endpoint_path, headers, request.body, exchange, timeout))
+
+    def _headers(self, given: Mapping[str, str]) -> Headers:
+        dropped = _NOT_PASSED | _KEYS if self._settings.key else _NOT_PASSED
+        passed = [(name, value) for name, value in given.items() if name.lower() not in dropped]
+        if not any(name.lower() == "content-type" for name, _ in passed):
+            passed.append(("Content-Type", "application/json"))
+        return [*passed, *self._authorization()]
+
+    def _authorization(self) -> Headers:
+        return [("Authorization", f"Bearer {self._settings.key}")] if self._settings.key else []
+
+    def _call(self, method: str, path: str, headers: Headers, body: str, answer: _Exchange, timeout: float) -> HttpCall:
+        return HttpCall(
+            self._loop,
+            self._dialer,
+            self._url,
+            method,
+            path,
+            [*headers, ("Accept-Encoding", "identity")],
+            body.encode(),
+            answer,
+            connect_timeout=self._settings.connect_timeout,
+            timeout=timeout,
+        )
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def refresh(self, done: Callable[[], None]) -> None:
+        if self._settings.models:
+            done()
+            return
+        self._asking.append(done)
+        if len(self._asking) == 1:
+            exchange = _Exchange(_Listing(self._listed), False, MAX_LISTING_BYTES)
+            timeout = self._settings.connect_timeout
+            exchange.begin(self._call("GET", MODELS_PATH, self._authorization(), "", exchange, timeout))
+
+    def _listed(self, status: int, body: str) -> None:
+        try:
+            if status != 200:
+                raise ValueError(f"status {status}: {shown(body)}")
+            self._have(_models_of(body))
+        except (ValueError, RequestError) as error:
+            # Who takes too long to answer is busy, and will serve what it has; others have nothing to serve.
+            if status != 504:
+                self.models = ()
+            self._note(str(error))
+        asking, self._asking = self._asking, []
+        for done in asking:
+            done()
+
+    def _have(self, models: Sequence[str]) -> None:
+        if tuple(models) != tuple(self.models) or self._trouble:
+            log.info("the backend's models", extra={"fields": {"url": self._url.text, "models": ",".join(models)}})
+        self.models, self._trouble = models, ""
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            fields = {"url": self._url.text, "models": ",".join(self.models)}
+            log.warning("the backend doesn't list its models: %s", trouble, extra={"fields": fields})
+
+
+class _Exchange:
+    """One call and its reply: ``backend.Job`` to the one side, ``http_call.Answer`` to the other."""
+
+    def __init__(self, reply: Reply, is_streaming: bool, max_bytes: int) -> None:
+        self._reply = reply
+        self._is_streaming = is_streaming
+        self._max_bytes = max_bytes
+        self._call: HttpCall
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._in_parts = self._begun = False
+        self._collected = bytearray()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        """Keeps what has come of a character until the rest comes."""
+
+    def begin(self, call: HttpCall) -> _Exchange:
+        self._call = call
+        return self
+
+    # -- from the link -------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        self._call.abort()
+
+    def pause(self, paused: bool) -> None:
+        self._call.pause(paused)
+
+    def frame(self, text: str) -> None:
+        """No WebSocket begins here."""
+
+    # -- from the call -------------------------------------------------------------------------------------------
+
+    def head(self, status: int, headers: Headers) -> None:
+        self._status = status
+        for name, value in headers:
+            if name not in _OF_ONE_CONNECTION:
+                self._headers[name] = f"{self._headers[name]}, {value}" if name in self._headers else value
+        encoding = self._headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            self._give_up(f"content-encoding: expected none, got {shown(encoding)}")
+            return
+        kind = self._headers.get("content-type", "").partition(";")[0].strip().lower()
+        streams = kind == "text/event-stream" or (self._is_streaming and kind != "application/json")
+        self._in_parts = 200 <= status < 300 and streams
+
+    def body(self, data: bytes) -> None:
+        if self._in_parts:
+            self._pass(self._decoder.decode(data))
+            return
+        if len(self._collected) + len(data) > self._max_bytes:
+            self._give_up(f"response: expected at most {self._max_bytes} bytes, got more")
+            return
+        self._collected += data
+
+    def end(self) -> None:
+        if self._in_parts:
+            self._pass(self._decoder.decode(b"", True))
+            self._reply.complete(self._status, self._headers, "")
+            return
+        body = self._collected.decode(errors="replace")
+        self._reply.complete(self._status, self._headers, body, token_counts(body))
+
+    def failed(self, reason: str, *, timed_out: bool) -> None:
+        if self._begun:
+            # The reply has no room for the reason.
+            log.warning("the backend broke off an answer: %s", reason)
+            self._reply.complete(502, {}, "")
+        else:
+            self._reply.complete(504 if timed_out else 502, JSON, _error(f"backend: {reason}"))
+
+    def _pass(self, text: str) -> None:
+        if text:
+            self._begun = True
+            self._reply.chunk(text, self._status, self._headers)
+
+    def _give_up(self, reason: str) -> None:
+        self._call.abort()
+        self.failed(reason, timed_out=False)
+
+
+class _Listing:
+    """The reply to our own question for the models."""
+
+    def __init__(self, done: Callable[[int, str], None]) -> None:
+        self._done = done
+
+    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+        """A stream of events is no list: its end, without a body, says so."""
+
+    def complete(
+        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+    ) -> None:
+        self._done(status, body)
+
+
+def _models_of(body: str) -> Sequence[str]:
+    """The ids in OpenAI's list of models. Raises ``RequestError``."""
+    values = Fields.of(parse_json(body.encode()), "models").values
+    data = values.get("data")
+    if data is None and "data" in values:
+        return ()  # Ollama's way to list none.
+    if not isinstance(data, list):
+        raise bad_request("data", "an array", data)
+    names = [string(Fields.of(item, f"data[{index}]").values.get("id"), "id") for index, item in enumerate(data)]
+    return accepted_models(names, MAX_MODELS)[0]
+
+
+def token_counts(body: str) -> TokenCounts | None:
+    """OpenAI's ``usage`` of an answer in JSON, where it has one and isn't large."""
+    if len(body) > MAX_COUNTED_BYTES or '"usage"' not in body:
+        return None
+    try:
+        usage = Fields.of(parse_json(body.encode()), "body").object("usage")
+        if usage is None:
+            return None
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        return TokenCounts(*(usage.integer(name, 0, MOST_COUNT) for name in names))
+    except RequestError:
+        return None  # Whatever it is, it goes to the client as it is.
+
+
+def _error(message: str) -> str:
+    return orjson.dumps({"error": message}).decode()

@@ -1,0 +1,151 @@
+"""One HTTP request to a server, over a connection of its own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from umaserve.net.channel import Channel
+from umaserve.net.dial import DialError, Dialing
+from umaserve.net.loop import Loop
+from umaserve.protocol.http_client import Body, End, Head, HttpClientCodec, HttpClientError
+from umaserve.protocol.http_head import Headers
+from umaserve.worker.dialer import Dialer, ServerUrl
+
+LEAST_HIGH_WATER = 64 * 1024
+
+
+class Answer(Protocol):
+    """What a call tells of the response: a head, parts of the body and an end, or at any point a failure."""
+
+    def head(self, status: int, headers: Headers) -> None: ...
+
+    def body(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+    def failed(self, reason: str, *, timed_out: bool) -> None: ...
+
+
+class HttpCall:
+    """Handler of a channel. Tells its answer nothing before it is made, nor after the end, a failure or ``abort``.
+
+    ``connect_timeout`` and ``timeout``, the time for all of it, are in seconds.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        dialer: Dialer,
+        url: ServerUrl,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        answer: Answer,
+        *,
+        connect_timeout: float,
+        timeout: float,
+    ) -> None:
+        self._answer = answer
+        self._codec = HttpClientCodec()
+        self._dialing: Dialing | None = None
+        self._channel: Channel | None = None
+        self._paused = False
+        self._over = False
+        self._timer = loop.call_later(
+            timeout, lambda: self._fail(f"no whole answer within {timeout:g} s", timed_out=True)
+        )
+        own = (("Host", url.authority), ("Connection", "close"))
+        try:
+            self._request = self._codec.request(method, url.prefix + path, [*own, *headers], body)
+        except HttpClientError as error:
+            reason = str(error)
+            loop.call_soon(lambda: self._fail(reason))
+            return
+        self._dialing = dialer.connect(
+            url,
+            self._connected,
+            timeout=connect_timeout,
+            # An answer is read also while the server still reads the request.
+            high_water=max(LEAST_HIGH_WATER, len(self._request)),
+            stall_timeout=timeout,
+        )
+
+    def pause(self, paused: bool) -> None:
+        """Whether to leave the response with the server."""
+        self._paused = paused
+        if self._channel is not None:
+            self._channel.reconsider()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._over = True
+        self._timer.cancel()
+        if self._channel is not None:
+            self._channel.abort()
+        elif self._dialing is not None:
+            self._dialing.cancel()
+
+    def _connected(self, found: Channel | DialError) -> None:
+        if isinstance(found, DialError):
+            self._fail(str(found))
+            return
+        self._channel = found
+        found.handler = self
+        found.write(self._request)
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._codec.receive_data(data)
+        self._handle_events()
+
+    def input_ended(self) -> None:
+        self._codec.receive_eof()
+        self._handle_events()
+
+    def wants_data(self) -> bool:
+        return not self._paused
+
+    def drained(self) -> None:
+        """The request was written in one piece."""
+
+    def connection_lost(self) -> None:
+        assert self._channel is not None
+        self._fail(self._channel.failure or "the connection was lost")
+
+    def _handle_events(self) -> None:
+        parts: list[bytes] = []
+        while not self._over:
+            try:
+                event = self._codec.next_event()
+            except HttpClientError as error:
+                self._tell(parts)
+                self._fail(str(error))
+                return
+            match event:
+                case Head(status, headers):
+                    self._answer.head(status, headers)
+                case Body(data):
+                    parts.append(data)
+                case End():
+                    self._tell(parts)
+                    self._end()
+                case None:
+                    self._tell(parts)
+                    return
+
+    def _tell(self, parts: list[bytes]) -> None:
+        """What came at once goes on at once, however many chunks it was in."""
+        if parts and not self._over:
+            self._answer.body(b"".join(parts))
+
+    def _end(self) -> None:
+        if not self._over:
+            self.abort()
+            self._answer.end()
+
+    def _fail(self, reason: str, *, timed_out: bool = False) -> None:
+        if not self._over:
+            self.abort()
+            self._answer.failed(reason, timed_out=timed_out)

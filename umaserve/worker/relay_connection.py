@@ -1,0 +1,411 @@
+"""One connection to a relay: the handshake, the registration, then requests and their answers, and how it ends."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from umaserve.errors import Fault, RequestError
+from umaserve.net.channel import READ_PER_TURN, Channel
+from umaserve.net.loop import Loop
+from umaserve.protocol.http_head import shown
+from umaserve.protocol.relay_messages import (
+    Cancel,
+    Flow,
+    FromWorker,
+    GracefulShutdown,
+    ModelsRefresh,
+    ModelsUpdate,
+    Ping,
+    Pong,
+    Register,
+    RegisterAck,
+    Request,
+    ResponseChunk,
+    ResponseComplete,
+    TokenCounts,
+    encode,
+    parse_from_proxy,
+)
+from umaserve.protocol.websocket import HandshakeFailed, WebSocketCodec, check_accept, read_answer
+from umaserve.worker.backend import Backend, Job
+
+log = logging.getLogger(__name__)
+
+FEATURES = ("flow", "websocket")
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""What both kinds of relay take and send at most."""
+MESSAGES_PER_TURN = 64
+SILENCE_S = 90.0
+MOST_ENDED = 256
+NORMAL, PROTOCOL_ERROR = 1000, 1002
+"""Close codes (RFC 6455, 7.4.1)."""
+CANCELLED = 499
+"""The status, nobody's standard, of an answer that its client does not want any more."""
+
+
+class _Phase(enum.Enum):
+    HANDSHAKE = enum.auto()
+    REGISTERING = enum.auto()
+    SERVING = enum.auto()
+    LEAVING = enum.auto()
+    """What runs is finished, and then the connection is closed."""
+    CLOSING = enum.auto()
+    """Nothing is heard any more; the last words go out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a connection begins: the handshake's request, its key, and what is said first; ``timeout`` seconds for it."""
+
+    handshake: bytes
+    key: str
+    register: Register
+    timeout: float
+
+
+class RelayConnection:
+    """Handler of a channel. ``acked`` is called when the relay has taken us, ``lost`` once, at the end."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        opening: Opening,
+        backend: Backend,
+        acked: Callable[[], None],
+        lost: Callable[[RelayConnection], None],
+    ) -> None:
+        self.channel = channel
+        self.registered = False
+        """Whether it was ever acknowledged."""
+        self.dismissed = False
+        """Whether the relay asked us to finish and go."""
+        self.reason = ""
+        """Why it ended."""
+        self.status: int | None = None
+        """Of a handshake that was refused."""
+        self._loop = loop
+        self._opening = opening
+        self._backend = backend
+        self._acked = acked
+        self._lost = lost
+        self._phase = _Phase.HANDSHAKE
+        self._answer = bytearray()
+        self._codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
+        self._backlog = False
+        self._features: frozenset[str] = frozenset()
+        self._running: dict[str, _Running] = {}
+        self._ended: dict[str, None] = {}
+        """The last requests that are over, of which the client may have sent a frame that crossed the end."""
+        self._held = False
+        """Whether all output is held, since the relay is behind."""
+        self._deadline = loop.call_later(opening.timeout, self._not_registered)
+        channel.handler = self
+        channel.write(opening.handshake)
+
+    # -- from the link -------------------------------------------------------------------------------------------
+
+    @property
+    def close_code(self) -> int | None:
+        """The relay's, if it said goodbye."""
+        return self._codec.close_code
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def say_models(self) -> None:
+        """Tell the relay what the backend has, unless it is to send nothing any more."""
+        if self._phase is _Phase.SERVING:
+            self._send(ModelsUpdate(tuple(self._backend.models), self._backend.load))
+
+    def leave(self) -> None:
+        """Finish what runs, and close; the relay is to send nothing new."""
+        if self._phase is _Phase.SERVING:
+            self._send(ModelsUpdate((), self._backend.load))
+            self._phase = _Phase.LEAVING
+            self._close_if_done()
+        elif self._phase is not _Phase.LEAVING:
+            self.close(NORMAL, "")
+
+    def close(self, code: int, reason: str) -> None:
+        """End it now; what runs is the relay's to give to others."""
+        if self._phase is _Phase.CLOSING:
+            return
+        self._note(reason)
+        if self._phase is _Phase.HANDSHAKE:
+            self.channel.abort()
+            return
+        self.channel.write(self._codec.close(code, reason))
+        self._end()
+
+    def _end(self) -> None:
+        self._phase = _Phase.CLOSING
+        self._abort_jobs()
+        self.channel.close()
+
+    def _note(self, reason: str) -> None:
+        # The first one: the others come of it.
+        self.reason = self.reason or reason
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.registered:
+            self._deadline.postpone(self._loop.now() + SILENCE_S)
+        if self._phase is not _Phase.HANDSHAKE:
+            self._codec.receive_data(data)
+            self._handle_messages()
+            return
+        self._answer += data
+        try:
+            answer = read_answer(bytes(self._answer))
+            if answer is not None:
+                status, headers, rest = answer
+                check_accept(status, headers, self._opening.key)
+                self._begin(rest)
+        except HandshakeFailed as error:
+            self.status = error.status
+            self._note(str(error))
+            self.channel.abort()
+
+    def _begin(self, rest: bytes) -> None:
+        self._phase = _Phase.REGISTERING
+        self._answer.clear()
+        self._send(self._opening.register)
+        self._codec.receive_data(rest)
+        self._handle_messages()
+
+    def input_ended(self) -> None:
+        if self._phase is _Phase.HANDSHAKE:
+            self._note("the relay ended the connection before it answered the handshake")
+            self.channel.abort()
+            return
+        self._codec.receive_eof()
+        self._handle_messages()
+
+    def wants_data(self) -> bool:
+        return not self._backlog or self._codec.buffered < READ_PER_TURN
+
+    def drained(self) -> None:
+        self._held = False
+        for running in list(self._running.values()):
+            # One that goes on may leave the relay behind again.
+            if not self._held:
+                running.pause_or_go_on(held=False)
+
+    def connection_lost(self) -> None:
+        self._note(self.channel.failure or "the connection was lost")
+        self._phase = _Phase.CLOSING
+        self._deadline.cancel()
+        self._abort_jobs()
+        self._lost(self)
+
+    def _abort_jobs(self) -> None:
+        running, self._running = self._running, {}
+        for one in running.values():
+            one.abort()
+
+    def _not_registered(self) -> None:
+        self.close(PROTOCOL_ERROR, f"no acknowledgement within {self._opening.timeout:g} s")
+
+    def _silent(self) -> None:
+        self.close(NORMAL, f"nothing was heard of the relay for {SILENCE_S:g} s")
+        # It won't read that either.
+        self.channel.abort()
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _handle_messages(self) -> None:
+        self._backlog = False
+        for _ in range(MESSAGES_PER_TURN):
+            if not self.channel.open:
+                return
+            payload = self._codec.next_payload()
+            if payload is None:
+                break
+            try:
+                self._take(payload)
+            except RequestError as error:
+                log.warning("a relay's message was wrong: %s", error)
+                self.close(PROTOCOL_ERROR, error.message)
+                return
+        else:
+            self._continue_later()
+        self.channel.write(self._codec.take_output())
+        if self._codec.closed:
+            self._note(self._why_closed())
+            self._end()
+        elif self._codec.more:
+            self._continue_later()
+
+    def _why_closed(self) -> str:
+        if self._codec.left:
+            return f"the relay closed with {self._codec.close_code}: {shown(self._codec.close_reason)}"
+        if self._codec.closing:
+            return "the relay broke the WebSocket protocol"
+        return "the relay ended the connection"
+
+    def _continue_later(self) -> None:
+        if not self._backlog:
+            self._backlog = True
+            self._loop.call_soon(self._handle_messages)
+
+    def _send(self, message: FromWorker) -> None:
+        self.channel.write(self._codec.send(encode(message)))
+
+    def _take(self, payload: bytes) -> None:
+        message = parse_from_proxy(payload)
+        if self._phase is _Phase.REGISTERING and not isinstance(message, RegisterAck | Ping):
+            raise RequestError(Fault.BAD_REQUEST, "type: expected register_ack first")
+        match message:
+            case RegisterAck():
+                self._on_ack(message)
+            case Ping():
+                self._send(Pong(self._backend.load, message.timestamp_unix_ms))
+            case Request():
+                self._on_request(message)
+            case Cancel(request_id):
+                self._on_cancel(request_id)
+            case Flow(request_id, paused):
+                if request_id in self._running:
+                    self._running[request_id].pause_or_go_on(by_client=paused)
+            case ModelsRefresh():
+                self._backend.refresh(self.say_models)
+            case GracefulShutdown():
+                self._on_graceful_shutdown(message)
+
+    def _on_ack(self, ack: RegisterAck) -> None:
+        if self._phase is not _Phase.REGISTERING:
+            raise RequestError(Fault.BAD_REQUEST, "type: expected register_ack only once")
+        self._phase = _Phase.SERVING
+        self.registered = True
+        self._features = frozenset(ack.features)
+        self._deadline.cancel()
+        self._deadline = self._loop.call_later(SILENCE_S, self._silent)
+        fields = {"worker": ack.worker_id, "models": ",".join(ack.models), "features": ",".join(ack.features)}
+        log.info("registered at a relay", extra={"fields": fields})
+        for warning in ack.warnings:
+            log.warning("the relay says: %s", shown(warning))
+        # Some relays give a new worker nothing of what waits before it says something.
+        self.say_models()
+        self._acked()
+
+    def _on_graceful_shutdown(self, message: GracefulShutdown) -> None:
+        log.info("the relay lets us go", extra={"fields": {"reason": message.reason, "running": self.running}})
+        self.dismissed = True
+        self._phase = _Phase.LEAVING
+        self._close_if_done()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _on_request(self, request: Request) -> None:
+        running = self._running.get(request.request_id)
+        if running is not None:
+            running.frame(request.body)
+            return
+        if "websocket" in self._features and request.request_id in self._ended:
+            return
+        running = _Running(self, request, self._loop.now())
+        self._running[request.request_id] = running
+        if self.dismissed:
+            running.complete(503, {}, orjson.dumps({"error": "the worker is leaving this relay"}).decode())
+            return
+        running.start(self._backend, held=self._held)
+
+    def _on_cancel(self, request_id: str) -> None:
+        running = self._running.get(request_id)
+        if running is not None:
+            running.abort()
+            # It may keep our place taken until then.
+            running.complete(CANCELLED, {}, "")
+
+    def chunk(self, message: ResponseChunk) -> None:
+        self._send(message)
+        if self.channel.congested and not self._held:
+            self._held = True
+            for running in list(self._running.values()):
+                running.pause_or_go_on(held=True)
+
+    def complete(self, running: _Running, message: ResponseComplete) -> None:
+        del self._running[message.request_id]
+        self._ended[message.request_id] = None
+        if len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+        data = encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            # One that the relay refuses would cost all others on the connection their answers.
+            error = f"response: expected at most {MAX_MESSAGE_BYTES} bytes as a message, got {len(data)}"
+            message = ResponseComplete(message.request_id, 502, {}, orjson.dumps({"error": error}).decode())
+            data = encode(message)
+        self.channel.write(self._codec.send(data))
+        fields = {
+            "request": message.request_id,
+            "path": running.request.endpoint_path,
+            "status": message.status_code,
+            "error": (message.body or "")[:256] if message.status_code >= 500 else None,
+            "total_ms": round((self._loop.now() - running.started_at) * 1000, 1),
+        }
+        log.info("request answered", extra={"fields": fields})
+        self._loop.call_soon(self._close_if_done)
+
+    def _close_if_done(self) -> None:
+        if self._phase is _Phase.LEAVING and not self._running:
+            self.close(NORMAL, "")
+
+
+class _Running:
+    """One request of the relay's: the job that answers it, and ``backend.Reply`` to that."""
+
+    def __init__(self, connection: RelayConnection, request: Request, now: float) -> None:
+        self.request = request
+        self.started_at = now
+        self._connection = connection
+        self._job: Job | None = None
+        self._begun = False
+        self._held = self._by_client = False
+
+    def start(self, backend: Backend, *, held: bool) -> None:
+        self._held = held
+        self._job = backend.start(self.request, self)
+        if self._job is not None and self._held:
+            self._job.pause(True)
+
+    # -- from the relay ------------------------------------------------------------------------------------------
+
+    def frame(self, text: str) -> None:
+        if self._job is not None:
+            self._job.frame(text)
+
+    def pause_or_go_on(self, *, held: bool | None = None, by_client: bool | None = None) -> None:
+        """Note what has changed: whether all are ``held``, or this one's client is behind."""
+        before = self._held or self._by_client
+        self._held = self._held if held is None else held
+        self._by_client = self._by_client if by_client is None else by_client
+        paused = self._held or self._by_client
+        if self._job is not None and paused != before:
+            self._job.pause(paused)
+
+    def abort(self) -> None:
+        if self._job is not None:
+            self._job.abort()
+
+    # -- from the backend ----------------------------------------------------------------------------------------
+
+    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+        request_id = self.request.request_id
+        begins, self._begun = not self._begun, True
+        self._connection.chunk(
+            ResponseChunk(request_id, text, status, headers) if begins else ResponseChunk(request_id, text)
+        )
+
+    def complete(
+        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+    ) -> None:
+        request_id = self.request.request_id
+        self._connection.complete(self, ResponseComplete(request_id, status, headers, body, token_counts))

@@ -1,0 +1,183 @@
+"""The link to one relay: dialed, and dialed again whenever it is lost."""
+
+from __future__ import annotations
+
+import logging
+import random
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from umaserve.net.channel import Channel
+from umaserve.net.dial import DialError, Dialing
+from umaserve.net.loop import Loop
+from umaserve.net.timers import Timer
+from umaserve.protocol.relay_messages import Register
+from umaserve.protocol.websocket import client_handshake
+from umaserve.worker.backend import Backend
+from umaserve.worker.dialer import Dialer, ServerUrl
+from umaserve.worker.relay_connection import FEATURES, NORMAL, PROTOCOL_ERROR, Opening, RelayConnection
+
+log = logging.getLogger(__name__)
+
+CONNECT_PATH = "/v1/worker/connect"
+SECRET_HEADER = "x-worker-secret"
+VERSIONS = ("1", "2026-04-bridge-v1")
+HIGH_WATER = 256 * 1024
+STALL_S = 90.0
+SHORTEST_WAIT_S, LONGEST_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
+DISMISSED_WAIT_S = 2.0
+POLICY_VIOLATION = 1008
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """How a worker introduces itself to a relay; it is given up after ``timeout`` seconds."""
+
+    secret: str
+    provider: str
+    name: str
+    max_concurrent: int
+    timeout: float
+
+
+class RelayLink:
+    """Works for one relay from ``start`` to the end of ``drain``, and is ``over`` then. ``acked`` is called each time
+    that the relay has taken us."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        dialer: Dialer,
+        url: str,
+        introduction: Introduction,
+        backend: Backend,
+        acked: Callable[[], None],
+    ) -> None:
+        self.over = False
+        self._loop = loop
+        self._dialer = dialer
+        self._url = ServerUrl.parse(url)
+        self._introduction = introduction
+        self._backend = backend
+        self._acked = acked
+        self._version = 0
+        """Which of ``VERSIONS`` is announced: the one that was acknowledged last, or the next to try."""
+        self._failures = 0
+        """Since it last was acknowledged."""
+        self._said = ""
+        """The last failure that the log was told."""
+        self._draining = False
+        self._tried_at = 0.0
+        self._dialing: Dialing | None = None
+        self._timer: Timer | None = None
+        self._connection: RelayConnection | None = None
+
+    @property
+    def running(self) -> int:
+        """Requests at work for this relay."""
+        return 0 if self._connection is None else self._connection.running
+
+    def start(self) -> None:
+        """Dial."""
+        self._timer = None
+        self._tried_at = self._loop.now()
+        self._dialing = self._dialer.connect(
+            self._url,
+            self._connected,
+            timeout=self._introduction.timeout,
+            high_water=HIGH_WATER,
+            stall_timeout=STALL_S,
+        )
+
+    def say_models(self) -> None:
+        """The backend's models have changed."""
+        if self._connection is not None:
+            self._connection.say_models()
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, and go."""
+        self._draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._dialing is not None:
+            self._dialing.cancel()
+        if self._connection is None:
+            self.over = True
+        else:
+            self._connection.leave()
+
+    def close(self) -> None:
+        """The time to drain is over: the relay may give to others what still runs."""
+        if self._connection is not None:
+            self._connection.close(NORMAL, "the worker ends")
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def _connected(self, found: Channel | DialError) -> None:
+        self._dialing = None
+        if isinstance(found, DialError):
+            self._failed(str(found), "check the URL, and that the relay runs")
+            return
+        mine = self._introduction
+        query = urllib.parse.urlencode({"provider": mine.provider})
+        path = f"{self._url.prefix}{CONNECT_PATH}?{query}"
+        handshake, key = client_handshake(self._url.authority, path, [(SECRET_HEADER, mine.secret)])
+        register = Register(
+            mine.name,
+            tuple(self._backend.models),
+            mine.max_concurrent,
+            VERSIONS[self._version],
+            self._backend.load,
+            FEATURES,
+        )
+        left_s = max(0.0, self._tried_at + mine.timeout - self._loop.now())
+        opening = Opening(handshake, key, register, left_s)
+        self._connection = RelayConnection(self._loop, found, opening, self._backend, self._on_ack, self._on_lost)
+
+    def _on_ack(self) -> None:
+        self._failures = 0
+        self._said = ""
+        self._acked()
+
+    def _on_lost(self, connection: RelayConnection) -> None:
+        self._connection = None
+        if self._draining:
+            self.over = True
+        elif connection.dismissed:
+            log.info("left a relay that let us go", extra={"fields": {"url": self._url.text}})
+            self._dial_in(DISMISSED_WAIT_S)
+        elif connection.registered:
+            log.warning("lost a relay: %s", connection.reason, extra={"fields": {"url": self._url.text}})
+            self._dial_in(SHORTEST_WAIT_S)
+        else:
+            if connection.close_code == PROTOCOL_ERROR:
+                self._version = (self._version + 1) % len(VERSIONS)
+            self._failed(connection.reason, self._advice(connection))
+
+    def _advice(self, connection: RelayConnection) -> str:
+        if connection.close_code == PROTOCOL_ERROR:
+            return f"it may speak another version: announcing {VERSIONS[self._version]} next"
+        if connection.close_code == POLICY_VIOLATION:
+            if "authentication" in connection.reason:
+                return "check that worker_secret and provider are the relay's"
+            return "ask those who run the relay"
+        if connection.status is not None:
+            return f"check that the URL is a relay's, which answers {self._url.prefix}{CONNECT_PATH}"
+        if self._url.secure:
+            return "check the URL, and that ca_file has the authority of the relay's certificate"
+        return "check the URL, and whether the relay wants https"
+
+    def _failed(self, reason: str, advice: str) -> None:
+        wait_s = min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 2 ** min(self._failures, 10))
+        self._failures += 1
+        # The first, the second, the fourth: whoever reads the log learns nothing from the others.
+        if reason != self._said or self._failures.bit_count() == 1:
+            self._said = reason
+            fields = {"url": self._url.text, "failures": self._failures, "next_try_s": wait_s}
+            log.warning("no relay: %s: %s", reason, advice, extra={"fields": fields})
+        self._dial_in(wait_s)
+
+    def _dial_in(self, wait_s: float) -> None:
+        # Workers that a relay's restart has cut off should not all come back at once.
+        self._timer = self._loop.call_later(wait_s + random.uniform(0, JITTER_S), self.start)

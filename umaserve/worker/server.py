@@ -1,0 +1,126 @@
+"""The worker: composition of links and backend, and the order of its life."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+
+from umaserve.net import systemd
+from umaserve.net.loop import Loop
+from umaserve.net.signals import StopSignals
+from umaserve.secret_file import read_secret
+from umaserve.threads import WorkerThread
+from umaserve.worker.config import WorkerConfig
+from umaserve.worker.dialer import Dialer
+from umaserve.worker.http_backend import HttpBackend, HttpSettings
+from umaserve.worker.relay_link import Introduction, RelayLink
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0
+"""How long the last words may take to be read when the time to drain is over."""
+
+RESOLVER_S = 1.0
+"""How long a look-up may hold the end."""
+
+
+class WorkerServer:
+    """One worker. ``run`` blocks until it ends and returns the exit status."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Raises ``ConfigError`` for secrets and certificates that can't be used."""
+        self._config = config
+        secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
+        key = read_secret(config.backend_key, config.backend_key_file, "backend_key_file")
+        self._loop = Loop()
+        self._signals = StopSignals(self._loop, lambda: None)
+        self._resolving = WorkerThread("resolving", self._loop.wake)
+        dialer = Dialer(self._loop, self._resolving.submit, config.ca_file)
+        self._backend = HttpBackend(
+            self._loop,
+            dialer,
+            HttpSettings(
+                config.backend,
+                key,
+                config.models,
+                config.max_concurrent,
+                config.connect_timeout,
+                config.request_timeout,
+                config.max_response_bytes,
+            ),
+        )
+        name = config.name or platform.node() or "worker"
+        introduction = Introduction(secret, config.provider, name, config.max_concurrent, config.connect_timeout)
+        self._links = [
+            RelayLink(self._loop, dialer, url, introduction, self._backend, self._on_ack) for url in config.relay
+        ]
+        self._started = self._ready = self._draining = False
+        self._models: tuple[str, ...] = ()
+        """Those that the links were told last."""
+
+    def run(self) -> int:
+        self._signals.handle()
+        self._loop.after_poll = self._resolving.collect
+        self._loop.before_sleep = self._end_turn
+        systemd.notify("STATUS=connecting")
+        self._refresh()
+        self._loop.run()
+        self._signals.restore()
+        # A resolver that hangs would yet wake the loop.
+        if self._resolving.stop(RESOLVER_S):
+            self._loop.close()
+        log.info("stopped")
+        return os.EX_OK
+
+    def stop(self) -> None:
+        """Drain and end, as on the first SIGTERM; safe from any thread."""
+        self._signals.stop()
+
+    # -- links and models ----------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        self._backend.refresh(self._refreshed)
+        if not self._config.models:
+            self._loop.call_later(self._config.refresh_interval, self._refresh)
+
+    def _refreshed(self) -> None:
+        models = tuple(self._backend.models)
+        changed, self._models = models != self._models, models
+        if self._draining:
+            return
+        if not self._started:
+            # Not before, so that a relay which has no other worker knows the models from the first moment.
+            self._started = True
+            for link in self._links:
+                link.start()
+        elif changed:
+            for link in self._links:
+                link.say_models()
+
+    def _on_ack(self) -> None:
+        if not self._ready:
+            self._ready = True
+            systemd.notify("READY=1\nSTATUS=working")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _end_turn(self) -> None:
+        if self._signals.count and not self._draining:
+            self._drain()
+        if self._draining and all(link.over for link in self._links):
+            self._loop.stop()
+
+    def _drain(self) -> None:
+        self._draining = True
+        systemd.notify("STOPPING=1\nSTATUS=draining")
+        running = sum(link.running for link in self._links)
+        log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
+        for link in self._links:
+            link.drain()
+        self._loop.call_later(self._config.drain_timeout, self._end_drain)
+
+    def _end_drain(self) -> None:
+        for link in self._links:
+            link.close()
+        self._loop.call_later(FAREWELL_S, self._loop.stop)
