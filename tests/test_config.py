@@ -76,6 +76,7 @@ DEFAULTS: dict[str, Any] = {
     "n_gpu_layers": -1,
     "flash_attn": "auto",
     "kv_type": "f16",
+    "rpc": (),
     "lora": (),
     "speculation": True,
     "draft_model": "",
@@ -196,6 +197,8 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
         return st.booleans()
     if key in WORDS:
         return st.lists(WORD, max_size=64).map(tuple)
+    if key == "rpc":
+        return st.lists(st.sampled_from(["127.0.0.1:50052", "[::1]:1", "box.example:9"]), max_size=64).map(tuple)
     if key == "relay":
         return st.lists(st.sampled_from(RELAYS), max_size=64).map(tuple)
     if key in ("worker_secret", "worker_name", "relay_provider"):
@@ -289,7 +292,7 @@ def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
 
 def test_the_tables_of_this_test_cover_every_setting() -> None:
     tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http"]
-    tables += ["relay", "worker_secret", "worker_name", "relay_provider"]
+    tables += ["rpc", "relay", "worker_secret", "worker_name", "relay_provider"]
     assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
 
 

@@ -162,6 +162,11 @@ def words() -> Kind[tuple[str, ...]]:
     return _several(str)
 
 
+def addresses() -> Kind[tuple[str, ...]]:
+    """As `words`, each as `address` has it."""
+    return _several(address().check, ", each an address as HOST:PORT")
+
+
 def url(*schemes: str) -> Kind[str]:
     """The absolute URL of a server, kept as it was written, with neither user information nor a query."""
 

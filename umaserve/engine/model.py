@@ -14,7 +14,7 @@ import llama_cpp
 
 from umaserve.config import Config
 from umaserve.cores import usable_cores
-from umaserve.engine import gguf
+from umaserve.engine import gguf, rpc
 from umaserve.errors import ModelError
 from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ModelInfo
 
@@ -93,6 +93,7 @@ class Model:
         gguf.check(path)
         llama_cpp.llama_log_set(_log_line, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
+        rpc.connect(config.rpc)
         self.path = path
         self.native = self._load(config, progress)
         try:

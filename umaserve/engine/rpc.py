@@ -1,0 +1,51 @@
+"""llama.cpp's RPC backend: other boxes that hold a part of the model, where this build of llama.cpp has it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+
+from umaserve.addresses import parse_address
+from umaserve.errors import ModelError
+
+REACH_S = 5.0
+
+
+def available() -> bool:
+    return _library().exists()
+
+
+def connect(servers: Sequence[str]) -> None:
+    """Let models that are loaded from now on use ``servers``, each the HOST:PORT of a running ``rpc-server``."""
+    if not servers:
+        return
+    if not available():
+        raise ModelError(
+            "rpc: this build of llama.cpp has no RPC backend: make one that has it, with CMAKE_ARGS=-DGGML_RPC=on pip "
+            "install --force-reinstall --no-binary llama-cpp-python llama-cpp-python"
+        )
+    rpc = ctypes.CDLL(str(_library()))
+    rpc.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
+    rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
+    ggml = ctypes.CDLL(str(_library().with_name("libggml.so")))
+    ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
+    for server in servers:
+        # llama.cpp ends the process where nobody answers.
+        try:
+            with contextlib.closing(socket.create_connection(parse_address(server), REACH_S)):
+                pass
+        except OSError as error:
+            raise ModelError(f"rpc {server}: {error}: start llama.cpp's rpc-server there") from None
+        added = rpc.ggml_backend_rpc_add_server(server.encode())
+        if not added:
+            raise ModelError(f"rpc {server}: llama.cpp can't use it: it must be of the same version there as here")
+        ggml.ggml_backend_register(added)
+
+
+def _library() -> Path:
+    return Path(llama_cpp.__file__).parent / "lib" / "libggml-rpc.so"
