@@ -25,6 +25,8 @@ from umaserve.net import systemd
 ROOT = Path(__file__).parent.parent
 SERVICE = ROOT / "conf" / "umaserve.service"
 SOCKET = ROOT / "conf" / "umaserve.socket"
+RELAY, WORKER = ROOT / "conf" / "umaserve-relay.service", ROOT / "conf" / "umaserve-worker.service"
+UNITS = [SERVICE, SOCKET, RELAY, WORKER]
 
 
 def directive(unit: Path, name: str) -> list[str]:
@@ -279,7 +281,7 @@ def installed(tmp_path: Path) -> Path:
     """The root of a system that has the units, what they start, and the targets of every system."""
     units = tmp_path / "etc" / "systemd" / "system"
     units.mkdir(parents=True)
-    for unit in (SERVICE, SOCKET):
+    for unit in UNITS:
         shutil.copy(unit, units)
     for target in ("basic", "sysinit", "sockets", "shutdown"):
         (units / f"{target}.target").write_text("[Unit]\n")
@@ -291,7 +293,7 @@ def installed(tmp_path: Path) -> Path:
 
 def verify(root: Path) -> str:
     """What systemd finds wrong with the units of ``root``; its exit status is 0 for most mistakes."""
-    command = ["systemd-analyze", "verify", f"--root={root}", "--man=no", SERVICE.name, SOCKET.name]
+    command = ["systemd-analyze", "verify", f"--root={root}", "--man=no", *(unit.name for unit in UNITS)]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout + done.stderr + (f"exit status {done.returncode}" if done.returncode else "")
 
@@ -302,7 +304,7 @@ def test_units_verify(installed: Path) -> None:
 
 
 @needs_analyzer
-@pytest.mark.parametrize("unit", [SERVICE, SOCKET])
+@pytest.mark.parametrize("unit", UNITS)
 def test_verify_would_find_a_misspelled_directive(unit: Path, installed: Path) -> None:
     with open(installed / "etc" / "systemd" / "system" / unit.name, "a") as copy:
         copy.write("Privat=yes\n")
@@ -310,9 +312,10 @@ def test_verify_would_find_a_misspelled_directive(unit: Path, installed: Path) -
 
 
 @needs_analyzer
-def test_exposure_is_at_most_1_5() -> None:
+@pytest.mark.parametrize("unit", [SERVICE, RELAY, WORKER])
+def test_exposure_is_at_most_1_5(unit: Path) -> None:
     # The threshold is ten times the exposure that systemd shows.
-    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", str(SERVICE)]
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

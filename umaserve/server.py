@@ -125,7 +125,7 @@ class Server:
         _raise_descriptor_limit()
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._signals.handle()
-        self._watch_dog()
+        systemd.feed_watchdog(self._loop)
         self._loop.after_poll = self._collect
         self._loop.before_sleep = self._end_turn
         self._show_progress()
@@ -358,12 +358,6 @@ class Server:
         self._loop.close()
         log.info("stopped")
         return self._status
-
-    def _watch_dog(self) -> None:
-        interval = systemd.watchdog_interval()
-        if interval is not None:
-            systemd.notify("WATCHDOG=1")
-            self._loop.call_later(interval, self._watch_dog)
 
 
 def _nothing() -> None:

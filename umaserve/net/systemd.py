@@ -13,6 +13,7 @@ import re
 import socket
 
 from umaserve.errors import ConfigError
+from umaserve.net.loop import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,15 @@ def watchdog_interval() -> float | None:
     if limit_us is None or pid not in (None, os.getpid()):
         return None
     return limit_us / 2 / 1_000_000
+
+
+def feed_watchdog(loop: Loop) -> None:
+    """Send ``WATCHDOG=1`` from ``loop`` as long as it turns, where the manager watches us; raises ConfigError as
+    `watchdog_interval`."""
+    interval = watchdog_interval()
+    if interval is not None:
+        notify("WATCHDOG=1")
+        loop.call_later(interval, lambda: feed_watchdog(loop))
 
 
 def listen_fds() -> list[tuple[str, socket.socket]]:

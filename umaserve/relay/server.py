@@ -65,6 +65,7 @@ class RelayServer:
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
         self._loop.before_sleep = self._end_turn
+        systemd.feed_watchdog(self._loop)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
             self._loop.run()

@@ -63,6 +63,7 @@ class WorkerServer:
         self._signals.handle()
         self._loop.after_poll = self._resolving.collect
         self._loop.before_sleep = self._end_turn
+        systemd.feed_watchdog(self._loop)
         systemd.notify("STATUS=connecting")
         self._refresh()
         self._loop.run()
