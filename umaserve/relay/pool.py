@@ -191,6 +191,7 @@ class Pool:
             self._answered_cancel(worker, message.request_id)
             return
         self._taken_back(worker, asked)
+        log.info("request relayed", extra={"fields": {**self._about(asked, message.status_code), "worker": worker.id}})
         body = message.body or ""
         if not asked.begun and len(body) > self._limits.response_bytes:
             self._fail(asked, 502, f"response: larger than {self._limits.response_bytes} bytes")
@@ -367,9 +368,20 @@ class Pool:
 
     def _fail(self, asked: Asked, status: int, error: str) -> None:
         self.totals["failed"] += 1
-        fields = {"request": asked.id, "model": asked.model, "status": status, "requeues": asked.requeues}
-        log.info("request failed: %s", error, extra={"fields": fields})
+        log.info("request failed: %s", error, extra={"fields": self._about(asked, status)})
         asked.client.fail(status, error)
+
+    def _about(self, asked: Asked, status: int) -> dict[str, object]:
+        """For a line of the log."""
+        return {
+            "request": asked.id,
+            "path": asked.path,
+            "model": asked.model,
+            "status": status,
+            "requeues": asked.requeues,
+            "queue_ms": round(asked.waited_s * 1000, 1),
+            "total_ms": round((self._clock.now() - asked.asked_at) * 1000, 1),
+        }
 
     def _queue_timeout(self, asked: Asked) -> None:
         self._unqueue(asked)
