@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Coroutine
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 
 from bench.processes import free_address, running
-from bench.relay_standins import SECRET, Asking, Backend, Listening, Worker
+from bench.relay_standins import MODEL, SECRET, Asking, Backend, Listening, Worker
 from bench.report import number, progress, table
 
 T = TypeVar("T", bound=asyncio.Protocol)
@@ -48,19 +50,35 @@ async def _ask(address: str, clients: int, times: int) -> tuple[list[float], flo
 
 
 async def _direct_and_relayed(relay: str, requests: int) -> list[list[str]]:
+    """Of a backend, of a relay whose worker is a stand-in, and of another one with a real worker at that backend."""
     backend = free_address()
     host, port = backend.rsplit(":", 1)
     server = await asyncio.get_running_loop().create_server(Backend, host, int(port))
     await _worker(relay)
     rows = []
-    for clients in (1, CLIENTS):
-        for name, address in (("direct", backend), ("relay", relay)) * 3:
-            took, seconds, _bad = await _ask(address, clients, requests // clients)
-            p95 = statistics.quantiles(took, n=20)[-1]
-            p50 = statistics.median(took)
-            rows.append([str(clients), name, number(p50 * 1e6), number(p95 * 1e6), number(len(took) / seconds)])
+    with _relay() as (second, _pid), _real_worker(second, backend):
+        while not await asyncio.to_thread(_has_worker, second):
+            await asyncio.sleep(0.05)
+        sides = {"direct": backend, "relay": relay, "relay and worker": second}
+        for clients in (1, CLIENTS):
+            for name, address in list(sides.items()) * 3:
+                took, seconds, _bad = await _ask(address, clients, requests // clients)
+                p95 = statistics.quantiles(took, n=20)[-1]
+                p50 = statistics.median(took)
+                rows.append([str(clients), name, number(p50 * 1e6), number(p95 * 1e6), number(len(took) / seconds)])
     server.close()
-    return rows
+    return sorted(rows, key=lambda row: (int(row[0]), list(sides).index(row[1])))
+
+
+def _real_worker(relay: str, backend: str) -> contextlib.AbstractContextManager[int]:
+    command = [sys.executable, "-m", "umaserve", "worker", "--relay", f"http://{relay}", "--worker-secret", SECRET]
+    command += ["--backend", f"http://{backend}", "--models", MODEL, "--max-concurrent", "256", "--log-level", "error"]
+    return running(command, lambda: True)
+
+
+def _has_worker(relay: str) -> bool:
+    with urllib.request.urlopen(f"http://{relay}/health") as response:
+        return b'"workers":1' in response.read()
 
 
 async def _streams(relay: str, streams: int, chunks: int) -> tuple[int, float]:
@@ -87,18 +105,25 @@ def _rss_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def _with_relay(measure: Callable[[str, int], Coroutine[Any, Any, Any]]) -> Any:
-    """Run ``measure`` beside a fresh relay."""
+@contextlib.contextmanager
+def _relay() -> Iterator[tuple[str, int]]:
+    """A fresh relay's address and process."""
     address = free_address()
+    host, port = address.rsplit(":", 1)
     command = [sys.executable, "-m", "umaserve", "relay", "--listen", address, "--log-level", "error"]
     command += ["--worker-secret", SECRET, "--max-connections", "16384"]
 
     def is_ready() -> bool:
-        host, port = address.rsplit(":", 1)
         socket.create_connection((host, int(port))).close()
         return True
 
     with running(command, is_ready) as pid:
+        yield address, pid
+
+
+def _with_relay(measure: Callable[[str, int], Coroutine[Any, Any, Any]]) -> Any:
+    """Run ``measure`` beside a fresh relay."""
+    with _relay() as (address, pid):
         return uvloop.run(measure(address, pid))
 
 
