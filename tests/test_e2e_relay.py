@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import trustme
 from daemon import Daemon
 from websockets.sync.client import connect
 
@@ -184,6 +186,31 @@ def test_a_worker_in_front_of_another_server(pair: tuple[Relay, Daemon], tmp_pat
     assert worker.stop() == 0, worker.logs
     assert front.stop() == 0, front.logs
     assert "Traceback" not in worker.logs + front.logs, worker.logs + front.logs
+
+
+def test_a_worker_checks_the_relays_certificate(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:
+    _, daemon = pair
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    for part in certificate.cert_chain_pems:
+        part.write_to_path(str(tmp_path / "cert.pem"), append=True)
+    relay = Relay(tmp_path, "--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    port = relay.address.rpartition(":")[2]
+    url = f"wss://localhost:{port}"
+    backend = ("--backend", f"http://{daemon.http}")
+    (tmp_path / "trusting").mkdir()
+    doubting = Program(tmp_path, "worker", "--relay", url, *SECRET_FLAGS, *backend)
+    doubting.wait_for_line("certificate verify failed.*: check the URL, and that ca_file has the authority")
+    ca_file = str(tmp_path / "ca.pem")
+    trusting = Program(tmp_path / "trusting", "worker", "--relay", url, *SECRET_FLAGS, *backend, "--ca-file", ca_file)
+    trusting.wait_for_line("registered at a relay")
+    context = ssl.create_default_context(cafile=ca_file)
+    models = httpx.get(f"https://localhost:{port}/v1/models", verify=context).json()["data"]
+    assert [model["id"] for model in models] == [daemon.metrics()["model"]]
+    for program in (doubting, trusting, relay):
+        assert program.stop() == 0, program.logs
 
 
 def _ask(relay: Relay, model: str, index: int, *, stream: bool) -> str:
