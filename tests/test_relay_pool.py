@@ -154,7 +154,7 @@ class Link:
         """Until when each keeps its place."""
         self.bodies: dict[str, list[str]] = {}
         self.held: dict[str, bool] = {}
-        self.leaving = self.gone = False
+        self.leaving = self.gone = self.overfull = False
         self.closed: tuple[int, str] | None = None
         self.worker = relay.pool.register(self, "box", models, places, load, features)
         assert self.worker.id not in relay.pool.workers
@@ -172,12 +172,14 @@ class Link:
 
     @property
     def free(self) -> bool:
-        return not self.leaving and self.closed is None and self.occupied < self.places
+        return not self.leaving and self.closed is None and self.occupied < self.places and not self.overfull
 
     def serves(self, client: Client) -> bool:
         if client.asked.is_websocket and "websocket" not in self.features:
             return False
-        return client.asked.model == "" or client.asked.model in self.models or "*" in self.models
+        if not client.asked.model:
+            return self.models != ()
+        return client.asked.model in self.models or "*" in self.models
 
     # -- from the pool -------------------------------------------------------------------------------------------
 
@@ -256,6 +258,12 @@ class Link:
     def complete(self, id_: str, status: int = 200, body: str | None = "answer") -> None:
         self._answer(id_)
         self.relay.pool.complete(self.worker, ResponseComplete(id_, status, {"x-by": "box"}, body))
+
+    def read(self, *, all_of_it: bool) -> None:
+        """What it was sent, or so little that much waits for it."""
+        self.overfull = not all_of_it
+        if all_of_it:
+            self.relay.pool.drained(self.worker)
 
     def error(self, id_: str | None, message: str = "broken") -> None:
         if id_ is not None:
@@ -394,6 +402,26 @@ def test_a_full_worker_gets_no_more(relay: Relay) -> None:
     clients = [relay.ask() for _ in range(3)]
     assert list(link.open.values()) == clients[:2]
     assert relay.pool.queue == [clients[2].asked]
+
+
+def test_a_worker_that_reads_too_slowly_gets_no_more_until_it_has_read(relay: Relay) -> None:
+    slow = relay.connect("a", places=3)
+    slow.read(all_of_it=False)
+    relay.ask()
+    other = relay.connect("a")
+    relay.ask()
+    assert (len(slow.open), len(other.open), len(relay.pool.queue)) == (0, 1, 1)
+    slow.read(all_of_it=True)
+    assert (len(slow.open), len(other.open), len(relay.pool.queue)) == (1, 1, 0)
+
+
+def test_a_websocket_without_a_model_is_for_workers_that_have_any(relay: Relay) -> None:
+    leaving = relay.connect("a", features=BOTH)
+    leaving.update()
+    client = relay.ask("", websocket=True)
+    assert relay.pool.queue == [client.asked]
+    other = relay.connect("b", features=BOTH)
+    assert relay.holders(client) == [other]
 
 
 def test_one_models_wait_is_nobody_elses(relay: Relay) -> None:
@@ -1040,6 +1068,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(index=INDEX, load=LOAD)
     def report(self, index: int, load: int) -> None:
         self.link(index, "any").report(load)
+
+    @precondition(lambda self: self.relay.links)
+    @rule(index=INDEX, all_of_it=st.booleans())
+    def read(self, index: int, all_of_it: bool) -> None:
+        self.link(index).read(all_of_it=all_of_it)
 
     @precondition(lambda self: self.relay.links)
     @rule(index=INDEX, models=MODELS, load=LOAD)

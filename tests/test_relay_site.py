@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import resource
+import socket
 import struct
 import subprocess
 import sys
@@ -18,7 +20,15 @@ pytest.register_assert_rewrite("relay_peers")
 from http_wire import WEBSOCKET  # noqa: E402
 from relay_peers import CHAT, MODEL, SECRET, Client, Relay, Socket, Worker, register, wait_until  # noqa: E402
 
+from umaserve.net.channel import Channel  # noqa: E402
+from umaserve.net.loop import Loop  # noqa: E402
+from umaserve.protocol.websocket import WebSocketCodec  # noqa: E402
+from umaserve.relay import request as request_module  # noqa: E402
+from umaserve.relay import site as site_module  # noqa: E402
 from umaserve.relay.client_keys import ClientKeys  # noqa: E402
+from umaserve.relay.pool import Limits, Pool  # noqa: E402
+from umaserve.relay.request import Asked  # noqa: E402
+from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink  # noqa: E402
 
 FLOWING = ["flow", "websocket"]
 WELL = {"model": MODEL, "messages": []}
@@ -78,6 +88,52 @@ def test_a_body_that_is_wrong_reaches_no_worker(relay: Relay, body: bytes, messa
     assert response.error["message"].startswith(message)
     client.post()
     assert json.loads(worker.answer()["body"]) == WELL
+
+
+def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module, "MOST_VALUES", 40)
+    worker = relay.worker()
+    client = relay.client()
+    response = client.post(x=[[]] * 40).receive()
+    assert (response.status, response.error["message"]) == (
+        400,
+        "body: expected at most 40 commas and brackets, got more",
+    )
+    client.post(x="." * 1000)
+    assert json.loads(worker.answer()["body"])["x"] == "." * 1000
+
+
+def test_what_no_worker_would_take_costs_none_its_link(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_module, "MOST_MESSAGE_BYTES", 4096)
+    worker = relay.worker("*", features=["websocket"], max_concurrent=9)
+    client, error = relay.client(), "request: larger than 67108864 bytes as a message to a worker"
+    response = client.post(content='"' * 1900).receive()
+    assert (response.status, response.json) == (413, {"error": error})
+    response = client.ask("POST", CHAT, WELL, {"x" * 257: "1"})
+    assert (response.status, response.error["message"]) == (400, "header: expected a name of at most 256 bytes")
+    # Controls take six bytes each in JSON.
+    talker = relay.connect("/generate?model=" + "%C3%A9" * 200)
+    talker.send("\0" * 700)
+    assert talker.receive() == {"error": error}
+    talker = relay.connect("/generate?model=" + "%C3%A9" * 200)
+    talker.send("hello")
+    request = worker.request()
+    assert request["model"] == "é" * 128
+    talker.send("\0" * 700)
+    assert worker.receive() == {
+        "type": "cancel",
+        "request_id": request["request_id"],
+        "reason": {"other": "message too large"},
+    }
+    assert talker.receive() == {"error": error}
+    client.post()
+    assert json.loads(worker.answer()["body"]) == WELL
+
+
+def test_a_client_forges_no_line_of_the_log(relay: Relay) -> None:
+    assert relay.client().post(model="no\nsuch").receive().status == 404
+    failed = [one for one in relay.records if one.getMessage() == "request failed"]
+    assert [one.fields["error"] for one in failed] == ["no provider for model no\nsuch"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -507,6 +563,60 @@ def test_a_worker_that_cannot_pause_loses_a_client_that_does_not_read(relay: Rel
     assert other.chunk() == b"on"
 
 
+def test_a_large_part_of_an_answer_is_no_slow_client(relay: Relay) -> None:
+    worker = relay.worker()
+    client, request = streaming(relay, worker)
+    part = "x" * 5 * 2**20
+    for _ in range(2):
+        worker.chunk(request, part)
+        assert client.chunk() == part.encode()
+
+
+class Heard:
+    """A client of the pool that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def begin(self, status: int, headers: object) -> None:
+        self.told.append(f"begin {status}")
+
+    def write(self, chunk: str) -> None:
+        self.told.append(chunk)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+    def fail(self, status: int, error: str) -> None:
+        self.told.append(error)
+
+
+def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
+    loop, (ours, theirs) = Loop(), socket.socketpair()
+    pool = Pool(loop, Limits(1, 10.0, 10.0, 2**20))
+    channel = Channel(loop, ours, high_water=2**16, stall_timeout=10.0)
+    link = WorkerLink(
+        loop, pool, channel, WebSocketCodec(2**20), LinkLimits(10.0, 20.0, 10.0, 9), "peer", lambda _link: None
+    )
+    codec, client = WebSocketCodec(2**20, client=True), Heard()
+    link.data_received(codec.send(json.dumps(register()).encode()))
+    pool.submit(Asked("r-1", MODEL, CHAT, True, "{}", {}, client))  # type: ignore[arg-type]
+    parts = [str(number) for number in range(2 * MESSAGES_PER_TURN)]
+    messages = [{"type": "response_chunk", "request_id": "r-1", "chunk": part} for part in parts]
+    messages.append({"type": "response_complete", "request_id": "r-1", "status_code": 200})
+    # Within TLS, the end may come in one piece with all that was before it.
+    link.data_received(b"".join(codec.send(json.dumps(message).encode()) for message in messages) + codec.close(1000))
+    link.input_ended()
+    for _ in range(8):
+        loop.call_soon(lambda: None)
+        loop.turn()
+    assert client.told == ["begin 200", *parts, "end"]
+    assert not channel.open
+    channel.abort()
+    theirs.close()
+    loop.close()
+
+
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 HELLO = {"type": "config", "model": MODEL}
@@ -528,6 +638,7 @@ def test_a_websocket_is_relayed_frame_by_frame(relay: Relay, path: str) -> None:
         client.send(f"frame {number}")
         follows = worker.request()
         assert (follows["request_id"], follows["body"]) == (request["request_id"], f"frame {number}")
+        assert "headers" not in follows
     worker.complete(request)
     assert client.closed()[0] == 1000
 
@@ -621,6 +732,16 @@ def test_a_websocket_may_not_say_too_much_before_an_answer(relay: Relay) -> None
     assert worker.receive()["type"] == "cancel"
 
 
+def test_nor_too_large_a_part_of_it(start: Callable[..., Relay]) -> None:
+    relay = start(max_body_bytes=1024)
+    client = relay.connect(f"/generate?model={MODEL}")
+    relay.worker(features=["websocket"])
+    for size in (1000, 600, 600):
+        client.send("x" * size)
+    assert client.receive() == {"error": "message: expected at most 1024 bytes before an answer, got more"}
+    assert client.closed()[0] == 1011
+
+
 def test_a_websocket_that_says_nothing_is_closed(start: Callable[..., Relay]) -> None:
     assert start(idle_timeout=0.3).connect("/generate").closed()[0] == 1001
 
@@ -634,6 +755,16 @@ def test_a_key_may_end_between_a_handshake_and_its_first_message(keyed: Relay) -
 
 
 # -- what it is made of ------------------------------------------------------------------------------------------------
+
+
+def test_a_relay_takes_all_the_descriptors_that_it_may_have(start: Callable[..., Relay]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] // 2, before[1]))
+    try:
+        start()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_relay_needs_no_engine() -> None:

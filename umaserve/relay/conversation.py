@@ -9,6 +9,7 @@ import orjson
 
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
+from umaserve.net.timers import Timer
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.relay.exchange import MOST_UNREAD
 from umaserve.relay.pool import Pool
@@ -38,8 +39,9 @@ class Conversation:
         *,
         ping_interval: float,
         idle_timeout: float,
+        most_bytes: int,
     ) -> None:
-        """``new_request`` makes the request out of the first message."""
+        """``new_request`` makes the request out of the first message; ``most_bytes`` may follow it before an answer."""
         self.channel = channel
         self._loop = loop
         self._pool = pool
@@ -47,8 +49,11 @@ class Conversation:
         self._new_request = new_request
         self._lost = lost
         self._ping_interval = ping_interval
+        self._most_bytes = most_bytes
         self._asked: Asked | None = None
         self._backlog = False
+        self._behind: Timer | None = None
+        """Looks again whether the worker has caught up."""
         self._heard, self._pinged = True, False
         self._idle = loop.call_later(idle_timeout, self.close)
         self._ping = loop.call_later(ping_interval, self._on_ping_due)
@@ -81,12 +86,14 @@ class Conversation:
 
     def _handle_frames(self) -> None:
         self._backlog = False
+        if self._behind is not None:
+            self._behind.cancel()
         for _ in range(FRAMES_PER_TURN):
             if not self.channel.open or self.channel.overfull:
                 return
             if self._asked is not None and not self._pool.takes_frames(self._asked):
                 self._backlog = True
-                self._loop.call_later(WORKER_BEHIND_S, self._handle_frames)
+                self._behind = self._loop.call_later(WORKER_BEHIND_S, self._handle_frames)
                 break
             payload = self._codec.next_payload()
             if payload is None:
@@ -113,6 +120,8 @@ class Conversation:
             self._pool.submit(asked)
         elif not self._asked.begun and len(self._asked.frames) >= MOST_FRAMES_BEFORE_OUTPUT:
             self._say_and_close(f"message: expected at most {MOST_FRAMES_BEFORE_OUTPUT} before an answer, got more")
+        elif not self._asked.begun and sum(map(len, self._asked.frames)) + len(text) > self._most_bytes:
+            self._say_and_close(f"message: expected at most {self._most_bytes} bytes before an answer, got more")
         else:
             self._pool.frame(self._asked, text)
 
@@ -130,11 +139,12 @@ class Conversation:
         """A WebSocket has begun with its handshake."""
 
     def write(self, chunk: str) -> None:
+        if self.channel.queued > MOST_UNREAD:
+            self.channel.abort()
+            return
         self.channel.write(self._codec.send(chunk.encode()))
         if self.channel.congested and self._asked is not None:
             self._pool.pause(self._asked, True)
-            if self.channel.queued > MOST_UNREAD:
-                self.channel.abort()
 
     def end(self) -> None:
         self._asked = None
@@ -164,7 +174,8 @@ class Conversation:
             self._pool.leave(asked)
 
     def _on_ping_due(self) -> None:
-        if self._heard or self.channel.overfull:
+        # While its messages wait, for itself to read or for the worker, its pongs wait too.
+        if self._heard or self._backlog or self.channel.overfull:
             self._heard = False
         elif self._pinged:
             log.info("closed, since a client did not answer a ping for %g s", self._ping_interval)

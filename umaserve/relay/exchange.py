@@ -76,11 +76,13 @@ class Exchange:
         if self._bodiless:
             return
         connection = self._connection
+        # Before what comes now, which may be larger than that by itself.
+        if connection.channel.queued > MOST_UNREAD:
+            connection.channel.abort()
+            return
         connection.write(chunk.encode())
         if connection.congested and self._asked is not None:
             self._pool.pause(self._asked, True)
-            if connection.channel.queued > MOST_UNREAD:
-                connection.channel.abort()
 
     def end(self) -> None:
         self._asked = None

@@ -2,8 +2,8 @@
 
 The rules, and why:
 
-1. A request goes to the worker with the lowest load of those that have its model and a free place; among equals to the
-   one that was given work longest ago.
+1. A request goes to the worker with the lowest load of those that have its model and a free place, and have read what
+   they were sent; among equals to the one that was given work longest ago.
 2. Who finds none waits, in the order of arrival. A place that becomes free goes to the first in that order that its
    worker can serve: one model's wait is nobody else's.
 3. A request that loses its worker goes back to its place in that order, ``MAX_REQUEUES`` times; never after output has
@@ -30,12 +30,11 @@ from umaserve.protocol.relay_messages import (
     GracefulShutdown,
     ModelsRefresh,
     OtherReason,
-    Request,
     ResponseChunk,
     ResponseComplete,
     WorkerError,
 )
-from umaserve.relay.request import Asked
+from umaserve.relay.request import MOST_MESSAGE_BYTES, Asked, fits
 from umaserve.relay.worker import ANY_MODEL, Link, Worker
 
 log = logging.getLogger(__name__)
@@ -46,6 +45,7 @@ MOST_MODELS_KNOWN = 4096
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker names none."""
 NORMAL_CLOSURE = 1000
+TOO_LARGE = f"request: larger than {MOST_MESSAGE_BYTES} bytes as a message to a worker"
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 
 
@@ -109,6 +109,9 @@ class Pool:
         if self.closing:
             self._fail(asked, 503, "the relay is shutting down")
             return
+        if not fits(asked.opening()):
+            self._fail(asked, 413, TOO_LARGE)
+            return
         worker = self._best(asked)
         if worker is not None:
             self._give(worker, asked)
@@ -126,10 +129,15 @@ class Pool:
 
     def frame(self, asked: Asked, text: str) -> None:
         """One more message of a WebSocket's client."""
+        message = asked.frame(text)
+        if not fits(message):
+            self._drop(asked, OtherReason("message too large"))
+            self._fail(asked, 413, TOO_LARGE)
+            return
         if not asked.begun:
             asked.frames.append(text)  # for the next worker, should this one be lost
         if asked.worker is not None:
-            asked.worker.link.send(_request(asked, text))
+            asked.worker.link.send(message)
 
     def takes_frames(self, asked: Asked) -> bool:
         """Whether its worker keeps up with what its client says."""
@@ -165,6 +173,10 @@ class Pool:
 
     def report(self, worker: Worker, load: int) -> None:
         worker.report(load)
+        self._serve_queue(worker)
+
+    def drained(self, worker: Worker) -> None:
+        """It has read what it was sent."""
         self._serve_queue(worker)
 
     def chunk(self, worker: Worker, message: ResponseChunk) -> None:
@@ -301,9 +313,9 @@ class Pool:
         asked.waited_s += now - asked.queued_at
         timeout = self._limits.request_timeout
         asked.timer = self._clock.call_later(timeout, lambda: self._request_timeout(asked))
-        worker.link.send(_request(asked, asked.body))
+        worker.link.send(asked.opening())
         for text in asked.frames:
-            worker.link.send(_request(asked, text))
+            worker.link.send(asked.frame(text))
         if asked.paused and "flow" in worker.features:
             worker.link.send(Flow(asked.id, True))
 
@@ -368,7 +380,8 @@ class Pool:
 
     def _fail(self, asked: Asked, status: int, error: str) -> None:
         self.totals["failed"] += 1
-        log.info("request failed: %s", error, extra={"fields": self._about(asked, status)})
+        # The error among the fields, since it may quote what a client or a worker chose.
+        log.info("request failed", extra={"fields": self._about(asked, status) | {"error": error}})
         asked.client.fail(status, error)
 
     def _about(self, asked: Asked, status: int) -> dict[str, object]:
@@ -393,7 +406,7 @@ class Pool:
         self._cancel_in_flight(asked, CancelReason.TIMEOUT)
         self._fail(asked, 504, "request timeout")
 
-    def _drop(self, asked: Asked, reason: CancelReason) -> None:
+    def _drop(self, asked: Asked, reason: CancelReason | OtherReason) -> None:
         if asked.worker is not None:
             self._cancel_in_flight(asked, reason)
         elif asked in self.queue:
@@ -427,10 +440,6 @@ class Pool:
 
 def _may_go_back(asked: Asked) -> bool:
     return not asked.begun and asked.requeues < MAX_REQUEUES
-
-
-def _request(asked: Asked, body: str) -> Request:
-    return Request(asked.id, asked.model, asked.path, asked.is_streaming, body, asked.headers)
 
 
 def _new_id(taken: Iterable[str]) -> str:

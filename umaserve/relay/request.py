@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from umaserve.net.timers import Timer
+from umaserve.protocol.relay_messages import Request, encode
 
 if TYPE_CHECKING:
     from umaserve.relay.worker import Worker
+
+MOST_MESSAGE_BYTES = 64 * 1024 * 1024
+"""What workers take in one message. A larger one would cost a worker its connection, and others their answers."""
+MOST_ESCAPED = 6
+"""Bytes that a character has in JSON, at most."""
 
 
 class Client(Protocol):
@@ -62,5 +68,20 @@ class Asked:
     timer: Timer | None = None
     """In the queue and in flight: the deadline."""
 
+    def opening(self) -> Request:
+        """What its worker is told first."""
+        return Request(self.id, self.model, self.path, self.is_streaming, self.body, self.headers)
+
+    def frame(self, text: str) -> Request:
+        """One more message of a WebSocket, without the headers, which each would repeat."""
+        return Request(self.id, self.model, self.path, self.is_streaming, text)
+
     def __repr__(self) -> str:
         return f"Asked({self.id})"
+
+
+def fits(message: Request) -> bool:
+    """Whether a worker takes it."""
+    if MOST_ESCAPED * len(message.body) < MOST_MESSAGE_BYTES // 2:
+        return True  # A head has 16 KiB at most.
+    return len(encode(message)) <= MOST_MESSAGE_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 from collections.abc import Mapping
 
@@ -59,6 +60,9 @@ class RelayServer:
 
     def run(self) -> int:
         """Raises ``ConfigError`` where it can't listen."""
+        # The usual soft limit, for programs that use select(2), is far below ``max_connections``.
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         for sock in tcp_sockets(*parse_address(self._config.listen)):
             self._listeners.append(Listener(self._loop, sock, self._accept))
             host, port = sock.getsockname()[:2]

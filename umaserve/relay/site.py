@@ -36,6 +36,8 @@ RELAYED = frozenset(
 )  # fmt: skip
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_NAME_BYTES = 256
+MOST_VALUES = 1_000_000
+"""Of a body in JSON: 32 MiB of empty arrays would hold the loop, and so everybody, for seconds."""
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
@@ -127,7 +129,7 @@ class RelaySite:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
-        fields = Fields(Fields.of(parse_json(request.body), "body").values)
+        fields = Fields(Fields.of(_parsed(request.body), "body").values)
         model = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if model is None:
             raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
@@ -170,6 +172,7 @@ class RelaySite:
             connection.lost,
             ping_interval=self._config.ping_interval,
             idle_timeout=self._config.idle_timeout,
+            most_bytes=self._config.max_body_bytes,
         )
         connection.hand_over(conversation, rest)
 
@@ -181,6 +184,9 @@ class RelaySite:
         dropped = _NOT_PASSED if self._doors.keys is None else _NOT_PASSED | _KEY_HEADERS
         passed: dict[str, str] = {}
         for name, value in request.headers:
+            if len(name) > MAX_NAME_BYTES:
+                # A worker would take the whole message for a breach of the protocol.
+                raise RequestError(Fault.BAD_REQUEST, f"header: expected a name of at most {MAX_NAME_BYTES} bytes")
             if name not in dropped:
                 passed[name] = f"{passed[name]}, {value}" if name in passed else value
         client = self._check_key(request)
@@ -244,10 +250,21 @@ def _model_of(request: Request, text: str) -> str:
     """The model that a conversation wants: by the query, or by its first message; empty where it names none."""
     named = request.query.get("model", "")
     if named:
-        return named[:MAX_NAME_BYTES]
+        return _shortened(named)
     try:
-        value = parse_json(text.encode())
+        value = _parsed(text.encode())
     except RequestError:
         return ""  # The worker says what is wrong with it.
     model = value.get("model") if isinstance(value, dict) else None
-    return model[:MAX_NAME_BYTES] if isinstance(model, str) else ""
+    return _shortened(model) if isinstance(model, str) else ""
+
+
+def _shortened(name: str) -> str:
+    return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+
+
+def _parsed(body: bytes) -> object:
+    """As `parse_json`. Each value but the first comes after one of these characters, which texts may have as well."""
+    if len(body) > MOST_VALUES and sum(body.count(before) for before in (b",", b"[", b"{")) > MOST_VALUES:
+        raise RequestError(Fault.BAD_REQUEST, f"body: expected at most {MOST_VALUES} commas and brackets, got more")
+    return parse_json(body)

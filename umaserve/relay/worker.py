@@ -56,12 +56,14 @@ class Worker:
 
     @property
     def free(self) -> bool:
-        return not self.draining and self.occupied < self.max_concurrent
+        return not self.draining and self.occupied < self.max_concurrent and not self.link.overfull
 
     def serves(self, asked: Asked) -> bool:
         if asked.is_websocket and "websocket" not in self.features:
             return False
-        return not asked.model or asked.model in self.models or ANY_MODEL in self.models
+        if not asked.model:
+            return bool(self.models)  # One that offers none wants no work, or is leaving.
+        return asked.model in self.models or ANY_MODEL in self.models
 
     def report(self, load: int) -> None:
         """It says how much it does, ours included."""

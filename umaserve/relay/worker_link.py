@@ -31,6 +31,7 @@ from umaserve.relay.worker import Worker
 log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN = 64
+MAX_LOGGED = 1024
 FEATURES = ("flow", "websocket")
 VERSIONS = ("1", "2026-04-bridge-v1", None)
 NORMAL, PROTOCOL_ERROR, POLICY_VIOLATION = 1000, 1002, 1008
@@ -100,15 +101,16 @@ class WorkerLink:
         self._handle_messages()
 
     def input_ended(self) -> None:
+        # The connection ends with the last of its messages, some of which may wait for a later turn.
         self._codec.receive_eof()
         self._handle_messages()
-        self.channel.close()
 
     def wants_data(self) -> bool:
         return not self._backlog
 
     def drained(self) -> None:
-        """Requests are written whatever it reads: how many is bounded by what it takes at once."""
+        if self._worker is not None:
+            self._pool.drained(self._worker)
 
     def connection_lost(self) -> None:
         self._heartbeat.cancel()
@@ -134,7 +136,8 @@ class WorkerLink:
             try:
                 self._take(payload)
             except RequestError as error:
-                log.warning("%s: closed, since its message was wrong: %s", self._peer, error)
+                fields = {"peer": self._peer, "error": str(error)}
+                log.warning("closed, since a worker's message was wrong", extra={"fields": fields})
                 what = "worker protocol error" if self._worker is not None else "worker registration protocol error"
                 self.close(PROTOCOL_ERROR, what)
                 return
@@ -170,8 +173,9 @@ class WorkerLink:
                 models, _warnings = accepted_models(message.models, self._limits.models)
                 self._pool.update(worker, models, message.current_load)
             case WorkerError():
-                fields = {"worker": worker.id, "request": message.request_id, "code": message.code}
-                log.warning("a worker reports: %s", message.message, extra={"fields": fields})
+                about = {"worker": worker.id, "request": message.request_id, "code": message.code}
+                fields = about | {"error": message.message[:MAX_LOGGED]}
+                log.warning("a worker reports an error", extra={"fields": fields})
                 self._pool.error(worker, message)
             case Register():
                 raise RequestError(Fault.BAD_REQUEST, "type: expected register only once")

@@ -48,6 +48,10 @@ class DaemonBackend:
         route = find(request.endpoint_path, self._services.config)
         client = (request.headers or {}).get(CLIENT_HEADER, "")
         origin = Origin("" if route is None else route.dialect, f"relay:{client}")
+        most_bytes = self._services.config.max_frame_bytes
+        if len(request.body.encode()) > most_bytes:
+            reply.complete(413, _JSON, _too_large(most_bytes))
+            return None
         match None if route is None else route.endpoint:
             case Question() as question:
                 responder = _Responder(reply)
@@ -65,7 +69,7 @@ class DaemonBackend:
                 dialect = socket.new_dialect(self._services, None)
                 # As far as a connection uses its channel, the wire is one.
                 Connection(self._services, cast(Channel, wire), _Frames(), dialect, origin, _forget)
-                conversation = _Conversation(wire)
+                conversation = _Conversation(wire, most_bytes)
                 conversation.frame(request.body)
                 return conversation
         error = http_error(404, f"path: there is no {request.endpoint_path[:64]} here")
@@ -131,8 +135,9 @@ class _Posted:
 class _Conversation:
     """The job of one WebSocket."""
 
-    def __init__(self, wire: _Wire) -> None:
+    def __init__(self, wire: _Wire, most_bytes: int) -> None:
         self._wire = wire
+        self._most_bytes = most_bytes
 
     def abort(self) -> None:
         self._wire.lose()
@@ -143,8 +148,11 @@ class _Conversation:
             self._wire.handler.drained()
 
     def frame(self, text: str) -> None:
-        if self._wire.open:
-            self._wire.handler.data_received(text.encode())
+        data = text.encode()
+        if len(data) > self._most_bytes:
+            self._wire.refuse(413, _too_large(self._most_bytes))
+        elif self._wire.open:
+            self._wire.handler.data_received(data)
 
 
 class _Wire:
@@ -171,16 +179,20 @@ class _Wire:
         """After a mistake of ours."""
         self._end(500)
 
+    def refuse(self, status: int, error: str) -> None:
+        """End it, since its client said something impossible."""
+        self._end(status, error)
+
     def lose(self) -> None:
         """The client has left."""
         if self.open:
             self.open = False
             self._loop.call_soon(self.handler.connection_lost)
 
-    def _end(self, status: int) -> None:
+    def _end(self, status: int, error: str = "") -> None:
         if self.open:
             self.lose()
-            self._reply.complete(status, {}, "")
+            self._reply.complete(status, _JSON if error else {}, error)
 
 
 class _Frames:
@@ -204,6 +216,10 @@ class _Frames:
 
     def send(self, payload: bytes) -> bytes:
         return payload
+
+
+def _too_large(most_bytes: int) -> str:
+    return http_error(413, f"body: expected at most {most_bytes} bytes, got more").decode()
 
 
 def _mapping(headers: Headers) -> Mapping[str, str]:

@@ -15,7 +15,14 @@ from umaserve.errors import RequestError
 from umaserve.net.loop import Loop
 from umaserve.protocol.fields import Fields, bad_request, parse_json, string
 from umaserve.protocol.http_head import Headers, shown
-from umaserve.protocol.relay_messages import MAX_MODELS, MOST_COUNT, Request, TokenCounts, accepted_models
+from umaserve.protocol.relay_messages import (
+    MAX_MODELS,
+    MAX_NAME_BYTES,
+    MOST_COUNT,
+    Request,
+    TokenCounts,
+    accepted_models,
+)
 from umaserve.worker.backend import Job, Reply
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_call import HttpCall
@@ -196,7 +203,8 @@ class _Exchange:
     def head(self, status: int, headers: Headers) -> None:
         self._status = status
         for name, value in headers:
-            if name not in _OF_ONE_CONNECTION:
+            # A longer name would cost the connection to the relay.
+            if name not in _OF_ONE_CONNECTION and len(name) <= MAX_NAME_BYTES:
                 self._headers[name] = f"{self._headers[name]}, {value}" if name in self._headers else value
         encoding = self._headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
