@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
-from umaserve.protocol.relay_messages import (
+from umaserve.protocol.relay_codec import (
     MAX_FEATURES,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
@@ -21,6 +21,12 @@ from umaserve.protocol.relay_messages import (
     MOST_CONCURRENT,
     MOST_COUNT,
     MOST_LOAD,
+    accepted_models,
+    encode,
+    parse_from_proxy,
+    parse_from_worker,
+)
+from umaserve.protocol.relay_messages import (
     Cancel,
     CancelReason,
     Flow,
@@ -39,10 +45,6 @@ from umaserve.protocol.relay_messages import (
     ResponseComplete,
     TokenCounts,
     WorkerError,
-    accepted_models,
-    encode,
-    parse_from_proxy,
-    parse_from_worker,
 )
 
 FROM_WORKER: list[tuple[str, FromWorker]] = [

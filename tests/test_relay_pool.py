@@ -29,6 +29,7 @@ from umaserve.relay.pool import CANCEL_GRACE_S, EVENT_STREAM, MAX_REQUEUES, Limi
 from umaserve.relay.request import Asked
 
 QUEUE_LEN, QUEUE_S, REQUEST_S, RESPONSE_BYTES = 4, 10.0, 25.0, 12
+SILENCE_S = 9.0
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 SHUTTING_DOWN = ("fail", 503, "the relay is shutting down")
 ENDS = ("respond", "end", "fail")
@@ -282,7 +283,7 @@ class Relay:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.pool = Pool(self.clock, Limits(QUEUE_LEN, QUEUE_S, REQUEST_S, RESPONSE_BYTES))
+        self.pool = Pool(self.clock, Limits(QUEUE_LEN, QUEUE_S, REQUEST_S, SILENCE_S, RESPONSE_BYTES))
         self.numbers, self.turns = itertools.count(1), itertools.count(1)
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
@@ -602,6 +603,22 @@ def test_who_is_served_too_long_is_told_and_so_is_its_worker(relay: Relay, chunk
     assert client.outcome == ("fail", 504, "request timeout")
     assert link.sent[1:] == [Cancel(client.asked.id, CancelReason.TIMEOUT)]
     assert relay.pool.totals["request_timeouts"] == 1
+
+
+def test_a_conversation_may_take_any_time_but_not_be_silent(relay: Relay) -> None:
+    link = relay.connect("a", features=["websocket"])
+    client = relay.ask("a", websocket=True)
+    for turn in range(3):
+        relay.clock.advance(SILENCE_S - 0.5)
+        if turn % 2:
+            link.chunk(client.asked.id, "said")
+        else:
+            relay.pool.frame(client.asked, "said")
+    relay.clock.advance(SILENCE_S - 0.5)
+    assert client.outcome is None
+    relay.clock.advance(0.5)
+    assert client.outcome == ("fail", 504, f"conversation: nothing was said for {SILENCE_S:g} s")
+    assert link.sent[-1] == Cancel(client.asked.id, CancelReason.TIMEOUT)
 
 
 def test_a_reply_in_parts_may_not_grow_for_ever(relay: Relay) -> None:

@@ -593,7 +593,7 @@ class Heard:
 
 def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
     loop, (ours, theirs) = Loop(), socket.socketpair()
-    pool = Pool(loop, Limits(1, 10.0, 10.0, 2**20))
+    pool = Pool(loop, Limits(1, 10.0, 10.0, 10.0, 2**20))
     channel = Channel(loop, ours, high_water=2**16, stall_timeout=10.0)
     link = WorkerLink(
         loop, pool, channel, WebSocketCodec(2**20), LinkLimits(10.0, 20.0, 10.0, 9), "peer", lambda _link: None

@@ -27,6 +27,7 @@ from umaserve.protocol.http11 import HttpCodec
 from umaserve.protocol.http_head import Refusal, Request
 from umaserve.protocol.websocket import (
     MAX_ANSWER_BYTES,
+    MOST_FRAME_BYTES,
     PIECES_PER_CALL,
     HandshakeFailed,
     Message,
@@ -1002,3 +1003,16 @@ def test_the_client_refuses_masked_frames_and_what_the_server_refuses(split: Any
     (goodbye,) = frames_of_client(output)
     assert (goodbye.opcode, goodbye.data[:2]) == (Opcode.CLOSE, struct.pack("!H", code))
     assert (codec.closed, codec.left, codec.close_code) == (True, False, None)
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_a_long_message_goes_in_frames_that_every_peer_takes(client: bool) -> None:
+    sender = WebSocketCodec(2**30, client=client)
+    receiver = WebSocketCodec(2**30, client=not client)
+    text = "é".encode() * (MOST_FRAME_BYTES // 2 + 3)
+    sent = sender.send(b"x" + text)
+    assert sent[0] == 0x01, "text, and not the last frame"
+    receiver.receive_data(sent)
+    while (message := receiver.next_message()) is None:
+        assert receiver.more
+    assert message.data == b"x" + text

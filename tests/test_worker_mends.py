@@ -12,7 +12,8 @@ from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.messages import Metrics
 from umaserve.net.loop import Loop
-from umaserve.protocol.relay_messages import Request, TokenCounts, encode, parse_from_worker
+from umaserve.protocol.relay_codec import encode, parse_from_worker
+from umaserve.protocol.relay_messages import Request, TokenCounts
 from umaserve.protocol.relay_messages import ResponseComplete as Complete
 from umaserve.services import Services
 from umaserve.serving.questions import Questions

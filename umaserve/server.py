@@ -6,7 +6,6 @@ import enum
 import gc
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from umaserve.memory import MemoryPressure, available_bytes
 from umaserve.messages import Feedback, Loading, Metrics
 from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
+from umaserve.net.listeners import raise_descriptor_limit
 from umaserve.net.loop import Loop
 from umaserve.net.signals import StopSignals
 from umaserve.net.timers import Timer
@@ -122,7 +122,7 @@ class Server:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._signals.handle()
         systemd.feed_watchdog(self._loop)
@@ -354,6 +354,7 @@ class Server:
             log.warning("a call into llama.cpp does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
+        self._links.stop()
         self._signals.restore()
         self._loop.close()
         log.info("stopped")
@@ -362,9 +363,3 @@ class Server:
 
 def _nothing() -> None:
     """What makes the loop turn once more."""
-
-
-def _raise_descriptor_limit() -> None:
-    """Take all the descriptors that the system allows: the usual soft limit is for programs that use select(2)."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

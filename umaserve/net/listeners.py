@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import stat
 import struct
@@ -231,3 +232,9 @@ class Listener:
     def close(self) -> None:
         self._loop.set_interest(self._sock, 0, self._on_ready)
         self._sock.close()
+
+
+def raise_descriptor_limit() -> None:
+    """Take all the descriptors that the system allows: the usual soft limit is for programs that use select(2)."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,6 +17,8 @@ from umaserve.protocol.http_head import Headers, Refusal, Request, parse_field, 
 VERSION = "13"
 PIECES_PER_CALL = 256
 """Frame headers and pieces of payloads handled in one call: a message of tiny fragments must not hold the loop."""
+MOST_FRAME_BYTES = 8 * 1024 * 1024
+"""Of a message that is longer, each frame has so much: some peers refuse longer frames."""
 PIECE_BYTES = 64 * 1024
 """wsproto makes several copies of what it is given, so a large payload goes through it in parts."""
 
@@ -341,11 +343,22 @@ class WebSocketCodec:
         return self.send_message(Message(payload, True))
 
     def send_message(self, message: Message) -> bytes:
-        """One message in one frame. wsproto takes several times as long, so that it makes only control frames."""
+        """One message, in one frame unless it is long. wsproto takes several times as long, so that it makes only
+        control frames."""
         if self.closing:
             return b""
-        data, mask_bit = message.data, _MASKED if self._client else 0
-        first, length = _FINAL | (Opcode.TEXT if message.text else Opcode.BINARY), len(data)
+        data, opcode = message.data, Opcode.TEXT if message.text else Opcode.BINARY
+        if len(data) <= MOST_FRAME_BYTES:
+            return self._frame(_FINAL | opcode, data)
+        frames = []
+        for start in range(0, len(data), MOST_FRAME_BYTES):
+            end = start + MOST_FRAME_BYTES
+            final = 0 if end < len(data) else _FINAL
+            frames.append(self._frame(final | (Opcode.CONTINUATION if start else opcode), data[start:end]))
+        return b"".join(frames)
+
+    def _frame(self, first: int, data: bytes) -> bytes:
+        mask_bit, length = _MASKED if self._client else 0, len(data)
         if length < 126:
             header = bytes((first, mask_bit | length))
         elif length < 2**16:

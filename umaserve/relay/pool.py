@@ -51,11 +51,13 @@ COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Times in seconds; ``queue_len`` requests may wait, ``response_bytes`` of UTF-8 go to one client."""
+    """Times in seconds; ``queue_len`` requests may wait, ``response_bytes`` of UTF-8 go to one client. A conversation
+    may take any time, and be silent for ``silence``."""
 
     queue_len: int
     queue_timeout: float
     request_timeout: float
+    silence: float
     response_bytes: int
 
 
@@ -137,6 +139,7 @@ class Pool:
         if not asked.begun:
             asked.frames.append(text)  # for the next worker, should this one be lost
         if asked.worker is not None:
+            self._heard(asked)
             asked.worker.link.send(message)
 
     def takes_frames(self, asked: Asked) -> bool:
@@ -191,6 +194,8 @@ class Pool:
             self._cancel_in_flight(asked, OtherReason("response too large"))
             self._fail(asked, 502, f"response: larger than {self._limits.response_bytes} bytes")
             return
+        if asked.is_websocket:
+            self._heard(asked)
         if not asked.begun:
             asked.begun = True
             asked.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
@@ -311,7 +316,7 @@ class Pool:
         asked.worker = worker
         now = self._clock.now()
         asked.waited_s += now - asked.queued_at
-        timeout = self._limits.request_timeout
+        timeout = self._limits.silence if asked.is_websocket else self._limits.request_timeout
         asked.timer = self._clock.call_later(timeout, lambda: self._request_timeout(asked))
         worker.link.send(asked.opening())
         for text in asked.frames:
@@ -404,7 +409,12 @@ class Pool:
     def _request_timeout(self, asked: Asked) -> None:
         self.totals["request_timeouts"] += 1
         self._cancel_in_flight(asked, CancelReason.TIMEOUT)
-        self._fail(asked, 504, "request timeout")
+        silent = f"conversation: nothing was said for {self._limits.silence:g} s"
+        self._fail(asked, 504, silent if asked.is_websocket else "request timeout")
+
+    def _heard(self, asked: Asked) -> None:
+        assert asked.timer is not None
+        asked.timer.postpone(self._clock.now() + self._limits.silence)
 
     def _drop(self, asked: Asked, reason: CancelReason | OtherReason) -> None:
         if asked.worker is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import socket
 from collections.abc import Mapping
 
@@ -14,7 +13,7 @@ from umaserve.http.gate import Gate, Names
 from umaserve.metrics import exposition, resident_bytes
 from umaserve.net import systemd
 from umaserve.net.channel import Channel
-from umaserve.net.listeners import Listener
+from umaserve.net.listeners import Listener, raise_descriptor_limit
 from umaserve.net.loop import Loop
 from umaserve.net.signals import StopSignals
 from umaserve.net.tcp import tcp_sockets
@@ -43,14 +42,21 @@ class RelayServer:
         self._loop = Loop()
         self._signals = StopSignals(self._loop, lambda: None)
         self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
-        limits = Limits(config.max_queue_len, config.queue_timeout, config.request_timeout, config.max_response_bytes)
+        limits = Limits(
+            queue_len=config.max_queue_len,
+            queue_timeout=config.queue_timeout,
+            request_timeout=config.request_timeout,
+            silence=config.idle_timeout,
+            response_bytes=config.max_response_bytes,
+        )
         self._pool = Pool(self._loop, limits)
         self._keys = keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
         secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
         token = read_secret(config.admin_token, config.admin_token_file, "admin_token_file")
+        doors = Doors(Gate(names, None, self._loop.now), secret, keys, FailedAttempts(self._loop.now))
+        # Of their own: workers behind one address that have a wrong secret must not lock out its operators.
         attempts = FailedAttempts(self._loop.now)
-        doors = Doors(Gate(names, None, self._loop.now), secret, keys, attempts)
         admin = Admin(self._pool, keys, token, attempts, self._stats, config.drain_timeout)
         self._site = RelaySite(self._loop, config, self._pool, doors, admin, lambda: exposition(None, self._stats()))
         self._started_at = self._loop.now()
@@ -60,9 +66,7 @@ class RelayServer:
 
     def run(self) -> int:
         """Raises ``ConfigError`` where it can't listen."""
-        # The usual soft limit, for programs that use select(2), is far below ``max_connections``.
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        raise_descriptor_limit()
         for sock in tcp_sockets(*parse_address(self._config.listen)):
             self._listeners.append(Listener(self._loop, sock, self._accept))
             host, port = sock.getsockname()[:2]

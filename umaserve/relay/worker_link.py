@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
+from umaserve.protocol.relay_codec import accepted_models, encode, parse_from_worker
 from umaserve.protocol.relay_messages import (
     FromProxy,
     ModelsUpdate,
@@ -20,9 +21,6 @@ from umaserve.protocol.relay_messages import (
     ResponseChunk,
     ResponseComplete,
     WorkerError,
-    accepted_models,
-    encode,
-    parse_from_worker,
 )
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.relay.pool import Pool

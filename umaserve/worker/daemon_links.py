@@ -55,3 +55,8 @@ class DaemonLinks:
         """The time to drain is over."""
         for link in self._links:
             link.close()
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        if self._links:
+            self._resolving.stop(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -13,6 +13,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
 from umaserve.protocol.http_head import shown
+from umaserve.protocol.relay_codec import encode, parse_from_proxy
 from umaserve.protocol.relay_messages import (
     Cancel,
     Flow,
@@ -27,12 +28,10 @@ from umaserve.protocol.relay_messages import (
     Request,
     ResponseChunk,
     ResponseComplete,
-    TokenCounts,
-    encode,
-    parse_from_proxy,
 )
 from umaserve.protocol.websocket import HandshakeFailed, WebSocketCodec, check_accept, read_answer
-from umaserve.worker.backend import Backend, Job
+from umaserve.worker.backend import Backend
+from umaserve.worker.running import Running
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class RelayConnection:
         self._codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
         self._backlog = False
         self._features: frozenset[str] = frozenset()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._ended: dict[str, None] = {}
         """The last requests that are over, of which the client may have sent a frame that crossed the end."""
         self._held = False
@@ -311,7 +310,7 @@ class RelayConnection:
             return
         if "websocket" in self._features and request.request_id in self._ended:
             return
-        running = _Running(self, request, self._loop.now())
+        running = Running(self, request, self._loop.now())
         self._running[request.request_id] = running
         if self.dismissed:
             running.complete(503, {}, orjson.dumps({"error": "the worker is leaving this relay"}).decode())
@@ -332,7 +331,7 @@ class RelayConnection:
             for running in list(self._running.values()):
                 running.pause_or_go_on(held=True)
 
-    def complete(self, running: _Running, message: ResponseComplete) -> None:
+    def complete(self, running: Running, message: ResponseComplete) -> None:
         del self._running[message.request_id]
         self._ended[message.request_id] = None
         if len(self._ended) > MOST_ENDED:
@@ -357,55 +356,3 @@ class RelayConnection:
     def _close_if_done(self) -> None:
         if self._phase is _Phase.LEAVING and not self._running:
             self.close(NORMAL, "")
-
-
-class _Running:
-    """One request of the relay's: the job that answers it, and ``backend.Reply`` to that."""
-
-    def __init__(self, connection: RelayConnection, request: Request, now: float) -> None:
-        self.request = request
-        self.started_at = now
-        self._connection = connection
-        self._job: Job | None = None
-        self._begun = False
-        self._held = self._by_client = False
-
-    def start(self, backend: Backend, *, held: bool) -> None:
-        self._held = held
-        self._job = backend.start(self.request, self)
-        if self._job is not None and self._held:
-            self._job.pause(True)
-
-    # -- from the relay ------------------------------------------------------------------------------------------
-
-    def frame(self, text: str) -> None:
-        if self._job is not None:
-            self._job.frame(text)
-
-    def pause_or_go_on(self, *, held: bool | None = None, by_client: bool | None = None) -> None:
-        """Note what has changed: whether all are ``held``, or this one's client is behind."""
-        before = self._held or self._by_client
-        self._held = self._held if held is None else held
-        self._by_client = self._by_client if by_client is None else by_client
-        paused = self._held or self._by_client
-        if self._job is not None and paused != before:
-            self._job.pause(paused)
-
-    def abort(self) -> None:
-        if self._job is not None:
-            self._job.abort()
-
-    # -- from the backend ----------------------------------------------------------------------------------------
-
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
-        request_id = self.request.request_id
-        begins, self._begun = not self._begun, True
-        self._connection.chunk(
-            ResponseChunk(request_id, text, status, headers) if begins else ResponseChunk(request_id, text)
-        )
-
-    def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
-    ) -> None:
-        request_id = self.request.request_id
-        self._connection.complete(self, ResponseComplete(request_id, status, headers, body, token_counts))

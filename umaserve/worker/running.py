@@ -1,0 +1,86 @@
+"""One request of a relay's at work: the job that answers it, and the reply that the job has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from umaserve.protocol.relay_messages import Request, ResponseChunk, ResponseComplete, TokenCounts
+from umaserve.worker.backend import Backend, Job
+
+log = logging.getLogger(__name__)
+
+
+class Connection(Protocol):
+    """Where its answer goes."""
+
+    def chunk(self, message: ResponseChunk) -> None: ...
+
+    def complete(self, running: Running, message: ResponseComplete) -> None: ...
+
+
+class Running:
+    """One request of the relay's: the job that answers it, and ``backend.Reply`` to that."""
+
+    def __init__(self, connection: Connection, request: Request, now: float) -> None:
+        self.request = request
+        self.started_at = now
+        self._connection = connection
+        self._job: Job | None = None
+        self._begun = False
+        self._held = self._by_client = self._over = False
+
+    def start(self, backend: Backend, *, held: bool) -> None:
+        self._held = held
+        try:
+            self._job = backend.start(self.request, self)
+        except Exception:
+            # A mistake of ours in one request costs nobody else on the connection theirs.
+            log.exception("request %s failed", self.request.request_id)
+            if not self._over:
+                self.complete(500, {}, "")
+        if self._job is not None and self._held:
+            self._job.pause(True)
+
+    # -- from the relay ------------------------------------------------------------------------------------------
+
+    def frame(self, text: str) -> None:
+        if self._job is None:
+            return
+        try:
+            self._job.frame(text)
+        except Exception:
+            log.exception("request %s failed", self.request.request_id)
+            if not self._over:
+                self._job.abort()
+                self.complete(500, {}, "")
+
+    def pause_or_go_on(self, *, held: bool | None = None, by_client: bool | None = None) -> None:
+        """Note what has changed: whether all are ``held``, or this one's client is behind."""
+        before = self._held or self._by_client
+        self._held = self._held if held is None else held
+        self._by_client = self._by_client if by_client is None else by_client
+        paused = self._held or self._by_client
+        if self._job is not None and paused != before:
+            self._job.pause(paused)
+
+    def abort(self) -> None:
+        if self._job is not None:
+            self._job.abort()
+
+    # -- from the backend ----------------------------------------------------------------------------------------
+
+    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+        request_id = self.request.request_id
+        begins, self._begun = not self._begun, True
+        self._connection.chunk(
+            ResponseChunk(request_id, text, status, headers) if begins else ResponseChunk(request_id, text)
+        )
+
+    def complete(
+        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+    ) -> None:
+        request_id = self.request.request_id
+        self._over = True
+        self._connection.complete(self, ResponseComplete(request_id, status, headers, body, token_counts))
