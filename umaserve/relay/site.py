@@ -86,7 +86,7 @@ class RelaySite:
             raise Refusal(405, got, [("Allow", ", ".join(methods))])
         if head.path.startswith(ADMIN):
             self._admin.check(head, self._address(head, peer))
-        elif head.path in RELAYED or head.path in CONVERSATIONS or head.path == "/v1/models":
+        elif head.path not in (CONNECT, "/health"):
             self._check_key(head)
         if head.path in RELAYED:
             check_json(head)
