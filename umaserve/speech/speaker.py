@@ -1,0 +1,100 @@
+"""One answer's speech: its text goes to the voice sentence by sentence, and the audio comes back in order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from umaserve.speech.sentences import Sentences
+from umaserve.speech.voice import SpeechError, Voice
+from umaserve.threads import Done, Job
+
+log = logging.getLogger(__name__)
+
+Submit = Callable[[Job, Done], None]
+Spoken = Callable[[bytes], None]
+Ended = Callable[[SpeechError | None], None]
+
+
+class Speaker:
+    """Everything but the voice runs on the loop's thread.
+
+    ``spoken`` gets a sentence's audio: mono samples at ``SAMPLE_RATE``, little-endian float32. ``ended`` is called
+    once and last: from within ``finish`` where nothing is left to say, and with an error even while text still comes,
+    which is dropped then. One sentence is in work at a time, so that answers that are spoken at once take turns; the
+    text that waits is at most the answer's.
+    """
+
+    def __init__(self, voice: Voice, submit: Submit, spoken: Spoken, ended: Ended) -> None:
+        self._voice = voice
+        self._submit = submit
+        self._spoken = spoken
+        self._ended = ended
+        self._sentences = Sentences()
+        self._waiting: deque[str] = deque()
+        self._in_work = False
+        self._finishing = False
+        self._over = False
+
+    def push(self, text: str) -> None:
+        """More of the answer's text, cut anywhere."""
+        assert not self._finishing, "text after the end"
+        if not self._over:
+            self._waiting.extend(self._sentences.push(text))
+            self._next()
+
+    def finish(self) -> None:
+        """No more text comes: the rest is spoken, then ``ended`` is called."""
+        assert not self._finishing, "a second end"
+        self._finishing = True
+        if not self._over:
+            self._waiting.extend(self._sentences.finish())
+            self._next()
+
+    def abandon(self) -> None:
+        """Call nothing any more, and drop what is queued; a sentence that is being spoken is spoken to nobody."""
+        self._over = True
+        self._waiting.clear()
+
+    def _next(self) -> None:
+        if self._in_work:
+            return
+        if self._waiting:
+            sentence = self._waiting.popleft()
+            self._in_work = True
+            self._submit(lambda: self._speak(sentence), self._done)
+        elif self._finishing:
+            self._end(None)
+
+    def _speak(self, sentence: str) -> bytes:
+        # On the speech thread. Behind other answers' sentences the client may have gone.
+        if self._over:
+            return b""
+        return self._voice.speak(sentence).astype("<f4").tobytes()
+
+    def _done(self, result: bytes | BaseException) -> None:
+        self._in_work = False
+        if self._over:
+            return
+        if isinstance(result, BaseException):
+            self._end(_for_client(result))
+            return
+        # The next one is spoken while this one is written.
+        if self._waiting:
+            self._next()
+        if result:
+            self._spoken(result)
+        if not self._over and not self._in_work:
+            self._next()
+
+    def _end(self, error: SpeechError | None) -> None:
+        self.abandon()
+        self._ended(error)
+
+
+def _for_client(error: BaseException) -> SpeechError:
+    if isinstance(error, SpeechError):
+        return error
+    log.error("the voice failed", exc_info=error)
+    return SpeechError("tts: the voice failed on this text; the daemon's log says more")
