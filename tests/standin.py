@@ -1,4 +1,4 @@
-"""Stand-ins for the engine and its threads: as strict as llama.cpp is, and without a model."""
+"""Stand-ins for the engine, the voice and their threads: as strict as llama.cpp is, and without a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
@@ -42,6 +45,7 @@ from umaserve.serving.ticks import (
     Tick,
     TickResult,
 )
+from umaserve.speech.voice import SpeechError
 
 END = 0
 DEFAULT_MAX_TOKENS = 16
@@ -378,3 +382,26 @@ class SteppedWorker:
         except Exception as error:
             result = error
         done(result)
+
+
+class StandInVoice:
+    """Implements ``speech.voice.Voice``: a text sounds as the code points of its characters do.
+
+    A piece that has one of ``unspeakable`` in it fails.
+    """
+
+    languages = ("en", "de")
+    clones = False
+
+    def __init__(self, *unspeakable: str) -> None:
+        self.unspeakable = unspeakable
+
+    def speak(self, text: str) -> npt.NDArray[np.float32]:
+        if any(words in text for words in self.unspeakable):
+            raise SpeechError("tts: told to fail")
+        return np.array([ord(char) / 2**21 for char in text], np.float32)
+
+
+def heard(pcm: bytes) -> str:
+    """What a ``StandInVoice`` has said in ``pcm``."""
+    return "".join(chr(round(sample * 2**21)) for sample in np.frombuffer(pcm, "<f4"))

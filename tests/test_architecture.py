@@ -22,6 +22,7 @@ ALLOWED = {
     | {"addresses", "kinds", "settings", "link_settings", "secret_file"},
     "serving": {"serving", "errors", "messages", "metrics", "cores"},
     "engine": {"engine", "serving", "errors", "messages", "config", "cores", "addresses"},
+    "speech": {"speech", "threads"},
 }
 """What each package may import of umaserve."""
 
@@ -35,6 +36,7 @@ FOREIGN = {
     "prometheus_client": {"metrics"},
     "asyncio": {"client"},
     "threading": {"threads", "engine"},
+    "hibari": {"speech"},
 }
 """Who may import what from elsewhere."""
 

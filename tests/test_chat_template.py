@@ -125,3 +125,9 @@ def test_the_cap_on_growth_counts_tools_and_calls():
 def test_a_template_that_fails_on_the_turns_refuses_them(source: str, said: str):
     with pytest.raises(RequestError, match=f"chat: the model's template refused it: .*{said}"):
         ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),))
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(None, "as ever"), (True, "think"), (False, "don't")])
+def test_thinking_is_a_variable_that_is_undefined_where_nobody_says(wanted: bool | None, told: str):
+    source = "{% if enable_thinking is not defined %}as ever{% elif enable_thinking %}think{% else %}don't{% endif %}"
+    assert ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),), enable_thinking=wanted) == told

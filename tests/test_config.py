@@ -53,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "debug_echo": False,
     "max_sessions": 1024,
     "max_frame_bytes": 1048576,
+    "max_chat_bytes": 134217728,
     "max_prompt_bytes": 262144,
     "max_tokens": 512,
     "tx_high_water": 65536,
@@ -104,6 +105,7 @@ WHOLE = {
 }
 SIZE = {
     "max_frame_bytes": (64, 1 << 30),
+    "max_chat_bytes": (64, 1 << 30),
     "max_prompt_bytes": (1, 1 << 30),
     "tx_high_water": (1024, 64 << 20),
     "resume_bytes": (0, 1 << 30),

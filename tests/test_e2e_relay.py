@@ -162,6 +162,19 @@ def test_a_conversation_is_steered_through_the_relay(pair: tuple[Relay, Daemon])
     daemon.wait_until_quiet()
 
 
+@pytest.mark.parametrize(
+    ("asked", "types"),
+    [({}, ["prefill_done", "done"]), ({"tts": {"language": "xx"}}, ["error"])],
+    ids=["an answer", "an error"],
+)
+def test_a_chat_comes_through_the_relay_to_its_end(pair: tuple[Relay, Daemon], asked: dict, types: list[str]) -> None:
+    relay, _daemon = pair
+    with connect(f"ws://{relay.address}/ws/chat") as socket:
+        hello = [{"role": "user", "content": "Hello!"}]
+        socket.send(json.dumps({"messages": hello, "streaming": False, "generation": {"max_new_tokens": 4}, **asked}))
+        assert [json.loads(message)["type"] for message in socket] == types
+
+
 def test_a_conversation_that_is_left_ends(pair: tuple[Relay, Daemon]) -> None:
     relay, daemon = pair
     with connect(f"ws://{relay.address}/generate") as socket:

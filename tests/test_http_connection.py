@@ -12,16 +12,30 @@ import pytest
 
 from umaserve.config import Config
 from umaserve.detached import Detached
+from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.http.gate import Gate, Names
 from umaserve.http.routes import ROUTES, Page, Route, Stream
 from umaserve.http.site import DaemonSite
-from umaserve.messages import Finished, FinishReason, Generate, Metrics, Output, Timing, Token, Usage
+from umaserve.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Metrics,
+    Output,
+    Placed,
+    Prefilled,
+    Started,
+    Timing,
+    Token,
+    Usage,
+)
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
 from umaserve.services import Services
 from umaserve.serving.questions import Question, Questions
 from umaserve.serving.sessions import SessionManager
+from umaserve.spoken import Speech
 
 pytest.register_assert_rewrite("standin")
 from standin import StandInEngine, SteppedWorker  # noqa: E402
@@ -51,6 +65,7 @@ class World:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions,
+            Speech(None, lambda: None),
         )  # fmt: skip
         self.lost: list[Client] = []
         ours, self.client = socket.socketpair()
@@ -326,6 +341,18 @@ def test_a_stream_that_fails_after_it_began_ends_without_its_end(world: World, m
     assert received.endswith(b"<closed>")
     assert b"0\r\n\r\n" not in received
     assert list(world.sessions.running()) == []
+
+
+def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: World) -> None:
+    world.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "stream": True}))
+    (session,) = world.sessions.running()
+    for output in (Started(), Placed(), Prefilled(5)):
+        world.sessions.put(session, output)
+        world.deliver()
+    assert world.received() == b""
+    world.sessions.fail(session, RequestError(Fault.MEMORY_PRESSURE, "request: try again later"))
+    world.deliver()
+    assert world.statuses() == [503]
 
 
 def test_a_body_that_fails_after_it_set_something_going_takes_that_along(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -340,3 +341,20 @@ def test_a_conversation_is_as_described(daemon: Daemon):
             send({"type": "control", "action": action})
         receive_until("completion")
     assert kinds == {"init", "token", "status", "error", "completion"}
+
+
+@pytest.mark.parametrize("request_", [{"streaming": True}, {"streaming": False}, {"generation": {"top_p": 7}}])
+def test_a_turn_of_a_chat_is_as_described(daemon: Daemon, request_: dict):
+    upgraded = DOCUMENT["paths"]["/ws/chat"]["get"]["responses"]["101"]
+    message = {"messages": [{"role": "user", "content": "Hello!"}], "generation": {"max_new_tokens": 4}, **request_}
+    last = None
+    with websockets.sync.client.connect(f"ws://{daemon.http}/ws/chat") as socket:
+        if "top_p" not in str(request_):
+            check_request(message, upgraded["x-client-message"])
+        socket.send(json.dumps(message))
+        with contextlib.suppress(websockets.exceptions.ConnectionClosedError):
+            for text in socket:
+                last = json.loads(text)
+                check_answer(last, upgraded["x-server-message"])
+    assert last is not None
+    assert last["type"] == ("error" if "top_p" in str(request_) else "done")

@@ -86,3 +86,23 @@ def test_log_probabilities_are_of_the_logits_before_sampling_uses_them_up():
     before = scores.report(2, 3, lambda _token: b"")
     Sampler(N, (0,), Sampling(logit_bias=((2, -100.0),)), None).sample(logits, Candidates(N))
     assert scores.report(2, 3, lambda _token: b"") == before
+
+
+@pytest.mark.parametrize(
+    ("penalty", "end", "chosen"),
+    [(1.0, 2.1, 0), (1.1, 2.1, 3), (1.0, 1.9, 3), (0.9, 1.9, 0), (1.1, 2.3, 0)],
+)
+@pytest.mark.parametrize("temperature", [{}, {"temperature": 1.0, "top_k": 1}])
+def test_a_length_penalty_makes_the_end_less_likely_above_1(penalty: float, end: float, chosen: int, temperature: dict):
+    logits = [end, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, -9.0]
+    assert choose(Sampling(length_penalty=penalty, **temperature), logits, []) == chosen
+
+
+@pytest.mark.parametrize(("penalty", "chosen"), [(1.0, 0), (1.2, 3), (0.5, 0)])
+def test_a_length_penalty_does_the_same_to_negative_logits(penalty: float, chosen: int):
+    assert choose(Sampling(length_penalty=penalty), [-2.0, -9.0, -9.0, -2.1, -9.0, -9.0, -9.0, -9.0], []) == chosen
+
+
+def test_a_length_penalty_leaves_an_end_out_that_is_ignored():
+    sampling = Sampling(length_penalty=0.5, ignore_eos=True)
+    assert choose(sampling, [5.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0], []) == 3

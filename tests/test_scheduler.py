@@ -20,6 +20,8 @@ from umaserve.messages import (
     Modify,
     Output,
     Pause,
+    Placed,
+    Prefilled,
     Priority,
     Resume,
     Started,
@@ -240,8 +242,8 @@ def test_one_request() -> None:
     last = client.outputs[-1]
     assert isinstance(last, Finished)
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 5)
-    assert client.outputs[0] == Started()
-    assert [token.token_id for token in client.outputs[1:-1]] == list(client.text.encode())
+    assert client.outputs[:3] == [Started(), Placed(), Prefilled(5)]
+    assert [token.token_id for token in client.outputs[3:-1]] == list(client.text.encode())
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ class Config:
 
     max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at once")
     max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame, line, body or message from a client")
+    max_chat_bytes: int = setting(128 * MIB, size(64, GIB), "limits", "largest message from a client of /ws/chat")
     max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
     max_tokens: int = setting(
         512, whole(1, 1048576), "limits", "the most a request may ask for, and gets when it does not say"

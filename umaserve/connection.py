@@ -28,6 +28,7 @@ from umaserve.protocol.dialect import Dialect, Reply
 from umaserve.services import Services
 from umaserve.serving.sessions import Hold, Origin
 from umaserve.serving.states import State
+from umaserve.spoken import SpokenAnswer
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Connection:
         self._backlog = False
         """Whether whole payloads may wait in the codec for the next turn."""
         self._session = self._sessions.open(self._deliver, origin)
+        self._spoken: SpokenAnswer | None = None
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         channel.handler = self
 
@@ -87,13 +89,22 @@ class Connection:
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
         self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
+        if self._spoken is not None:
+            self._loop.call_soon(self._spoken.release)
         if self._backlog:
             self._loop.call_soon(self._handle_payloads)
 
     def connection_lost(self) -> None:
         self._idle.cancel()
-        self._sessions.abandon(self._session)
+        self._abandon()
         self._lost(self)
+
+    def _abandon(self) -> None:
+        """Nobody wants the present answer any more."""
+        self._sessions.abandon(self._session)
+        if self._spoken is not None:
+            self._spoken.abandon()
+            self._spoken = None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -169,6 +180,10 @@ class Connection:
             self._sessions.request(self._session, request, self._loop.now(), admitted=admitted)
         except RequestError as error:
             self._reply(self._dialect.fail(error))
+            return
+        if request.spoken:
+            self._spoken = self._services.speech.answer(self._deliver)
+            self._session.sink = self._spoken.take
 
     def _keep(self, feedback: Feedback) -> None:
         try:
@@ -201,6 +216,7 @@ class Connection:
     def _next_request(self) -> None:
         if not self.channel.open:
             return
+        self._spoken = None
         self._session = self._sessions.open(self._deliver, self._origin)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)
@@ -212,10 +228,16 @@ class Connection:
             self.channel.write(self._codec.send(reply.before))
         self.channel.write(self._codec.send(reply.payload))
         if reply.close:
-            self._sessions.abandon(self._session)
-            self.close()
+            self._abandon()
+            self._end(reply.code)
         elif self.channel.congested:
             self._sessions.hold(self._session, Hold.READER)
+            if self._spoken is not None:
+                self._spoken.hold()
+
+    def _end(self, _code: int) -> None:
+        """After a reply that is the last; the code is for those that say one."""
+        self.close()
 
     def close(self) -> None:
         """Say what is queued, and end."""

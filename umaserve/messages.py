@@ -34,6 +34,8 @@ class Sampling:
     json_schema: str | None = None
     """A JSON schema as JSON text; excludes ``grammar``."""
     ignore_eos: bool = False
+    length_penalty: float = 1.0
+    """Above 1 answers get longer, below 1 shorter: the logits of the tokens that end one are scaled by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class Generate:
     """Whether the answer has to be a tool call; otherwise the model may choose."""
     cache_prompt: bool = True
     """Whether it may begin with what was computed for another request, and leave its own for others."""
+    enable_thinking: bool | None = None
+    """For chat templates that know a variable of this name; ``None``: as they do of themselves."""
+    spoken: bool = False
+    """Whether the answer is spoken as well."""
     lora: tuple[tuple[str, float], ...] | None = None
     """Adapters by name, each with its scale; ``None``: all that the server has, at 1."""
     priority: Priority = Priority.INTERACTIVE
@@ -252,6 +258,18 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """The request waits no more: its prompt is being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt is computed; the first token comes next, or the end."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token. ``text`` is empty while a character or a possible stop string is incomplete.
 
@@ -266,8 +284,15 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoken:
+    """A part of the answer's speech: mono samples at 24 kHz, little-endian float32."""
+
+    pcm: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a stream; every token came before it."""
+    """The end of a stream; every token, and all of its speech, came before it."""
 
     reason: FinishReason
     usage: Usage
@@ -296,7 +321,7 @@ class Metrics:
     values: Mapping[str, int | float | str]
 
 
-Output = Started | Loading | Waiting | Token | Finished | Steered | FeedbackKept | Metrics
+Output = Started | Loading | Waiting | Placed | Prefilled | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,3 +366,13 @@ class ModelInfo:
     chat_template: str | None
     bos: str
     eos: str
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceInfo:
+    """What is known of the daemon's voice, for requests that ask for speech."""
+
+    languages: Sequence[str]
+    """What it speaks, as ISO 639-1 codes."""
+    clones: bool
+    """Whether a recording of somebody can be its speaker."""

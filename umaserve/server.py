@@ -40,6 +40,8 @@ from umaserve.serving.rates import Rates
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Origin, Session, SessionManager
 from umaserve.serving.ticks import Engine
+from umaserve.speech.load import load as load_voice
+from umaserve.spoken import Speech
 from umaserve.threads import WorkerThread
 from umaserve.worker.daemon_links import DaemonLinks
 
@@ -103,6 +105,7 @@ class Server:
             prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
             keep_feedback=self._keep_feedback,
             questions=lambda: self._questions,
+            speech=Speech(load_voice(), self._loop.wake),
         )
         self._links = DaemonLinks(self._loop, config, self._services)
         self._entrances: Entrances | None = None
@@ -224,6 +227,7 @@ class Server:
         self._compute.collect()
         self._preparing.collect()
         self._links.collect()
+        self._services.speech.collect()
 
     def _end_turn(self) -> None:
         if self._signals.count and self._state is not State.DRAINING:
@@ -245,7 +249,7 @@ class Server:
     def _idle(self) -> bool:
         if self._scheduler is None or self._questions is None:
             return True
-        return self._scheduler.idle and self._questions.idle and self._links.over
+        return self._scheduler.idle and self._questions.idle and self._services.speech.idle and self._links.over
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -325,6 +329,9 @@ class Server:
         self._begin_farewell()
         if self._scheduler is not None:
             self._scheduler.fail_running()
+        self._services.speech.fail_all(
+            RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
+        )
         self._links.close()
 
     def _fail_all(self, fault: Fault, message: str) -> None:
@@ -346,12 +353,12 @@ class Server:
         for client in list(entrances.clients):
             client.channel.abort()
         self._loop.after_poll = self._loop.before_sleep = lambda: None
-        if self._compute.stop(JOIN_S) and self._preparing.stop(JOIN_S):
+        if self._compute.stop(JOIN_S) and self._preparing.stop(JOIN_S) and self._services.speech.stop(JOIN_S):
             self._compute.collect()
             if self._engine is not None:
                 self._engine.close()
         else:
-            log.warning("a call into llama.cpp does not return: ending without it")
+            log.warning("a call into llama.cpp or the voice does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
         self._links.stop()

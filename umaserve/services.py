@@ -12,6 +12,7 @@ from umaserve.messages import Feedback, Metrics, ModelInfo
 from umaserve.net.loop import Loop
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import Origin, SessionManager
+from umaserve.spoken import Speech
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Services:
     """Write it down; whether there is a place for it. Raises ``RequestError`` where the disk refuses."""
     questions: Callable[[], Questions | None]
     """``None`` while the model loads."""
+    speech: Speech
 
     def loaded(self) -> tuple[ModelInfo, Questions]:
         """The model and who answers for it; raises ``RequestError`` while it loads."""

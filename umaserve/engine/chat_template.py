@@ -35,11 +35,11 @@ class ChatTemplate:
         self._knows_tools = "tools" in names and TOOL_CALL_OPEN in source
         self._tokens = {"bos_token": bos, "eos_token": eos}
 
-    def render(self, turns: Sequence[ChatTurn], tools: Sequence[Tool] = ()) -> str:
+    def render(self, turns: Sequence[ChatTurn], tools: Sequence[Tool] = (), enable_thinking: bool | None = None) -> str:
         """The prompt for ``turns``, open for the assistant's answer; raises ``RequestError``.
 
         A template that knows no ``tools``, or another form of calls, has them, and the calls in ``turns``, told in
-        words.
+        words. ``enable_thinking`` is a variable that some know; ``None`` leaves it undefined.
         """
         limit = _size(turns, tools) * 2 + MAX_GROWTH_BYTES
         if not self._knows_tools:
@@ -50,6 +50,8 @@ class ChatTemplate:
             "add_generation_prompt": True,
             **self._tokens,
         }
+        if enable_thinking is not None:
+            values["enable_thinking"] = enable_thinking
         parts, length = [], 0
         try:
             for part in self._template.generate(values):

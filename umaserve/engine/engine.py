@@ -169,7 +169,7 @@ class LlamaEngine:
             return self._tokens(request.prompt, "prompt")
         if self._template is None:
             raise RequestError(Fault.BAD_REQUEST, "chat: expected to be absent, since this model has no chat template")
-        return self._model.tokenize(self._template.render(request.prompt, request.tools))
+        return self._model.tokenize(self._template.render(request.prompt, request.tools, request.enable_thinking))
 
     def _tokens(self, text: str | TokenIds, field: str) -> Sequence[int]:
         if isinstance(text, str):

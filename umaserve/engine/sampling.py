@@ -24,7 +24,8 @@ MIN_TEMPERATURE = 1e-3
 
 
 class Sampler:
-    """One sequence's sampler: biases, then penalties, cut-offs and temperature, then the grammar's word on the result.
+    """One sequence's sampler: length penalty and biases, then penalties, cut-offs and temperature, then the grammar's
+    word on the result.
 
     Made and shown the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it;
     ``constraint`` outlives it where another sampler goes on with it.
@@ -32,6 +33,8 @@ class Sampler:
 
     def __init__(self, n_vocab: int, end_tokens: Sequence[int], sampling: Sampling, constraint: Constraint | None):
         self._end = min(end_tokens, default=0)
+        self._end_ids = np.array(end_tokens, np.int64)
+        self._length_penalty = sampling.length_penalty
         biases = dict(sampling.logit_bias)
         for token in biases:
             if token >= n_vocab:
@@ -57,6 +60,10 @@ class Sampler:
 
     def sample(self, logits: Logits, candidates: Candidates) -> int:
         """The next token. ``logits``, one value for each token of the vocabulary, are used up."""
+        if self._length_penalty != 1:
+            # Division alone would make an end whose logit is negative likelier.
+            ends = logits[self._end_ids]
+            logits[self._end_ids] = np.where(ends > 0, ends / self._length_penalty, ends * self._length_penalty)
         if len(self._bias_ids):
             logits[self._bias_ids] += self._biases
         token = self._choose(logits, candidates)

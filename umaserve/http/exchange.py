@@ -9,7 +9,7 @@ from typing import Protocol
 
 from umaserve.errors import RequestError
 from umaserve.http.connection import JSON
-from umaserve.messages import Answer, Finished, Generate, Output, Query, Started
+from umaserve.messages import Answer, Finished, Generate, Output, Placed, Prefilled, Query, Started
 from umaserve.protocol.openai_errors import error_body
 from umaserve.services import Services
 from umaserve.serving.questions import Question as AskedQuestion
@@ -127,7 +127,7 @@ class Exchange:
             self._fail(index, output)
             return
         self._unsent += self._body.send(index, output)
-        if self._body.streaming and not isinstance(output, Started):
+        if self._body.streaming and not isinstance(output, Started | Placed | Prefilled):
             self._flush()
         if isinstance(output, Finished) and self._body.done:
             self._ended = True

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from importlib import resources
 
 from umaserve.config import Config
-from umaserve.detached import ResumableDialect
 from umaserve.errors import Fault, RequestError
 from umaserve.http.exchange import Body
+from umaserve.http.resuming import ResumableConnection
+from umaserve.http.websocket import Authenticate, WebSocketConnection
 from umaserve.messages import Answer, Detokenized, Embedded, ModelInfo, Query, Tokenized
 from umaserve.metrics import PROMETHEUS
 from umaserve.protocol import openai_models, openai_queries
+from umaserve.protocol.chat import ChatDialect
+from umaserve.protocol.dialect import Dialect
 from umaserve.protocol.generate import GenerateBody, GenerateDialect
 from umaserve.protocol.http_head import Request
 from umaserve.protocol.openai import ChatBody, CompletionBody
@@ -50,9 +53,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """A conversation over a WebSocket. The dialect gets a judge of keys where the client has shown none yet."""
+    """A conversation over a WebSocket. The dialect gets a judge of keys where the client has shown none yet.
 
-    new_dialect: Callable[[Services, Callable[[str], bool] | None], ResumableDialect]
+    ``max_bytes`` is the largest message that is taken of a client who has shown one, or needs none.
+    """
+
+    new_dialect: Callable[[Services, Authenticate | None], Dialect]
+    connection: type[WebSocketConnection]
+    max_bytes: Callable[[Config], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,11 @@ def _generate(services: Services) -> Body:
     return GenerateBody(_limits(services), services.model, _new_id("gen_"))
 
 
-def _conversation(services: Services, authenticate: Callable[[str], bool] | None) -> ResumableDialect:
+def _chat_mode(services: Services, authenticate: Authenticate | None) -> Dialect:
+    return ChatDialect(_limits(services), services.speech.voice, lambda: _new_id("chat_"), authenticate)
+
+
+def _conversation(services: Services, authenticate: Authenticate | None) -> Dialect:
     return GenerateDialect(
         _limits(services),
         services.model,
@@ -193,6 +205,9 @@ ROUTES = {
     "/v1/generate": Route("POST", Stream(_generate), "rest"),
     "/tokenize": Route("POST", Question(_tokenize)),
     "/detokenize": Route("POST", Question(_detokenize)),
-    "/generate": Route("GET", Socket(_conversation), "generate"),
+    "/generate": Route(
+        "GET", Socket(_conversation, ResumableConnection, lambda config: config.max_frame_bytes), "generate"
+    ),
+    "/ws/chat": Route("GET", Socket(_chat_mode, WebSocketConnection, lambda config: config.max_chat_bytes), "chat"),
     ECHO_PATH: Route("GET", Echo()),
 }

@@ -9,7 +9,6 @@ from umaserve.http.echo import EchoConnection
 from umaserve.http.exchange import Exchange, Inquiry
 from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.http.routes import Echo, Page, Question, Route, Socket, Stream, find
-from umaserve.http.websocket import WebSocketConnection
 from umaserve.protocol.http_head import Headers, Refusal, Request
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.services import Services
@@ -74,19 +73,22 @@ class DaemonSite:
 
     def _upgrade(self, endpoint: Socket | Echo, origin: Origin, connection: HttpConnection, request: Request) -> None:
         rest = connection.upgrade(request, [SUBPROTOCOL])
-        codec = WebSocketCodec(self._services.config.max_frame_bytes, binary=isinstance(endpoint, Echo))
+        config = self._services.config
         if isinstance(endpoint, Echo):
+            codec = WebSocketCodec(config.max_frame_bytes, binary=True)
             echo = EchoConnection(self._services.loop, connection.channel, codec, connection.lost)
             connection.hand_over(echo, rest)
             return
-        conversation = WebSocketConnection(
+        authenticated = bool(origin.key) or not self._gate.keyed
+        conversation = endpoint.connection(
             self._services,
             connection.channel,
-            codec,
+            # A large message is for those who have shown a key with the handshake.
+            WebSocketCodec(endpoint.max_bytes(config) if authenticated else config.max_frame_bytes),
             lambda authenticate: endpoint.new_dialect(self._services, authenticate),
             origin,
             connection.lost,
             self._gate,
-            authenticated=bool(origin.key) or not self._gate.keyed,
+            authenticated=authenticated,
         )
         connection.hand_over(conversation, rest)

@@ -7,13 +7,20 @@ from typing import NamedTuple, Protocol
 from umaserve.errors import RequestError
 from umaserve.messages import Command, Output
 
+NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
+"""Close codes of a WebSocket (RFC 6455, 7.4.1)."""
+
 
 class Reply(NamedTuple):
-    """A payload for the codec, whether the connection ends with it, and a payload that goes first."""
+    """A payload for the codec, whether the connection ends with it, and a payload that goes first.
+
+    ``code`` is what a WebSocket is closed with.
+    """
 
     payload: bytes
     close: bool = False
     before: bytes | None = None
+    code: int = NORMAL
 
 
 class Dialect(Protocol):

@@ -105,6 +105,11 @@ class Fields:
             raise out_of_range(self.name(key), expected, f'"{value}"')
         return choices[value]
 
+    def required_choice(self, key: str, choices: Mapping[str, T]) -> T:
+        if self.values.get(key) is None:
+            raise bad_request(self.name(key), " or ".join(f'"{name}"' for name in choices), None)
+        return self.choice(key, choices, next(iter(choices.values())))
+
     def strings(self, key: str, *, max_items: int, max_bytes: int) -> tuple[str, ...]:
         """A string, or an array of strings, none of them empty."""
         value = self.values.get(key)
@@ -120,6 +125,15 @@ class Fields:
     def object(self, key: str) -> Fields | None:
         value = self.values.get(key)
         return None if value is None else Fields.of(value, self.name(key))
+
+
+def array(value: object, field: str, low: int, high: int, what: str) -> list[Any]:
+    expected = f"an array of {low} to {high} {what}"
+    if not isinstance(value, list):
+        raise bad_request(field, expected, value)
+    if not low <= len(value) <= high:
+        raise out_of_range(field, expected, len(value))
+    return value
 
 
 def string(value: object, field: str, *, max_bytes: int | None = None, empty: bool = False) -> str:

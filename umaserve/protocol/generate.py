@@ -24,9 +24,10 @@ from umaserve.messages import (
     Reattach,
     Replace,
     Resume,
+    Spoken,
     Steered,
 )
-from umaserve.protocol.dialect import Reply
+from umaserve.protocol.dialect import POLICY_VIOLATION, Reply
 from umaserve.protocol.fields import Fields, bad_request, number, parse_json, string
 from umaserve.protocol.generate_messages import Generation, error_message, status
 from umaserve.protocol.generate_request import (
@@ -34,11 +35,10 @@ from umaserve.protocol.generate_request import (
     PARAMETERS,
     read_body,
     read_config,
-    required_word,
     with_parameters,
 )
 from umaserve.protocol.openai_errors import error_body
-from umaserve.protocol.parameters import MAX_ID_BYTES, Limits
+from umaserve.protocol.parameters import MAX_ID_BYTES, Limits, check_key
 
 MAX_FEEDBACK_BYTES = 8 * 1024
 MAX_POSITION = 2**53
@@ -104,7 +104,7 @@ class GenerateDialect:
             raise bad_request("payload", "an object", values)
         self._check_key(values.get("auth"))
         fields = Fields(values)
-        match required_word(fields, "type", self._types):
+        match fields.required_choice("type", self._types):
             case "config":
                 return self._configure(fields)
             case "resume":
@@ -123,8 +123,8 @@ class GenerateDialect:
             case FeedbackKept():
                 kept = "kept" if output.kept else "not kept: this server keeps no feedback"
                 return Reply(status("feedback", 100, kept))
-            case Metrics():
-                raise RuntimeError("metrics, which this dialect never asks for")
+            case Metrics() | Spoken():
+                raise RuntimeError("output that this dialect never asks for")
             case _ if generation is None:
                 raise RuntimeError("output without a request")
             case Steered():
@@ -141,7 +141,7 @@ class GenerateDialect:
         if self._replaced is not None and error.request_id == self.request_id:
             self._generation, self._replaced = self._replaced, None
         request_id = error.request_id if self.finished else self.request_id
-        return Reply(error_message(error, request_id), close=self._authenticate is not None)
+        return Reply(error_message(error, request_id), close=self._authenticate is not None, code=POLICY_VIOLATION)
 
     def fail(self, error: RequestError) -> Reply:
         """The error message that ends the running generation, with the text made so far."""
@@ -162,12 +162,7 @@ class GenerateDialect:
     def _check_key(self, key: object) -> None:
         if self._authenticate is None:
             return
-        if not isinstance(key, str) or not self._authenticate(key):
-            # The key itself is in no message and so in no log.
-            message = (
-                'auth: expected a valid key in the first message, as in {"type":"config","auth":"KEY","prompt":"…"}'
-            )
-            raise RequestError(Fault.UNAUTHORIZED, message)
+        check_key(key, self._authenticate, '{"type":"config","auth":"KEY","prompt":"…"}')
         self._authenticate = None
 
     def _check_idle(self) -> None:
@@ -188,7 +183,7 @@ class GenerateDialect:
         return Reattach(request_id, fields.integer("position", 0, MAX_POSITION) or 0)
 
     def _control(self, fields: Fields, generation: Generation) -> Command | None:
-        action = required_word(fields, "action", ACTIONS)
+        action = fields.required_choice("action", ACTIONS)
         if action == "regenerate":
             return self._regenerate(generation)
         if generation.ended and action == "stop":
@@ -278,7 +273,7 @@ class GenerateBody:
         if self._generation is None:
             raise RuntimeError("output without a request")
         match output:
-            case Steered() | FeedbackKept() | Metrics():
+            case Steered() | FeedbackKept() | Metrics() | Spoken():
                 raise RuntimeError("output that a REST request never asks for")
             case Finished():
                 self._finished = output

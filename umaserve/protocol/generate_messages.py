@@ -16,6 +16,8 @@ from umaserve.messages import (
     Loading,
     Logprobs,
     ModelInfo,
+    Placed,
+    Prefilled,
     Scored,
     Started,
     Token,
@@ -99,7 +101,7 @@ class Generation:
             + sum(map(len, self._ending))
         )
 
-    def send(self, output: Started | Loading | Waiting | Token | Finished) -> tuple[bytes, ...]:
+    def send(self, output: Started | Loading | Waiting | Placed | Prefilled | Token | Finished) -> tuple[bytes, ...]:
         """The messages for ``output``, at most two, in the order in which they go out."""
         if self.ended:
             raise RuntimeError("output of a generation that has ended")
@@ -122,6 +124,8 @@ class Generation:
             case Waiting():
                 place = f"position {output.position} of {output.length}"
                 return (status("queued", 0, place, position=output.position, **_eta(output.eta_s)),)
+            case Placed() | Prefilled():
+                return ()
             case Finished():
                 completion = _dump("completion", request_id=self.request.id, **self.outcome(output))
                 last = self._piece("", FINISH_REASONS[output.reason])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from umaserve.errors import Fault, RequestError
@@ -31,8 +30,8 @@ PARAMETERS = frozenset(
         *("max_tokens", "stop", "repetition_penalty", *FIXED_PARAMETERS),
         *(field.name for field in dataclasses.fields(Sampling)),
     )
-)
-"""What ``parameters`` may hold."""
+) - {"length_penalty"}
+"""What ``parameters`` may hold; a length penalty is for ``/ws/chat`` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +77,6 @@ def with_parameters(request: Generate, fields: Fields, limits: Limits) -> Genera
         cache_prompt=fields.boolean("cache_prompt", request.cache_prompt),
         lora=request.lora if fields.values.get("lora") is None else lora(fields),
     )
-
-
-def required_word(fields: Fields, key: str, words: Mapping[str, str]) -> str:
-    """The one of ``words`` that stands at ``key``."""
-    if fields.values.get(key) is None:
-        raise bad_request(fields.name(key), " or ".join(f'"{word}"' for word in words), None)
-    return fields.choice(key, words, "")
 
 
 def _read(

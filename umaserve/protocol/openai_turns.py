@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Tool, ToolCall
-from umaserve.protocol.fields import Fields, bad_request, out_of_range, parse_json, string
+from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, parse_json, string
 from umaserve.protocol.parameters import (
     MAX_GRAMMAR_BYTES,
     MAX_ID_BYTES,
@@ -26,7 +25,7 @@ _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 def turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
     """The messages; ``RequestError`` where one is wrong or all together are too long."""
-    messages = _list(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
+    messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
     read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
     check_prompt_bytes(sum(_n_bytes(turn) for turn in read), limits, fields.name("messages"))
     return read
@@ -37,7 +36,7 @@ def tools(fields: Fields) -> tuple[Tool, ...]:
     value = fields.values.get("tools")
     if value is None:
         return ()
-    items = _list(value, fields.name("tools"), 0, MAX_TOOLS, "tools")
+    items = array(value, fields.name("tools"), 0, MAX_TOOLS, "tools")
     read = tuple(_tool(Fields.of(item, f"tools[{i}]")) for i, item in enumerate(items))
     names = [tool.name for tool in read]
     for i, name in enumerate(names):
@@ -74,9 +73,7 @@ def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool,
 
 
 def _turn(fields: Fields) -> ChatTurn:
-    if fields.values.get("role") is None:
-        raise bad_request(fields.name("role"), " or ".join(f'"{name}"' for name in _ROLES), None)
-    role = fields.choice("role", _ROLES, "user")
+    role = fields.required_choice("role", _ROLES)
     calls = _calls(fields) if role == "assistant" else ()
     if role != "tool":
         return ChatTurn(role, _content(fields, optional=bool(calls)), calls)
@@ -94,7 +91,7 @@ def _content(fields: Fields, *, optional: bool) -> str:
         return ""
     if not isinstance(value, list):
         raise bad_request(path, "a string or an array of text parts", value)
-    parts = _list(value, path, 1, MAX_PARTS, "text parts")
+    parts = array(value, path, 1, MAX_PARTS, "text parts")
     return "".join(_part(Fields.of(part, f"{path}[{i}]")) for i, part in enumerate(parts))
 
 
@@ -113,7 +110,7 @@ def _calls(fields: Fields) -> tuple[ToolCall, ...]:
     if value is None:
         return ()
     path = fields.name("tool_calls")
-    items = _list(value, path, 0, MAX_TOOLS, "calls")
+    items = array(value, path, 0, MAX_TOOLS, "calls")
     return tuple(_call(Fields.of(item, f"{path}[{i}]")) for i, item in enumerate(items))
 
 
@@ -157,15 +154,6 @@ def _name(function: Fields) -> str:
     if not _NAME.fullmatch(name):
         raise out_of_range(function.name("name"), "1 to 64 letters, digits, _ or -", f'"{name}"')
     return name
-
-
-def _list(value: object, path: str, low: int, high: int, what: str) -> list[Any]:
-    expected = f"an array of {low} to {high} {what}"
-    if not isinstance(value, list):
-        raise bad_request(path, expected, value)
-    if not low <= len(value) <= high:
-        raise out_of_range(path, expected, len(value))
-    return value
 
 
 def _n_bytes(turn: ChatTurn) -> int:

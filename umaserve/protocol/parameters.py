@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import orjson
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Generate, Priority, Sampling
-from umaserve.protocol.fields import Fields, bad_request, number, out_of_range, string
+from umaserve.protocol.fields import Fields, number, out_of_range, string
 
 MAX_ID_BYTES = 256
 MAX_GRAMMAR_BYTES = 64 * 1024
@@ -62,6 +63,7 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
         grammar=grammar if constrained else base.grammar,
         json_schema=schema if constrained else base.json_schema,
         ignore_eos=fields.boolean("ignore_eos", base.ignore_eos),
+        length_penalty=base.length_penalty,
     )
 
 
@@ -153,6 +155,11 @@ def turn(value: object, path: str) -> ChatTurn:
 
 
 def role(fields: Fields) -> str:
-    if fields.values.get("role") is None:
-        raise bad_request(fields.name("role"), " or ".join(f'"{name}"' for name in ROLES), None)
-    return fields.choice("role", ROLES, "user")
+    return fields.required_choice("role", ROLES)
+
+
+def check_key(presented: object, is_good: Callable[[str], bool], example: str) -> None:
+    """Refuse a first message whose ``auth`` is no good key; ``example`` shows one that has it."""
+    if not isinstance(presented, str) or not is_good(presented):
+        # The key itself is in no message and so in no log.
+        raise RequestError(Fault.UNAUTHORIZED, f"auth: expected a valid key in the first message, as in {example}")

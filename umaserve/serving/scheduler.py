@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from umaserve.cores import CoreUse
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FinishReason, Logprobs, Started, Token, Waiting
+from umaserve.messages import FinishReason, Logprobs, Placed, Prefilled, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.governor import ThreadGovernor
@@ -123,6 +123,7 @@ class Scheduler:
         if session.started_at is None:
             session.started_at = self._now()
             session.reused = session.computed
+            self._sessions.put(session, Placed())
             self.metrics.prefix_reused_tokens += session.reused
             self.metrics.observe_start(session.origin.dialect, session.started_at - session.requested_at)
 
@@ -214,6 +215,8 @@ class Scheduler:
         prepared, text = session.prepared, session.text
         assert prepared is not None
         assert text is not None
+        if not session.generated:
+            self._sessions.put(session, Prefilled(len(prepared.tokens)))
         if self._guesses and session.repetition is None:
             session.repetition = Repetition(prepared.tokens)
         if token in self._engine.end_tokens:

@@ -1,0 +1,154 @@
+"""What a client of ``/ws/chat`` may ask for: the fields of its one message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import ChatTurn, Generate, Sampling, VoiceInfo
+from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, string
+from umaserve.protocol.parameters import MAX_TURNS, Limits, check_prompt_bytes, sampling
+
+DEFAULTS = Sampling(temperature=0.7, top_p=0.8)
+"""The contract's; the rest is this server's own."""
+
+DEFAULT_NEW_TOKENS = 512
+MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY = 0.1, 10.0
+MAX_ITEMS = 256
+MAX_SLICES = 64
+MAX_LANGUAGE_BYTES = 64
+ROLES = {role: role for role in ("system", "user", "assistant")}
+MEDIA = ("image", "audio", "video")
+
+_SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
+MODES: dict[str, str | None] = {
+    "default": None,
+    "audio_assistant": f"You are a helpful assistant. {_SPOKEN}",
+    "omni": f"You are a helpful assistant in a spoken conversation: keep to a few sentences. {_SPOKEN}",
+    "audio_roleplay": f"Play the person whose voice you have, and stay in that role. {_SPOKEN}",
+    "voice_cloning": f"You talk with the voice of the person who was recorded. {_SPOKEN}",
+}
+"""Each mode of ``tts`` with the system prompt that a conversation without one of its own gets."""
+CLONING = ("audio_roleplay", "voice_cloning")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and how its answer is told."""
+
+    request: Generate
+    streaming: bool
+
+
+def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, request_id: str) -> Asked:
+    """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
+    turns = _turns(fields, limits)
+    mode = _mode(fields, voice)
+    system = None if mode is None else MODES[mode]
+    if system is not None and not any(turn.role == "system" for turn in turns):
+        turns = (ChatTurn("system", system), *turns)
+    _check_image(fields)
+    fields.boolean("omni_mode", False)  # It is about video, which is refused above.
+    generation = fields.object("generation") or Fields({})
+    max_tokens = generation.integer("max_new_tokens", 1, limits.max_tokens)
+    penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    chosen = sampling(generation, DEFAULTS)
+    request = Generate(
+        id=request_id,
+        prompt=turns,
+        max_tokens=min(DEFAULT_NEW_TOKENS, limits.max_tokens) if max_tokens is None else max_tokens,
+        sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
+        enable_thinking=fields.boolean("enable_thinking", False),
+        spoken=mode is not None,
+    )
+    return Asked(request, fields.boolean("streaming", True))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------
+
+
+def _turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
+    messages = array(fields.values.get("messages"), "messages", 1, MAX_TURNS, "messages")
+    turns = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
+    check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits, "messages")
+    return turns
+
+
+def _turn(fields: Fields) -> ChatTurn:
+    role = fields.required_choice("role", ROLES)
+    value, path = fields.values.get("content"), fields.name("content")
+    if isinstance(value, str):
+        return ChatTurn(role, value)
+    if not isinstance(value, list):
+        raise bad_request(path, "a string or an array of content", value)
+    items = array(value, path, 1, MAX_ITEMS, "items")
+    # Items are lines of their own: clients end none of them with white space.
+    return ChatTurn(role, "\n".join(_item(item, f"{path}[{i}]") for i, item in enumerate(items)))
+
+
+def _item(value: object, path: str) -> str:
+    """The text of one item of a content list; what else there may be is read here one day."""
+    fields = Fields.of(value, path)
+    kind = fields.required_choice("type", {kind: kind for kind in ("text", *MEDIA)})
+    if kind in MEDIA:
+        raise RequestError(Fault.BAD_REQUEST, f'{path}: this daemon takes text only, got "{kind}"')
+    return string(fields.values.get("text"), fields.name("text"), empty=True)
+
+
+# -- speech and images -------------------------------------------------------------------------------------------
+
+
+def _mode(fields: Fields, voice: VoiceInfo | None) -> str | None:
+    """The mode of speech; ``None`` where none is asked for."""
+    tts = fields.object("tts")
+    if tts is None:
+        return None
+    enabled = tts.boolean("enabled", True)
+    mode = tts.choice("mode", {mode: mode for mode in MODES}, "default")
+    recording = _text(tts, "ref_audio_data")
+    path = _text(tts, "ref_audio_path")
+    language = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True)
+    if not enabled:
+        return None
+    if voice is None:
+        install = "pip install 'umaserve[speech]' gives it one"
+        raise RequestError(
+            Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, since this daemon has no voice: {install}"
+        )
+    if not voice.clones:
+        _check_not_cloned(tts, mode, recording)
+    if path and not recording:
+        message = "expected to be absent, since this daemon has no recordings of its own; send ref_audio_data"
+        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
+    if language and _primary(language) not in voice.languages:
+        expected = " or ".join(f'"{known}"' for known in voice.languages) + ", which this daemon's voice speaks"
+        raise out_of_range(tts.name("language"), expected, f'"{language}"')
+    return mode
+
+
+def _check_not_cloned(tts: Fields, mode: str, recording: str) -> None:
+    why = "since this daemon's voice can't take on another one"
+    if recording:
+        message = f"{tts.name('ref_audio_data')}: expected to be absent, {why}"
+        raise RequestError(Fault.BAD_REQUEST, message)
+    if mode in CLONING:
+        others = " or ".join(f'"{one}"' for one in MODES if one not in CLONING)
+        raise out_of_range(tts.name("mode"), f"{others}, {why}", f'"{mode}"')
+
+
+def _text(fields: Fields, key: str) -> str:
+    """A string of whatever length a message may have; an empty one is as good as none."""
+    value = fields.values.get(key)
+    return "" if value is None else string(value, fields.name(key), empty=True)
+
+
+def _primary(language: str) -> str:
+    """The first part of a language tag (RFC 5646, section 2.1): "en" of "en-GB"."""
+    return language.replace("_", "-").partition("-")[0].lower()
+
+
+def _check_image(fields: Fields) -> None:
+    image = fields.object("image")
+    if image is not None:
+        image.integer("max_slice_nums", 1, MAX_SLICES)
+        image.boolean("use_image_id", True)

@@ -1,0 +1,139 @@
+"""Answers that are spoken while they are written: the voice's thread, and a stage between session and connection."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Finished, Output, Spoken, Token, VoiceInfo
+from umaserve.protocol.thinking import WithoutThinking
+from umaserve.serving.sessions import Sink
+from umaserve.speech.speaker import Speaker, Submit
+from umaserve.speech.voice import SpeechError, Voice
+from umaserve.threads import Done, Job, WorkerThread
+
+log = logging.getLogger(__name__)
+
+
+class Speech:
+    """The daemon's voice and the thread that it speaks on; without a voice, nothing at all."""
+
+    def __init__(
+        self,
+        voice: Voice | None,
+        wake: Callable[[], None],
+        new_thread: Callable[[str, Callable[[], None]], WorkerThread] = WorkerThread,
+    ) -> None:
+        self._voice = voice
+        self._thread = None if voice is None else new_thread("speech", wake)
+        self._answers: set[SpokenAnswer] = set()
+
+    @property
+    def voice(self) -> VoiceInfo | None:
+        return None if self._voice is None else VoiceInfo(self._voice.languages, self._voice.clones)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is being spoken."""
+        return not self._answers
+
+    def answer(self, deliver: Sink) -> SpokenAnswer:
+        """One answer that is to be spoken."""
+        assert self._voice is not None
+        assert self._thread is not None
+        answer = SpokenAnswer(self._voice, self._thread.submit, deliver, self._answers.discard)
+        self._answers.add(answer)
+        return answer
+
+    def fail_all(self, error: RequestError) -> None:
+        """End all answers: the time to drain is over."""
+        for answer in list(self._answers):
+            answer.take(error)
+
+    def collect(self) -> None:
+        """Take what has been spoken."""
+        if self._thread is not None:
+            self._thread.collect()
+
+    def stop(self, timeout: float) -> bool:
+        """Let the sentence that is being spoken end; whether it did within ``timeout`` seconds."""
+        return self._thread is None or self._thread.stop(timeout)
+
+
+class SpokenAnswer:
+    """A session's sink that hands all on to ``deliver``, with the speech of the text, and the end after all of it.
+
+    Thoughts are never spoken, shown or not.
+    """
+
+    def __init__(self, voice: Voice, submit: Submit, deliver: Sink, over: Callable[[SpokenAnswer], None]) -> None:
+        """``over`` is told of its end, whichever that is."""
+        self._submit = submit
+        self._deliver = deliver
+        self._over = over
+        self._speaker = Speaker(voice, self._submit_unless_held, self._on_spoken, self._on_ended)
+        self._text = WithoutThinking()
+        self._finished: Finished | None = None
+        self._held = False
+        self._waiting: Callable[[], None] | None = None
+
+    def take(self, output: Output | RequestError) -> None:
+        """The sink."""
+        try:
+            self._take(output)
+        except Exception:
+            log.exception("speaking failed")
+            self._on_ended(SpeechError("tts: the server failed on the answer's speech"))
+
+    def _take(self, output: Output | RequestError) -> None:
+        match output:
+            case Token():
+                self._deliver(output)
+                self._speaker.push(self._text.push(output.text))
+            case Finished():
+                self._finished = output
+                self._speaker.push(self._text.finish())
+                self._speaker.finish()
+            case RequestError():
+                self.abandon()
+                self._deliver(output)
+            case _:
+                self._deliver(output)
+
+    def hold(self) -> None:
+        """The reader is behind: nothing more is spoken than the sentence that already is."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting()
+
+    def abandon(self) -> None:
+        """Nobody listens any more: nothing is delivered."""
+        self._waiting = None
+        self._speaker.abandon()
+        self._over(self)
+
+    def _submit_unless_held(self, job: Job, done: Done) -> None:
+        # The speaker has one sentence in work at a time, so that no second one comes to wait.
+        if self._held:
+            self._waiting = functools.partial(self._submit, job, done)
+        else:
+            self._submit(job, done)
+
+    def _on_spoken(self, pcm: bytes) -> None:
+        self._deliver(Spoken(pcm))
+
+    def _on_ended(self, error: SpeechError | None) -> None:
+        if error is not None:
+            log.warning("an answer ended, since it could not be spoken: %s", error)
+            self.abandon()
+            self._deliver(RequestError(Fault.DECODE_FAILED, str(error)))
+        else:
+            assert self._finished is not None
+            self._over(self)
+            self._deliver(self._finished)
