@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Questions
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Hold, SessionManager
+from umaserve.speech.voice import SAMPLE_RATE
 from umaserve.spoken import Speech, SpokenAnswer
 from umaserve.worker.daemon_backend import DaemonBackend
 
@@ -423,6 +425,17 @@ def test_thoughts_are_never_spoken(ends: list[int]) -> None:
     while one.worker.jobs:
         one.worker.step()
     assert one.said == ["Hello.", "There."]
+
+
+def test_a_long_sentence_comes_in_segments_that_clients_take_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = np.linspace(-1, 1, 5 * SAMPLE_RATE, dtype=np.float32)
+    monkeypatch.setattr(StandInVoice, "speak", lambda _self, _text: sound)
+    one = Answer()
+    one.take("One. Two")
+    one.worker.step()
+    segments = [output.pcm for output in one.outputs if isinstance(output, Spoken)]
+    assert [len(pcm) // 4 for pcm in segments] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE, SAMPLE_RATE]
+    assert b"".join(segments) == sound.tobytes()
 
 
 def test_a_reader_that_is_behind_holds_the_next_sentence() -> None:

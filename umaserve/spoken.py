@@ -11,10 +11,13 @@ from umaserve.messages import Finished, Output, Spoken, Token, VoiceInfo
 from umaserve.protocol.thinking import WithoutThinking
 from umaserve.serving.sessions import Sink
 from umaserve.speech.speaker import Speaker, Submit
-from umaserve.speech.voice import SpeechError, Voice
+from umaserve.speech.voice import SAMPLE_RATE, SpeechError, Voice
 from umaserve.threads import Done, Job, WorkerThread
 
 log = logging.getLogger(__name__)
+
+MOST_PCM_BYTES = 4 * 2 * SAMPLE_RATE
+"""Two seconds: in base64 a quarter of what WebSocket clients take in one message by default, 1 MiB."""
 
 
 class Speech:
@@ -126,7 +129,8 @@ class SpokenAnswer:
             self._submit(job, done)
 
     def _on_spoken(self, pcm: bytes) -> None:
-        self._deliver(Spoken(pcm))
+        for start in range(0, len(pcm), MOST_PCM_BYTES):
+            self._deliver(Spoken(pcm[start : start + MOST_PCM_BYTES]))
 
     def _on_ended(self, error: SpeechError | None) -> None:
         if error is not None:
