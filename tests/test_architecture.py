@@ -28,7 +28,7 @@ ALLOWED = {
 
 FOREIGN = {
     "llama_cpp": {"engine"},
-    "socket": {"net", "client", "entrances", "relay", "worker", "engine"},
+    "socket": {"net", "client", "chat_cli", "entrances", "relay", "worker", "engine"},
     "ssl": {"net"},
     "selectors": {"net"},
     "h11": {"protocol"},

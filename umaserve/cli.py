@@ -1,4 +1,4 @@
-"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``metrics`` and ``keys``."""
+"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``metrics`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ commands:
   relay     run a relay: one address in front of many boxes, whose workers dial out to it
   worker    put an OpenAI-compatible server of this box behind a relay (the daemon does it itself with --relay)
   ask       send a prompt to a running daemon and print the answer as it comes
+  chat      have a conversation with a running daemon that serves HTTP, spoken if it has a voice
   metrics   print a running daemon's numbers
   keys      make, list and revoke the API keys of HTTP clients
 
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "relay": _relay,
         "worker": _worker,
         "ask": _ask,
+        "chat": _chat,
         "metrics": _metrics,
         "keys": _keys,
     }
@@ -204,6 +206,17 @@ def _write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise _ReaderLeftError from None
+
+
+def _chat(arguments: Sequence[str]) -> int:
+    # Imported here: no other command needs numpy.
+    from umaserve import chat_cli
+
+    parser = _Parser(
+        "umaserve chat", description=chat_cli.DESCRIPTION, epilog=chat_cli.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    return chat_cli.run(parser, arguments, _write)
 
 
 def _metrics(arguments: Sequence[str]) -> int:
