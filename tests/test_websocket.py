@@ -25,13 +25,10 @@ from websockets.uri import parse_uri
 
 from umaserve.protocol.http11 import HttpCodec
 from umaserve.protocol.http_head import Refusal, Request
-from umaserve.protocol.websocket import (
+from umaserve.protocol.websocket import MOST_FRAME_BYTES, PIECES_PER_CALL, Message, WebSocketCodec
+from umaserve.protocol.websocket_handshake import (
     MAX_ANSWER_BYTES,
-    MOST_FRAME_BYTES,
-    PIECES_PER_CALL,
     HandshakeFailed,
-    Message,
-    WebSocketCodec,
     check_accept,
     client_handshake,
     handshake,

@@ -16,7 +16,8 @@ import numpy as np
 import orjson
 
 from umaserve.net.tls import client_context
-from umaserve.protocol.websocket import HandshakeFailed, WebSocketCodec, check_accept, client_handshake, read_answer
+from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.protocol.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
 DESCRIPTION = "Chat with a running daemon that serves HTTP, turn by turn. Ctrl-C ends an answer, Ctrl-D the chat."
 EPILOG = """\

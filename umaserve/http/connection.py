@@ -16,7 +16,7 @@ from umaserve.net.timers import Timer
 from umaserve.protocol.http11 import HttpCodec, Phase
 from umaserve.protocol.http_head import Headers, Refusal, Request
 from umaserve.protocol.openai_errors import error_body, http_error
-from umaserve.protocol.websocket import handshake, wants_websocket
+from umaserve.protocol.websocket_handshake import handshake, wants_websocket
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ from umaserve.protocol.relay_messages import (
     ResponseChunk,
     ResponseComplete,
 )
-from umaserve.protocol.websocket import HandshakeFailed, WebSocketCodec, check_accept, read_answer
+from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.protocol.websocket_handshake import HandshakeFailed, check_accept, read_answer
 from umaserve.worker.backend import Backend
 from umaserve.worker.running import Running
 

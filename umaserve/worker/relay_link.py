@@ -13,7 +13,7 @@ from umaserve.net.dial import DialError, Dialing
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.protocol.relay_messages import Register
-from umaserve.protocol.websocket import client_handshake
+from umaserve.protocol.websocket_handshake import client_handshake
 from umaserve.worker.backend import Backend
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.relay_connection import FEATURES, NORMAL, PROTOCOL_ERROR, Opening, RelayConnection
