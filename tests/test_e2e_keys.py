@@ -67,7 +67,7 @@ PUBLIC = ["/health", "/v1/health"]
 def test_every_route_but_the_public_ones_needs_a_key(keyed: Keyed, path: str):
     route = ROUTES[path]
     body = {} if route.method == "POST" else None
-    upgrade = WEBSOCKET if path in ("/generate", "/debug/echo") else {}
+    upgrade = WEBSOCKET if path in ("/generate", "/ws/chat", "/debug/echo") else {}
 
     def status(headers: dict[str, str]) -> int:
         response = ask(keyed.daemon, route.method, path, body, upgrade | headers)

@@ -18,6 +18,7 @@ from umaserve.protocol.relay_messages import ResponseComplete as Complete
 from umaserve.services import Services
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import SessionManager
+from umaserve.spoken import Speech
 from umaserve.worker.backend import Job
 from umaserve.worker.daemon_backend import DaemonBackend
 from umaserve.worker.dialer import Dialer
@@ -71,6 +72,7 @@ class Daemon:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
+            Speech(None, lambda: None),
         )  # fmt: skip
         self.backend = DaemonBackend(services)
 
