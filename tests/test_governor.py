@@ -116,6 +116,15 @@ def test_a_single_tick_that_was_held_up_changes_nothing() -> None:
     assert box.governor.threads == 2
 
 
+def test_a_taken_core_costs_two_long_ticks_and_not_five() -> None:
+    box = Box()
+    box.run(12)
+    box.taken, before = 1, len(box.used)
+    box.run(3)
+    assert box.used[before : before + 12].count(2) == 2
+    assert (box.governor.threads, box.governor.reason) == (1, "another program has a core")
+
+
 def test_mixed_ticks_are_judged_by_their_own_work() -> None:
     box = Box()
     mixed = random.Random(1)

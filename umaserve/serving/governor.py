@@ -8,11 +8,12 @@ rules, and why:
 1. One fewer is tried once, after ``SETTLED_S``, when ticks have become slower than ``SLOWED`` or the kernel does not
    say that others leave this process its cores: only a comparison tells whether the box was busy from the start.
 2. One fewer is used when ticks have become slower than that by ``MARGIN``. What counts is the median of the last
-   ``LATE_TICKS``: a few that were held up prove nothing.
+   ``LATE_TICKS``, since a few that were held up prove nothing, or the last two where both were ``HOPELESS``: five such
+   ticks of many streams take seconds.
 3. One more is tried after ``PATIENCE_S`` where the kernel says that a core is idle: a trial on a core that is taken
    costs ticks of many times their length. Where it says nothing, ``BLIND_FACTOR`` times as long passes, and where it
    says no, ``MOST_PATIENCE_S``. The patience doubles while a trial does not help.
-4. A trial is ``LATE_TICKS`` long, or ends with the third tick where that is hopeless.
+4. A trial is ``LATE_TICKS`` long, or ends with the third tick where either number is hopeless beside the other.
 """
 
 from __future__ import annotations
@@ -104,11 +105,14 @@ class ThreadGovernor:
             self._try(n + 1)
 
     def _slowness(self, n: int) -> float:
-        return statistics.median(self._late[n])
+        late = self._late[n]
+        typical = statistics.median(late)
+        sudden = min(late[-1], late[-2]) if len(late) > 1 else 0.0
+        return max(typical, sudden) if sudden > HOPELESS else typical
 
     def _judge_trial(self, n: int, before: int, now: float) -> None:
         ratio = self._slowness(n) / self._slowness(before)
-        if len(self._late[n]) < (3 if ratio > HOPELESS else LATE_TICKS):
+        if len(self._late[n]) < (LATE_TICKS if 1 / HOPELESS <= ratio <= HOPELESS else 3):
             return
         better = ratio < (MARGIN if n < before else 1.0)
         if n > before:
