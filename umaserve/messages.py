@@ -48,11 +48,58 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture in any format. ``data`` is base64, of which nothing has been checked; errors name ``field``."""
+
+    data: str
+    field: str
+    max_slices: int | None = None
+    """Parts into which the projector may cut it, for those that do; ``None``: as many as it likes."""
+    numbered: bool = True
+    """Whether several of one conversation are told by numbers, for models that know such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """A recording: little-endian float32 mono of ``sample_rate``, or a file of any format where that is ``None``."""
+
+    data: str
+    field: str
+    sample_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A film's file: its pictures, and its sound. ``omni``: interleaved by time, which otherwise follow each other."""
+
+    data: str
+    field: str
+    omni: bool = False
+    stack_frames: int = 1
+    """Pictures of each second; those after the first are tiled into one."""
+    max_slices: int | None = None
+
+
+Media = Image | Audio | Video
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What stands before the character ``at`` of a turn's content, counted from 0; behind all where ``at`` is its
+    length."""
+
+    at: int
+    media: Media
+
+
+@dataclass(frozen=True, slots=True)
 class ChatTurn:
     """One message of a conversation, as the model's chat template takes it."""
 
     role: str
     content: str
+    attachments: tuple[Attachment, ...] = field(default=(), kw_only=True)
+    """In their order."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """The call that a turn of the role "tool" answers."""
@@ -99,6 +146,8 @@ class Generate:
     """For chat templates that know a variable of this name; ``None``: as they do of themselves."""
     spoken: bool = False
     """Whether the answer is spoken as well."""
+    speaker: Audio | None = None
+    """A recording of the one whose voice speaks it; ``None``: the daemon's own."""
     lora: tuple[tuple[str, float], ...] | None = None
     """Adapters by name, each with its scale; ``None``: all that the server has, at 1."""
     priority: Priority = Priority.INTERACTIVE

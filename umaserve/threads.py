@@ -14,15 +14,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Job = Callable[[], Any]
+Pause = Callable[[], None]
+LengthyJob = Callable[[Pause], Any]
 Done = Callable[[Any], None]
 
 
 class WorkerThread:
-    """Runs jobs in the order of their submission. ``collect``, on the loop's thread, calls back with the results."""
+    """Runs jobs in the order of their submission, and lets them in between the parts of lengthy ones. ``collect``, on
+    the loop's thread, calls back with the results."""
 
     def __init__(self, name: str, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._jobs: queue.SimpleQueue[tuple[Job, Done] | None] = queue.SimpleQueue()
+        """``None`` stands for the next lengthy one, or, where there is none, for the end."""
+        self._lengthy: deque[tuple[LengthyJob, Done]] = deque()
         self._results: deque[tuple[Done, Any]] = deque()
         # A daemon thread: a decode that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -31,6 +36,12 @@ class WorkerThread:
     def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run ``job`` on the thread; ``done`` gets its result, or the exception it raised."""
         self._jobs.put((job, done))
+
+    def submit_lengthy(self, job: Callable[[Pause], T], done: Callable[[T | BaseException], None]) -> None:
+        """The same for a job that takes long: it calls what it is given every few milliseconds, and within that call
+        the jobs run that have come meanwhile, lengthy ones excepted."""
+        self._lengthy.append((job, done))
+        self._jobs.put(None)
 
     def collect(self) -> None:
         """Call back for the jobs that have finished; one that finishes meanwhile has its own wake-up."""
@@ -45,13 +56,29 @@ class WorkerThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, done = item
-            try:
-                result = job()
-            except BaseException as error:
-                result = error
-            self._results.append((done, result))
+        while (item := self._jobs.get() or self._next_lengthy()) is not None:
+            self._do(*item)
             # Idle, the thread must not keep the last job's sessions and samplers alive.
-            del item, job, done, result
-            self._wake()
+            del item
+
+    def _next_lengthy(self) -> tuple[Job, Done] | None:
+        if not self._lengthy:
+            return None
+        job, done = self._lengthy.popleft()
+        return lambda: job(self._pause), done
+
+    def _pause(self) -> None:
+        for _ in range(self._jobs.qsize()):
+            item = self._jobs.get()
+            if item is None:
+                self._jobs.put(None)
+            else:
+                self._do(*item)
+
+    def _do(self, job: Job, done: Done) -> None:
+        try:
+            result = job()
+        except BaseException as error:
+            result = error
+        self._results.append((done, result))
+        self._wake()
