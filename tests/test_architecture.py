@@ -17,12 +17,13 @@ ALLOWED = {
     "protocol": {"protocol", "errors", "messages"},
     "net": {"net", "errors"},
     "http": {"http", "protocol", "serving", "net", "errors", "messages"}
-    | {"connection", "services", "detached", "keys", "addresses", "config", "metrics"},
+    | {"connection", "services", "detached", "keys", "addresses", "config", "metrics", "spoken"},
     "relay": {"relay", "http", "protocol", "net", "errors", "metrics"}
     | {"addresses", "kinds", "settings", "link_settings", "secret_file"},
     "serving": {"serving", "errors", "messages", "metrics", "cores"},
-    "engine": {"engine", "serving", "errors", "messages", "config", "cores", "addresses"},
-    "speech": {"speech", "threads"},
+    "engine": {"engine", "serving", "media", "speech", "errors", "messages", "config", "cores", "addresses"},
+    "media": {"media"},
+    "speech": {"speech", "media", "messages", "threads"},
 }
 """What each package may import of umaserve."""
 
@@ -37,6 +38,9 @@ FOREIGN = {
     "asyncio": {"client"},
     "threading": {"threads", "engine"},
     "hibari": {"speech"},
+    "PIL": {"media"},
+    "soxr": {"media"},
+    "av": {"media"},
 }
 """Who may import what from elsewhere."""
 

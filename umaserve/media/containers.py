@@ -1,0 +1,86 @@
+"""An untrusted file of sound or pictures, opened by PyAV so that it can reach nothing but its own bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from umaserve.media import boxes
+from umaserve.media.errors import MediaError, needed
+
+if TYPE_CHECKING:
+    from av import Packet
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+MAX_PACKETS = 1_000_000
+"""That are read of one file; a film of an hour has some 400,000 at 60 pictures a second."""
+MAX_FRAME_PIXELS = 9_500_000
+"""Of one of a film's pictures: 4K. A decoder keeps 17 of them where the film says so: at 8K, 100 KB took 1.9 GB."""
+
+# Formats that tell what streams they have in their header, and lead to no other file.
+_FORMATS = "mov,matroska,avi,ogg,wav,mp3,flac,aac"
+_CODECS = frozenset(
+    {
+        *("h264", "hevc", "vp8", "vp9", "libdav1d", "mpeg4", "mjpeg", "theora"),
+        *("aac", "mp3", "mp3float", "vorbis", "opus", "flac", "alac", "ac3", "eac3", "pcm_alaw", "pcm_mulaw"),
+        *("pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
+        *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be"),
+    }
+)
+_OPEN_SECONDS = 20.0
+
+
+@contextmanager
+def opened(data: bytes, expected: str) -> Iterator[InputContainer]:
+    """The file, as long as the block takes. What PyAV raises meanwhile becomes a ``MediaError`` that names
+    ``expected``."""
+    with needed():
+        import av
+    boxes.check(data)
+    try:
+        with av.open(
+            io.BytesIO(data),
+            "r",
+            # For the decoders that ffmpeg opens to look at the streams.
+            options={"max_pixels": str(MAX_FRAME_PIXELS)},
+            container_options={"format_whitelist": _FORMATS, "codec_whitelist": ",".join(_CODECS)},
+            metadata_errors="replace",
+            timeout=(_OPEN_SECONDS, None),
+            io_open=_refuse,
+        ) as container:
+            yield container
+    except (av.FFmpegError, ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, ValueError) as error:
+        problem = "damaged, cut off, too large or of an unknown kind"
+        raise MediaError(f"expected {expected}, got {len(data)} bytes of one that is {problem}") from error
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise PermissionError("a client's file names another one")
+
+
+def prepare(stream: AudioStream | VideoStream) -> None:
+    """Set up the stream's decoder before its first packet; raises ``MediaError`` for those that aren't allowed."""
+    context = stream.codec_context
+    # There is none where ffmpeg doesn't know the codec.
+    name = context.codec.name if context else "an unknown one"
+    if name not in _CODECS:
+        raise MediaError(f"expected a common codec, got {name}")
+    # It runs beside the threads that compute the model.
+    context.thread_count = 1
+    context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
+
+
+def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Iterator[Packet[Any]]:
+    """The stream's packets; raises ``MediaError`` for too many, and where one was cut off."""
+    for count, packet in enumerate(container.demux(stream)):
+        if count > MAX_PACKETS:
+            raise MediaError(f"expected a file of at most {MAX_PACKETS} packets, got more")
+        if packet.is_corrupt:
+            raise MediaError("expected a whole file, got one that is damaged or cut off")
+        # An empty one would tell the decoder that this was all; PyAV puts one at the end.
+        if packet.size:
+            yield packet
