@@ -15,7 +15,7 @@ from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Embed, Embedded, Generate, ModelInfo, Query
 from umaserve.server import Server
-from umaserve.serving.ticks import Capacity, Outcome, Prepared, Tick, TickResult
+from umaserve.serving.ticks import Capacity, Chunk, Outcome, Pause, Prepared, Tick, TickResult
 
 _PROMPT = [0] * 30
 _TOKEN = 0
@@ -47,7 +47,7 @@ class StandInEngine:
         eos="",
     )
 
-    def prepare(self, request: Generate) -> Prepared:
+    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
         assert request.max_tokens is not None
         return Prepared(_PROMPT, request.max_tokens, TextStream(_PIECES, request.stop), _SAMPLER)
 
@@ -56,6 +56,12 @@ class StandInEngine:
 
     def answer(self, query: Query) -> Answer:
         raise RequestError(Fault.BAD_REQUEST, f"{type(query).__name__}: a stand-in has no vocabulary")
+
+    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+        raise AssertionError("a stand-in takes no media")
+
+    def shed(self) -> None:
+        """There is nothing."""
 
     def embed(self, query: Embed) -> Embedded:
         raise RequestError(Fault.BAD_REQUEST, "model: a stand-in makes no embeddings")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
+    ChatTurn,
     Detokenize,
     Detokenized,
     Embed,
@@ -32,18 +33,22 @@ from umaserve.messages import (
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,
+    Chunk,
     Copy,
     Draft,
     Load,
     Move,
     Outcome,
+    Pause,
     Prepared,
     Release,
     Run,
     Save,
     Shed,
+    Span,
     Tick,
     TickResult,
+    media_ids,
 )
 from umaserve.speech.voice import SpeechError
 
@@ -65,7 +70,7 @@ PIECES = [bytes([token]) for token in range(256)]
 
 def next_token(sequence: Sequence[int]) -> int:
     """What follows the sequence: different as soon as one token of it is lost, doubled or somebody else's."""
-    drawn = zlib.crc32(bytes(sequence))
+    drawn = zlib.crc32(bytes(sequence) if min(sequence) >= 0 else repr(list(sequence)).encode())
     if sequence[0] == ord(ECHO) and len(sequence) > ECHOED and drawn % 13:
         return sequence[-ECHOED]
     ends = sequence[0] == ord(SHORT) and drawn % 19 == 0
@@ -160,6 +165,14 @@ class StandInMemory:
         assert all(len(sequence) <= self._capacity.sequence_tokens for sequence in self.sequences)
 
 
+class StandInChunk:
+    """A medium, of which each character of its data is a token; "raise" and "refuse" are what encoding it does."""
+
+    def __init__(self, data: str) -> None:
+        self.data = data
+        self.encoded = False
+
+
 class EngineFailure(Exception):
     """What the engine raises when it is told to; the scheduler knows nothing of it."""
 
@@ -206,6 +219,8 @@ class StandInEngine:
         self.end_tokens = frozenset({END})
         self.memory = StandInMemory(self.capacity)
         self.ticks: list[Tick] = []
+        self.chunks: dict[tuple[str, str], StandInChunk] = {}
+        """By tenant and data."""
         self.failures: deque[Outcome | type[EngineFailure] | None] = deque()
 
     @property
@@ -225,13 +240,43 @@ class StandInEngine:
             eos=PIECES[END].decode(),
         )
 
-    def prepare(self, request: Generate) -> Prepared:
-        tokens = _tokens(request)
+    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
+        tokens, spans = _tokens(request), ()
+        if not isinstance(request.prompt, str | TokenIds) and any(turn.attachments for turn in request.prompt):
+            tokens, spans = self._with_media(request.prompt, tenant)
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         self._check_length(tokens, max_tokens)
         text = TextStream(PIECES, request.stop)
         adapters = request.lora or ()
-        return Prepared(tokens, max_tokens, text, StandInSampler(tokens, adapters), request.logprobs, adapters)
+        return Prepared(tokens, max_tokens, text, StandInSampler(tokens, adapters), request.logprobs, adapters, spans)
+
+    def _with_media(self, turns: Sequence[ChatTurn], tenant: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        tokens: list[int] = []
+        spans: list[Span] = []
+        for turn in turns:
+            at = 0
+            for attachment in turn.attachments:
+                data, start = attachment.media.data, len(tokens) + attachment.at - at
+                tokens += turn.content[at : attachment.at].encode()
+                tokens += media_ids(zlib.crc32(data.encode()), len(data))
+                chunk = self.chunks.setdefault((tenant, data), StandInChunk(data))
+                spans.append(Span(start, start + len(data), chunk, whole=data.startswith("whole")))
+                at = attachment.at
+            tokens += turn.content[at:].encode()
+        return tuple(tokens), tuple(spans)
+
+    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+        assert isinstance(chunk, StandInChunk)
+        assert not chunk.encoded, "encoded twice"
+        pause()
+        if chunk.data == "raise":
+            raise EngineFailure("told to")
+        if chunk.data == "refuse":
+            raise RequestError(Fault.DECODE_FAILED, "messages: no sense in it")
+        chunk.encoded = wanted()
+
+    def shed(self) -> None:
+        self.chunks.clear()
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         assert isinstance(prepared.sampler, StandInSampler)
@@ -284,7 +329,7 @@ class StandInEngine:
             return TickResult(failure, (), 0.0)
         runs = list(tick.runs)
         drafted = [self._draft(draft, runs) for draft in tick.drafts]
-        assert sum(len(run.tokens) for run in runs) <= self.capacity.batch_tokens
+        assert sum(len(run.tokens) for run in runs if run.span is None) <= self.capacity.batch_tokens
         for run in runs:
             self.memory.add(run.slot, run.tokens, tick.adapters)
         sampled = [self._sample(run) for run in runs]
@@ -327,13 +372,29 @@ class StandInEngine:
         return tokens
 
     def _check(self, tick: Tick) -> None:
-        slots = [run.slot for run in tick.runs]
-        assert len(set(slots)) == len(slots) <= self.capacity.slots, "two runs of one sequence in a batch"
+        slots = {run.slot for run in tick.runs}
+        assert len(slots) <= self.capacity.slots
+        lengths = {slot: len(self.memory.sequences[slot]) for slot in slots}
+        texts = set()
         for run in tick.runs:
             assert len(run.tokens) > run.guesses >= 0, "a run of nothing but guesses"
             # A slot that was not cleared before its next use fails this as well.
-            assert run.start == len(self.memory.sequences[run.slot]), "positions have a gap or go back"
+            assert run.start == lengths[run.slot], "positions have a gap or go back"
+            lengths[run.slot] += len(run.tokens)
             assert UNKNOWN not in self.memory.tokens(run.slot), "goes on after a failure"
+            assert run.slot not in texts, "more of a sequence behind its text, which is computed last"
+            if run.span is None:
+                texts.add(run.slot)
+                assert min(run.tokens) >= 0, "media decoded as text"
+            else:
+                self._check_span(run, run.span)
+
+    def _check_span(self, run: Run, span: Span) -> None:
+        assert span.chunk.encoded, "computed before it was encoded"
+        assert max(run.tokens) < 0, "text decoded as media"
+        assert span.start <= run.start < run.start + len(run.tokens) <= span.end
+        assert not span.whole or len(run.tokens) == span.end - span.start, "in parts what has to be whole"
+        assert run.sampler is None
 
 
 def _tokens(request: Generate) -> tuple[int, ...]:
@@ -370,6 +431,13 @@ class SteppedWorker:
         self.jobs.append((job, done))
         self.submitted()
 
+    def submit_lengthy(self, job: Callable[[Callable[[], None]], Any], done: Callable[[Any], None]) -> None:
+        self.submit(lambda: job(self._pause), done)
+
+    def _pause(self) -> None:
+        """Others run meanwhile."""
+        self.step()
+
     def step(self) -> None:
         """Do the oldest job, if there is one, and call back."""
         if not self.jobs:
@@ -396,7 +464,7 @@ class StandInVoice:
     def __init__(self, *unspeakable: str) -> None:
         self.unspeakable = unspeakable
 
-    def speak(self, text: str) -> npt.NDArray[np.float32]:
+    def speak(self, text: str, speaker: object = None, pause: object = None) -> npt.NDArray[np.float32]:
         if any(words in text for words in self.unspeakable):
             raise SpeechError("tts: told to fail")
         return np.array([ord(char) / 2**21 for char in text], np.float32)

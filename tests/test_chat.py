@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,15 @@ from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
+    Attachment,
+    Audio,
     ChatTurn,
     Finished,
     FinishReason,
     Generate,
+    Image,
     Loading,
+    Media,
     Metrics,
     Output,
     Placed,
@@ -32,16 +37,18 @@ from umaserve.messages import (
     Started,
     Token,
     Usage,
+    Video,
     VoiceInfo,
     Waiting,
 )
 from umaserve.net.loop import Loop
 from umaserve.protocol.chat import OURS, ChatDialect
-from umaserve.protocol.chat_request import MODES
+from umaserve.protocol.chat_request import MODES, joined
 from umaserve.protocol.dialect import Dialect, Reply
 from umaserve.protocol.parameters import Limits
 from umaserve.protocol.relay_messages import Request
 from umaserve.protocol.thinking import WithoutThinking
+from umaserve.recordings import Recordings
 from umaserve.services import Services
 from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Questions
@@ -149,9 +156,99 @@ def test_what_is_null_or_unknown_or_for_speech_and_images_that_are_not_there_cha
     assert [message["type"] for message in sent(asked, Token("a", 1))] == ["chunk"]
 
 
+LOOK = {"image": {"max_slice_nums": 9, "use_image_id": False}, "omni_mode": True}
+
+
+def item(kind: str, **more: Any) -> Message:
+    return {"type": kind, "text" if kind == "text" else "data": "ab", **more}
+
+
+@pytest.mark.parametrize(
+    ("items", "fields", "content", "media"),
+    [
+        ([item("image")], {}, "", {0: Image("ab", "data")}),
+        ([item("image")], LOOK, "", {0: Image("ab", "data", 9, False)}),
+        ([item("audio")], LOOK, "", {0: Audio("ab", "data", 16_000)}),
+        ([item("audio", sample_rate=384_000)], {}, "", {0: Audio("ab", "data", 384_000)}),
+        ([item("video")], {}, "", {0: Video("ab", "data")}),
+        ([item("video", stack_frames=16)], LOOK, "", {0: Video("ab", "data", True, 16, 9)}),
+        (
+            [item("text"), item("text"), item("image"), item("text"), item("audio")],
+            {},
+            "ab\nabab",
+            {5: Image("ab", "data"), 7: Audio("ab", "data", 16_000)},
+        ),
+    ],
+)
+def test_media_stand_where_their_items_stood(
+    items: list[Message], fields: Message, content: str, media: dict[int, Media]
+) -> None:
+    (_system, turn) = tell(
+        dialect(), messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": items}], **fields
+    ).prompt
+    paths = [f"messages[1].content[{i}].data" for i, one in enumerate(items) if one["type"] != "text"]
+    attached = (replace(one, field=path) for one, path in zip(media.values(), paths, strict=True))
+    attachments = tuple(map(Attachment, media, attached))
+    assert turn == ChatTurn("user", content, attachments=attachments)
+
+
+@untimed
+@given(st.lists(st.text(max_size=3) | st.just(Image("ab", "data")), max_size=12), st.sampled_from(["", "\n"]))
+def test_the_parts_can_be_told_from_what_they_were_joined_to(parts: list[str | Image], between: str) -> None:
+    content, attachments = joined(parts, between)
+    edges = [0, *(attachment.at for attachment in attachments), len(content)]
+    runs = [content[start:end] for start, end in itertools.pairwise(edges)]
+    texts: list[list[str]] = [[]]
+    for part in parts:
+        if isinstance(part, str):
+            texts[-1].append(part)
+        else:
+            texts.append([])
+    assert runs == [between.join(run) for run in texts]
+
+
+def test_as_many_media_as_there_may_be() -> None:
+    turns = [{"role": "user", "content": [item("image")] * 32}] * 2
+    assert sum(len(turn.attachments) for turn in tell(dialect(), messages=turns).prompt) == 64
+
+
+def test_media_are_no_part_of_a_prompts_bytes() -> None:
+    tell(dialect(), **user([{"type": "image", "data": "A" * 1000}, {"type": "text", "text": "x" * 64}]))
+    error = refusal(dialect(), **user([item("image"), {"type": "text", "text": "x" * 65}]))
+    assert error.fault is Fault.PROMPT_TOO_LARGE
+
+
+@pytest.mark.parametrize("mode", ["default", "voice_cloning"])
+def test_a_voice_that_clones_is_given_the_recording(mode: str) -> None:
+    asked = dialect(voice=VoiceInfo(("en",), clones=True))
+    tts = {"mode": mode, "ref_audio_data": "ab", "ref_audio_path": "ignored.wav"}
+    assert tell(asked, tts=tts).speaker == Audio("ab", "tts.ref_audio_data", 16_000)
+
+
+@pytest.mark.parametrize("tts", [{}, {"ref_audio_data": ""}, {"ref_audio_data": "ab", "enabled": False}])
+def test_without_a_recording_the_daemons_own_voice_speaks(tts: Message) -> None:
+    assert tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts=tts).speaker is None
+
+
+def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_is_named() -> None:
+    own = Audio("ab", "ref_audio", 16_000)
+    voice = VoiceInfo(("en",), clones=True, reference=own, reference_path="voices/eve.wav")
+    for tts in ({"mode": "voice_cloning"}, {"mode": "audio_roleplay"}, {"ref_audio_path": "voices/eve.wav"}):
+        assert tell(dialect(voice=voice), tts=tts).speaker is own
+    assert tell(dialect(voice=voice), tts={}).speaker is None
+    theirs = tell(dialect(voice=voice), tts={"mode": "voice_cloning", "ref_audio_data": "cd"}).speaker
+    assert theirs == Audio("cd", "tts.ref_audio_data", 16_000)
+
+
+@pytest.mark.parametrize("mode", ["audio_roleplay", "voice_cloning"])
+def test_a_mode_that_clones_wants_a_recording(mode: str) -> None:
+    with pytest.raises(RequestError, match=f'tts.ref_audio_data: expected a recording where mode is "{mode}"'):
+        tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts={"mode": mode})
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_gives_a_system_prompt_to_a_conversation_that_has_none(mode: str) -> None:
-    voice = VoiceInfo(("en",), clones=True)
+    voice = VoiceInfo(("en",), clones=True, reference=Audio("ab", "ref_audio", 16_000))
     turns = tell(dialect(voice=voice), tts={"mode": mode}).prompt
     system = () if MODES[mode] is None else (ChatTurn("system", str(MODES[mode])),)
     assert turns == (*system, *READ.prompt)
@@ -195,10 +292,25 @@ CANT = "since this daemon's voice can't take on another one"
         ),
         (
             user([{"type": "text", "text": "a"}, {"type": "audio", "data": ""}]),
-            'messages[0].content[1]: this daemon takes text only, got "audio"',
+            "messages[0].content[1].data: expected a non-empty string, got an empty one",
         ),
-        (user([{"type": "image"}]), 'messages[0].content[0]: this daemon takes text only, got "image"'),
-        (user([{"type": "video"}]), 'messages[0].content[0]: this daemon takes text only, got "video"'),
+        (user([{"type": "image"}]), "messages[0].content[0].data: expected a non-empty string, got null"),
+        (
+            user([{"type": "video", "data": []}]),
+            "messages[0].content[0].data: expected a non-empty string, got an array",
+        ),
+        (
+            user([{"type": "audio", "data": "A", "sample_rate": 999}]),
+            "messages[0].content[0].sample_rate: expected a whole number from 1000 to 384000, got 999",
+        ),
+        (
+            user([{"type": "video", "data": "A", "stack_frames": 17}]),
+            "messages[0].content[0].stack_frames: expected a whole number from 1 to 16, got 17",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "data": "A"}] * 13}] * 5},
+            "messages: expected at most 64 images, recordings and films in all, got 65",
+        ),
         ({"streaming": "yes"}, "streaming: expected true or false, got a string"),
         ({"enable_thinking": 1}, "enable_thinking: expected true or false, got a whole number"),
         ({"omni_mode": 1}, "omni_mode: expected true or false, got a whole number"),
@@ -223,8 +335,8 @@ CANT = "since this daemon's voice can't take on another one"
         ),
         (
             {"tts": {"ref_audio_path": "../voice.wav"}},
-            "tts.ref_audio_path: expected to be absent, since this daemon has no recordings of its own; "
-            "send ref_audio_data",
+            "tts.ref_audio_path: expected to be absent, or what the daemon's --ref-audio names; "
+            "send ref_audio_data instead",
         ),
         (
             {"tts": {"language": "zh"}},
@@ -386,12 +498,12 @@ def test_thoughts_at_the_beginning_are_left_out_however_the_text_is_cut(text: st
 class Answer:
     """A spoken answer between made-up tokens and a list of outputs."""
 
-    def __init__(self, *unspeakable: str) -> None:
+    def __init__(self, *unspeakable: str, speaker: Audio | None = None) -> None:
         self.outputs: list[Output | RequestError] = []
         self.worker = SteppedWorker()
         self.over: list[SpokenAnswer] = []
         voice = StandInVoice(*unspeakable)
-        self.spoken = SpokenAnswer(voice, self.worker.submit, self.outputs.append, self.over.append)
+        self.spoken = SpokenAnswer(voice, self.worker.submit_lengthy, self.outputs.append, self.over.append, speaker)
 
     def take(self, *texts: str) -> None:
         for text in texts:
@@ -429,7 +541,7 @@ def test_thoughts_are_never_spoken(ends: list[int]) -> None:
 
 def test_a_long_sentence_comes_in_segments_that_clients_take_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = np.linspace(-1, 1, 5 * SAMPLE_RATE, dtype=np.float32)
-    monkeypatch.setattr(StandInVoice, "speak", lambda _self, _text: sound)
+    monkeypatch.setattr(StandInVoice, "speak", lambda *_: sound)
     one = Answer()
     one.take("One. Two")
     one.worker.step()
@@ -464,6 +576,18 @@ def test_a_failing_voice_ends_the_answer_with_its_words() -> None:
     failure = one.outputs[-1]
     assert isinstance(failure, RequestError)
     assert (failure.fault, failure.message) == (Fault.DECODE_FAILED, "tts: told to fail")
+    assert not one.worker.jobs
+    assert one.over[-1] is one.spoken
+
+
+def test_a_recording_that_is_none_ends_the_answer_as_the_clients_mistake() -> None:
+    one = Answer(speaker=Audio("AAAA", "tts.ref_audio_data", 16_000))
+    one.take("One. Two. Three. ")
+    one.worker.step()
+    failure = one.outputs[-1]
+    assert isinstance(failure, RequestError)
+    assert failure.fault is Fault.BAD_REQUEST
+    assert failure.message == "tts.ref_audio_data: expected float32 samples, 4 bytes each, at least one, got 3 bytes"
     assert not one.worker.jobs
     assert one.over[-1] is one.spoken
 
@@ -550,14 +674,15 @@ class Daemon:
         self.sessions = SessionManager(clock=lambda: self.now)
         engine = StandInEngine(slots=1, cells=2000, sequence_tokens=700)
         self.compute, self.preparing, self.voice = SteppedWorker(), SteppedWorker(), SteppedWorker()
-        self.speech = Speech(StandInVoice(unspeakable), lambda: None, lambda _name, _wake: self.voice)
+        self.speech = Speech(StandInVoice(unspeakable), lambda: None, self.voice)
         questions = Questions(engine, self.compute, self.preparing, 4)
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 60.0, 1 << 20), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions, self.speech,
+            Recordings("", 0, 0, lambda: None), None,
         )  # fmt: skip
         self.scheduler = Scheduler(
-            self.sessions, engine, self.compute, self.preparing, Targets(1.0, 0.08), lambda: self.now
+            self.sessions, engine, self.compute, self.preparing, self.preparing, Targets(1.0, 0.08), lambda: self.now
         )
         self.backend = DaemonBackend(services)
         self.clients: list[tuple[Client, Any]] = []

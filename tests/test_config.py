@@ -50,6 +50,10 @@ DEFAULTS: dict[str, Any] = {
     "resume_window": 60.0,
     "resume_bytes": 16777216,
     "feedback_log": "",
+    "recordings": "",
+    "recordings_bytes": 1073741824,
+    "recordings_age": 30.0,
+    "ref_audio": "",
     "debug_echo": False,
     "max_sessions": 1024,
     "max_frame_bytes": 1048576,
@@ -63,11 +67,13 @@ DEFAULTS: dict[str, Any] = {
     "rate_tokens": 0.0,
     "memory_reserve": 67108864,
     "host_cache_bytes": 268435456,
+    "media_cache_bytes": 268435456,
     "shared_prefix_cache": False,
     "content_filter": "",
     "slo_ttft_ms": 1000.0,
     "slo_tbt_ms": 80.0,
     "model": "",
+    "mmproj": "",
     "n_ctx": 16384,
     "parallel": 16,
     "n_batch": 512,
@@ -81,6 +87,8 @@ DEFAULTS: dict[str, Any] = {
     "lora": (),
     "speculation": True,
     "draft_model": "",
+    "tts_model": "",
+    "tts_mmproj": "",
     "pooling": "model",
     "relay": (),
     "worker_secret": "",
@@ -110,7 +118,9 @@ SIZE = {
     "tx_high_water": (1024, 64 << 20),
     "resume_bytes": (0, 1 << 30),
     "memory_reserve": (0, 1 << 40),
+    "recordings_bytes": (1 << 20, 1 << 40),
     "host_cache_bytes": (0, 1 << 40),
+    "media_cache_bytes": (0, 1 << 40),
 }
 REAL = {
     "idle_timeout": (0.05, 86400.0),
@@ -119,6 +129,7 @@ REAL = {
     "body_timeout": (0.05, 3600.0),
     "ping_interval": (0.05, 3600.0),
     "resume_window": (0.0, 3600.0),
+    "recordings_age": (0.0, 36500.0),
     "request_timeout": (0.0, 86400.0),
     "rate_requests": (0.0, 1e9),
     "rate_tokens": (0.0, 1e9),
@@ -140,9 +151,14 @@ PATHS = {
     "tls_key": 0,
     "api_keys": 0,
     "feedback_log": 0,
+    "recordings": 0,
+    "ref_audio": 0,
     "content_filter": 0,
     "model": 0,
+    "mmproj": 0,
     "draft_model": 0,
+    "tts_model": 0,
+    "tts_mmproj": 0,
     "worker_secret_file": 0,
     "relay_ca_file": 0,
 }
@@ -179,6 +195,8 @@ WORD = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_cha
 def partners_of(key: str, value: Any) -> dict[str, Any]:
     if key in ("tls_cert", "tls_key") and value:
         return {"http": "localhost:0", "tls_key" if key == "tls_cert" else "tls_cert": "the other"}
+    if key in ("tts_model", "tts_mmproj") and value:
+        return {"tts_mmproj" if key == "tts_model" else "tts_model": "the other"}
     return PARTNERS.get(key, {})
 
 
@@ -658,6 +676,16 @@ def test_tls_needs_both_files_and_http() -> None:
     assert Config(tls_cert="c", tls_key="k", http="localhost:0").tls_key == "k"
 
 
+def test_a_voice_needs_both_files() -> None:
+    assert refusal({"tts_model": "m"}) == (
+        "tts_model is set and tts_mmproj is not: set both or neither (tts_model: flag, tts_mmproj: default)"
+    )
+    assert refusal({"tts_mmproj": "m"}) == (
+        "tts_mmproj is set and tts_model is not: set both or neither (tts_mmproj: flag, tts_model: default)"
+    )
+    assert Config(tts_model="m", tts_mmproj="g").tts_mmproj == "g"
+
+
 def test_two_protocols_cannot_share_a_socket() -> None:
     assert refusal({"http_socket": "/run/uma.sock"}) == (
         "http_socket and socket are both /run/uma.sock: choose another path for one of them"
@@ -726,13 +754,13 @@ def test_print_config_says_where_each_value_came_from(file: Path) -> None:
     lines = render(load(flags, {"UMA_SOCK": 'a "b"'})).splitlines()
     assert [line.split(" = ")[0] for line in lines] == list(DEFAULTS)
     assert {
-        'socket = "a \\"b\\""           # environment UMA_SOCK',
-        'socket_mode = "0600"         # flag',
-        "keep_alive = true            # flag",
-        "idle_timeout = 300.0         # default",
-        f"max_frame_bytes = 1000000    # file {file}",
-        'max_prompt_bytes = "256KiB"  # default',
-        f"parallel = 4                 # file {file}",
+        'socket = "a \\"b\\""            # environment UMA_SOCK',
+        'socket_mode = "0600"          # flag',
+        "keep_alive = true             # flag",
+        "idle_timeout = 300.0          # default",
+        f"max_frame_bytes = 1000000     # file {file}",
+        'max_prompt_bytes = "256KiB"   # default',
+        f"parallel = 4                  # file {file}",
     } <= set(lines)
 
 
@@ -752,6 +780,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         files = {"tls_cert": "c", "tls_key": "k"}
         values |= {key: values.get(key) or name for key, name in files.items()}
         values["http"] = values.get("http") or "[::1]:0"
+    if values.get("tts_model") or values.get("tts_mmproj"):
+        values |= {key: values.get(key) or "m" for key in ("tts_model", "tts_mmproj")}
     values["max_frame_bytes"] = max(values.get("max_frame_bytes", 1 << 20), values.get("max_prompt_bytes", 1 << 18))
     loaded = load(parse(*(as_flag(key, value) for key, value in values.items())), {})
     again = load_file(file, render(loaded))

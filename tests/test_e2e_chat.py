@@ -173,8 +173,8 @@ def test_speech_that_the_voice_cannot_give_is_refused_before_anything_is_compute
     [
         ({"messages": []}, "messages: expected an array of 1 to 1024 messages, got 0"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "data": ""}]}]},
-            'messages[0].content[0]: this daemon takes text only, got "image"',
+            {"messages": [{"role": "user", "content": [{"type": "image", "data": "AAAA"}]}]},
+            "messages[0].content[0].data: the daemon's model takes no images: load its projector with --mmproj",
         ),
         (
             {"generation": {"max_new_tokens": 0}},

@@ -21,7 +21,7 @@ with_voice = pytest.mark.skipif(load() is None, reason="no voice is installed (u
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    yield from serving(tmp_path_factory)
+    yield from serving(tmp_path_factory, "--max-chat-bytes", "1MiB")
 
 
 def chat(daemon: Daemon, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -74,6 +74,12 @@ def test_what_is_wrong_is_said_in_one_line(daemon: Daemon) -> None:
         (("--url", "box", "hello"), "--url: expected one such as http://127.0.0.1:8080, got box"),
         (("--url", f"http://{daemon.http}/elsewhere", "hello"), "is it a daemon of this version"),
         (("--speak", "/nowhere/answer.wav", "hello"), "No such file"),
+        (
+            ("--image", "/nowhere.png", "hello"),
+            "/nowhere.png: No such file or directory: name a file that you may read",
+        ),
+        (("--audio", __file__, "hello"), f"{__file__}: "),
+        (("--voice", __file__, "--speak", "/dev/null", "hello"), f"{__file__}: "),
     ]
     for arguments, said in wrong:
         done = chat(daemon, *arguments)
@@ -81,6 +87,47 @@ def test_what_is_wrong_is_said_in_one_line(daemon: Daemon) -> None:
         assert said in done.stderr
         assert done.stderr.count("\n") == 1
         assert done.stderr.startswith("umaserve: ")
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_what_the_model_cannot_see_is_told_in_one_line(daemon: Daemon, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"not seen by anybody")
+    asked, typed = (f"--{kind}", str(path), "What is it?"), f"/{kind} {path}\nWhat is it?\n"
+    for done in (chat(daemon, *asked), chat(daemon, typed=typed)):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("umaserve: messages[0].content[0]")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_message_that_is_too_large_is_told_with_what_helps(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "large.png"
+    path.write_bytes(bytes(12 << 20))
+    done = chat(daemon, "--image", str(path), "What is it?")
+    assert (done.returncode, done.stdout) == (1, "")
+    said = "umaserve: the daemon did not answer: message: expected at most 1048576 bytes, got "
+    assert done.stderr.startswith(said)
+    assert done.stderr.endswith(": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes\n")
+
+
+def test_a_voice_is_for_what_is_spoken(daemon: Daemon) -> None:
+    done = chat(daemon, "--voice", "me.wav", "hello")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--voice: expected --speak FILE beside it" in done.stderr
+
+
+def test_the_files_go_in_the_order_of_their_flags(daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"not seen by anybody")
+    done = chat(daemon, "--video", str(path), "--image", "/nowhere.png", "--video", "/nowhere.mp4", "hello")
+    assert done.stderr.startswith("umaserve: /nowhere.png: "), "and each is read before anything is asked"
+
+
+def test_the_help_shows_how_it_is_done() -> None:
+    command = [sys.executable, "-m", "umaserve", "chat", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S).stdout
+    for example in ('--image before.jpg --image after.jpg "', '--audio meeting.mp3 "', "--voice me.wav --speak"):
+        assert f"umaserve chat {example}" in shown
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_chat(daemon: Daemon) -> None:

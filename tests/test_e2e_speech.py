@@ -1,12 +1,21 @@
-"""The installed voice: what it says can be understood, by a speech recognizer too."""
+"""The installed voice: what it says can be understood, by a speech recognizer too, over OpenAI's API as well."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
+import re
 import socket
+import wave
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+import openai
 import pytest
+from daemon import ANSWER_S, Daemon
+from http_wire import Http, ask, encode, serving
 
 from umaserve.speech.hibari_voice import HibariVoice
 from umaserve.speech.voice import SAMPLE_RATE
@@ -119,3 +128,132 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_network")
 def test_nothing_is_fetched() -> None:
     assert len(HibariVoice().speak("Xylophonist Zyxqtwv, by herself."))
+
+
+# Over OpenAI's API.
+
+LONG = " ".join([TEXT] * 8)
+STORY = [{"role": "user", "content": "Tell me a story of a fox and a crow."}]
+ALOUD = {"messages": STORY, "max_completion_tokens": 24, "temperature": 0, "modalities": ["text", "audio"]}
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    base_url = f"http://{daemon.http}/v1"
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=ANSWER_S) as client:
+        yield client
+
+
+def samples(sound: bytes) -> npt.NDArray[np.float32]:
+    return np.frombuffer(sound, "<i2").astype(np.float32) / 32767
+
+
+def samples_of_file(data: bytes) -> npt.NDArray[np.float32]:
+    with wave.open(io.BytesIO(data)) as read:
+        assert (read.getnchannels(), read.getsampwidth(), read.getframerate()) == (1, 2, SAMPLE_RATE)
+        return samples(read.readframes((len(data) - 44) // 2))
+
+
+def test_a_text_is_read_aloud_and_understood(client: openai.OpenAI, voice: HibariVoice) -> None:
+    spoken = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format="wav")
+    assert spoken.response.headers["content-type"] == "audio/wav"
+    assert spoken.content[4:8] == b"\xff" * 4
+    heard = samples_of_file(spoken.content)
+    assert np.abs(heard - voice.speak(TEXT)).max() <= 1 / 32767
+    assert sum(word in recognized(heard) for word in ("quick", "brown", "fox", "jumps", "lazy", "dog")) >= 4
+
+
+def test_a_text_comes_as_its_sentences_are_spoken(client: openai.OpenAI, daemon: Daemon) -> None:
+    asked = {"model": "tts-1", "voice": "default", "input": f"It rains. {TEXT}", "response_format": "pcm"}
+    with client.audio.speech.with_streaming_response.create(**asked) as response:
+        assert response.headers["content-type"] == "audio/pcm"
+        assert response.headers["transfer-encoding"] == "chunked"
+        whole = b"".join(response.iter_bytes())
+    with Http(daemon.http) as http:
+        http.send(encode("POST", "/v1/audio/speech", asked))
+        while (line := http.file.readline()) != b"\r\n":
+            assert line, "the head ends with an empty line"
+        first = http.file.read(int(http.file.readline(), 16))
+    assert whole.startswith(first)
+    assert 0 < len(first) < len(whole) / 2
+
+
+def test_a_request_that_its_voice_cannot_do(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format="mp3")
+    assert refused.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, speed=2)
+    assert refused.value.param == "speed"
+
+
+def test_an_answer_is_heard(client: openai.OpenAI, voice: HibariVoice) -> None:
+    answer = client.chat.completions.create(model="m", audio={"voice": "verse", "format": "wav"}, **ALOUD)
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.audio is not None
+    assert message.audio.transcript
+    read = client.chat.completions.create(model="m", **{**ALOUD, "modalities": ["text"]})
+    assert message.audio.transcript == read.choices[0].message.content
+    heard = samples_of_file(base64.b64decode(message.audio.data))
+    assert len(heard) > SAMPLE_RATE
+    assert 0.01 < np.abs(heard).max() <= 1
+
+
+def test_an_answer_is_heard_while_it_is_written(client: openai.OpenAI) -> None:
+    audio = {"voice": "alloy", "format": "pcm16"}
+    whole = client.chat.completions.create(model="m", audio=audio, **ALOUD).choices[0].message.audio
+    assert whole is not None
+    chunks = list(client.chat.completions.create(model="m", audio=audio, stream=True, **ALOUD))
+    deltas = [chunk.choices[0].delta.to_dict().get("audio", {}) for chunk in chunks]
+    assert [delta["id"] for delta in deltas if "id" in delta] == [chunks[0].id.replace("chatcmpl-", "audio_")]
+    assert "".join(delta.get("transcript", "") for delta in deltas) == whole.transcript
+    assert "".join(delta.get("data", "") for delta in deltas) == whole.data
+    assert sum("data" in delta for delta in deltas) > 1
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_streams_of_texts_and_answers_are_spoken_side_by_side(daemon: Daemon) -> None:
+    async def all_of_them() -> list[int]:
+        base_url = f"http://{daemon.http}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", timeout=ANSWER_S) as client:
+            asked = {"model": "tts-1", "voice": "alloy", "input": "One. Two. Three.", "response_format": "pcm"}
+            texts = [client.audio.speech.create(**asked) for _ in range(3)]
+            chat = client.chat.completions.create(model="m", audio={"voice": "alloy", "format": "pcm16"}, **ALOUD)
+            *spoken, answered = await asyncio.gather(*texts, chat)
+            return [len(one.content) for one in spoken] + [len(answered.choices[0].message.audio.data)]
+
+    *lengths, of_the_answer = asyncio.run(all_of_them())
+    assert len(set(lengths)) == 1
+    assert min(*lengths, of_the_answer) > 0
+
+
+def test_who_leaves_is_read_no_more(own_daemon) -> None:
+    daemon = own_daemon("--http", "127.0.0.1:0")
+    with Http(daemon.http) as http:
+        http.send(encode("POST", "/v1/audio/speech", {"input": LONG}))
+        assert http.file.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert daemon.stop() == 0
+    assert re.findall(r"text read aloud .* end=(\w+)", daemon.logs) == ["abandoned"]
+
+
+def test_a_daemon_that_ends_reads_to_the_end_and_begins_nothing_new(own_daemon) -> None:
+    daemon = own_daemon("--http", "127.0.0.1:0", "--drain-timeout", "60")
+    with Http(daemon.http) as http, Http(daemon.http) as other:
+        http.send(encode("POST", "/v1/audio/speech", {"input": LONG, "response_format": "pcm"}))
+        assert http.file.readline() == b"HTTP/1.1 200 OK\r\n"
+        daemon.process.terminate()
+        while "draining" not in daemon.logs:
+            assert daemon.process.poll() is None
+        refused = other.ask("POST", "/v1/audio/speech", {"input": TEXT})
+        assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+        rest = http.rest()
+    assert rest.endswith(b"\r\n0\r\n\r\n")
+    assert len(rest) > 2 * SAMPLE_RATE * 4
+    assert daemon.process.wait(ANSWER_S) == 0
+
+
+def test_a_reading_counts_as_a_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for daemon in serving(tmp_path_factory, "--rate-requests", "1"):
+        statuses = [ask(daemon, "POST", "/v1/audio/speech", {"input": "Yes."}).status for _ in range(2)]
+        assert statuses == [200, 429]

@@ -268,6 +268,35 @@ def test_a_body_of_many_small_chunks_takes_several_calls() -> None:
     assert calls == -(-2002 // http11.STEPS_PER_CALL)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize(
+    ("path", "n_bytes", "taken"),
+    [
+        (b"/", 64, True),
+        (b"/", 65, False),
+        (b"/big", 200, True),
+        (b"/big", 201, False),
+        (b"/%62ig?x", 200, True),
+        (b"/big/", 65, False),
+        (b"/small", 3, True),
+        (b"/small", 4, False),
+    ],
+)
+def test_a_path_may_have_its_own_size_of_bodies(path: bytes, n_bytes: int, taken: bool, chunked: bool) -> None:
+    codec = HttpCodec(MAX_HEAD, MAX_BODY, {"/big": 200, "/small": 3})
+    body = b"x" * n_bytes
+    framed = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" if chunked else b"Content-Length: %d\r\n\r\n%b"
+    requests, refused = decode([POST.replace(b"/", path, 1) + framed % (n_bytes, body)], codec)
+    assert [request.body for request in requests] == ([body] if taken else [])
+    assert (refused is None) if taken else (refused is not None and refused[0] == 413)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_comes() -> None:
+    codec = HttpCodec(MAX_HEAD, MAX_BODY, {"/big": 200})
+    head = POST.replace(b"/", b"/big", 1) + b"Content-Length: 201\r\n\r\n"
+    assert decode([head], codec) == ([], (413, "Content-Length: expected at most 200, got 201"))
+
+
 @pytest.mark.parametrize("wire", [b"", GET, b"\r\n", GET + b"\r\n"])
 def test_the_end_of_input_between_requests_says_nothing(wire: bytes) -> None:
     codec = new()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import socket
+import struct
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from umaserve.config import Config
@@ -32,15 +35,24 @@ from umaserve.messages import (
 )
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
+from umaserve.protocol.openai_speech import pcm16
+from umaserve.recordings import Recordings
 from umaserve.services import Services
 from umaserve.serving.questions import Question, Questions
-from umaserve.serving.sessions import SessionManager
+from umaserve.serving.sessions import Hold, SessionManager
 from umaserve.spoken import Speech
 
 pytest.register_assert_rewrite("standin")
-from standin import StandInEngine, SteppedWorker  # noqa: E402
+from standin import StandInEngine, StandInVoice, SteppedWorker  # noqa: E402
 
-CONFIG = Config(header_timeout=10.0, body_timeout=20.0, idle_timeout=60.0)
+CONFIG = Config(
+    header_timeout=10.0,
+    body_timeout=20.0,
+    idle_timeout=60.0,
+    max_prompt_bytes=1000,
+    max_frame_bytes=2000,
+    max_chat_bytes=5000,
+)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -53,19 +65,23 @@ def post(path: str, body: Any = None, *headers: str) -> bytes:
 class World:
     """A client's socket, and the connection that serves it."""
 
-    def __init__(self, peer: str = "ip:127.0.0.1") -> None:
+    def __init__(self, peer: str = "ip:127.0.0.1", voice: StandInVoice | None = None) -> None:
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         self.sessions = SessionManager(clock=lambda: self.now)
         engine, self.compute, self.preparing = StandInEngine(), SteppedWorker(), SteppedWorker()
         self.asked: list[Question] = []
+        self.speaking = SteppedWorker()
+        self.speech = Speech(voice, lambda: None, self.speaking)
+        self.loaded = True
         questions = Questions(engine, self.compute, self.preparing, 4)
         ask = questions.ask
         questions.ask = lambda *arguments: self.asked.append(ask(*arguments)) or self.asked[-1]
         services = Services(
-            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
-            lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions,
-            Speech(None, lambda: None),
+            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
+            lambda: engine.info if self.loaded else None, lambda: Metrics({}), 0, lambda: b"",
+            lambda _feedback, _origin: False, lambda: questions, self.speech,
+            Recordings("", 0, 0, lambda: None), None,
         )  # fmt: skip
         self.lost: list[Client] = []
         ours, self.client = socket.socketpair()
@@ -88,6 +104,11 @@ class World:
     def deliver(self) -> None:
         for _ in self.sessions.deliver():
             continue
+        self.turn()
+
+    def speak(self) -> None:
+        """One sentence."""
+        self.speaking.step()
         self.turn()
 
     def received(self) -> bytes:
@@ -220,6 +241,27 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
     assert received.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nConnection: close\r\n" in received
     assert received.endswith(b"<closed>")
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [("/v1/chat/completions", CONFIG.max_chat_bytes)]
+    + [
+        (path, CONFIG.max_frame_bytes)
+        for path, route in ROUTES.items()
+        if route.method == "POST" and path != "/v1/chat/completions"
+    ],
+)
+def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None:
+    for n_bytes, status in ((most, 400), (most + 1, 413)):
+        world = World()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n_bytes}"
+        world.send(head.encode() + b"\r\n\r\n")
+        if status == 400:
+            assert world.received() == b""
+            world.send(b"{}" + b" " * (n_bytes - 2))
+        assert world.statuses() == [status]
+        world.close()
 
 
 def test_each_request_is_judged_by_itself(world: World) -> None:
@@ -385,3 +427,252 @@ def test_a_reply_that_cannot_be_written_costs_the_connection_and_nothing_else(
     world.turn()
     assert world.received() == b"<closed>"
     assert world.lost == [world.connection]
+
+
+# Speech.
+
+
+@pytest.fixture
+def spoken(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
+    """A world with a voice that fails on "Fail"."""
+    world = World(voice=StandInVoice("Fail"))
+    yield world
+    world.close()
+    assert "a callback failed" not in caplog.text
+    assert "Traceback" not in caplog.text
+    assert world.speech.idle
+
+
+def chunks(received: bytes) -> list[bytes]:
+    """Those of a body that may still be coming."""
+    _head, _, rest = received.partition(b"\r\n\r\n")
+    found = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        found.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    return found
+
+
+def sound(text: str) -> bytes:
+    """What the stand-in voice says, as 16-bit numbers."""
+    return struct.pack(f"<{len(text)}h", *(round(ord(char) / 2**21 * 32767) for char in text))
+
+
+def reading(text: str = "One. Two. Three.", **more: Any) -> bytes:
+    return post("/v1/audio/speech", {"input": text, "voice": "alloy", **more})
+
+
+@pytest.mark.parametrize("audio_format", ["wav", "pcm"])
+def test_a_text_is_sent_as_its_sentences_are_spoken(spoken: World, audio_format: str) -> None:
+    spoken.send(reading(response_format=audio_format))
+    assert spoken.received() == b""
+    spoken.speak()
+    begin = spoken.received()
+    assert begin.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nContent-Type: audio/%b\r\n" % audio_format.encode() in begin
+    assert b"\r\nTransfer-Encoding: chunked\r\n" in begin
+    header = [b"RIFF\xff\xff\xff\xffWAVE"] if audio_format == "wav" else []
+    assert [chunk[: len(header[0])] for chunk in chunks(begin)[:-1]] == header
+    assert chunks(begin)[-1] == sound("One.")
+    assert not spoken.speech.idle
+    spoken.speak()
+    assert spoken.received() == b"8\r\n" + sound("Two.") + b"\r\n"
+    spoken.speak()
+    assert spoken.received().endswith(sound("Three.") + b"\r\n0\r\n\r\n")
+    spoken.send(HEALTH)
+    assert spoken.statuses() == [200]
+
+
+def test_what_has_no_sound_is_an_empty_file(spoken: World) -> None:
+    spoken.send(reading("***") + reading("…", response_format="pcm"))
+    received = spoken.received()
+    assert re.findall(rb"\r\nContent-Length: (\d+)\r\n", received) == [b"44", b"0"]
+    assert b"data\0\0\0\0" in received
+
+
+def read_all(world: World) -> bytes:
+    """What a reader gets who has all the time it needs."""
+    data = b""
+    while more := world.received():
+        data += more
+        world.turn()
+    return data
+
+
+LONG = np.linspace(-1, 1, 4 * CONFIG.tx_high_water, dtype=np.float32)
+"""A sentence that takes more than sockets hold."""
+
+
+def test_a_reader_that_is_behind_holds_the_next_sentence(spoken: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandInVoice, "speak", lambda *_: LONG)
+    spoken.send(reading("One. Two. Three. Four."))
+    for _ in range(3):
+        spoken.speak()
+    assert not spoken.speaking.jobs, "the second was in work already when the reader fell behind"
+    assert b"".join(chunks(read_all(spoken))[1:]) == 2 * pcm16(LONG.tobytes())
+    for _ in range(2):
+        spoken.speak()
+        assert pcm16(LONG.tobytes()) in b"".join(chunks(b"\r\n\r\n" + read_all(spoken)))
+    assert spoken.speech.idle
+
+
+def ends(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """How the log says that readings ended."""
+    return [record.fields["end"] for record in caplog.records if record.message == "text read aloud"]
+
+
+@pytest.mark.parametrize("spoken_before", [0, 1])
+def test_who_leaves_is_read_no_more(spoken: World, spoken_before: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    spoken.send(reading())
+    for _ in range(spoken_before):
+        spoken.speak()
+    spoken.client.close()
+    spoken.turn()
+    assert spoken.speech.idle
+    spoken.speak()
+    assert not spoken.speaking.jobs
+    assert ends(caplog) == ["abandoned"]
+
+
+def test_a_failure_before_the_first_sound_is_an_error_and_a_later_one_the_end(
+    spoken: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    spoken.send(reading("Fail. Two."))
+    spoken.speak()
+    received = spoken.received()
+    assert received.startswith(b"HTTP/1.1 500 ")
+    assert b"tts: told to fail" in received
+    spoken.send(reading("One. Fail."))
+    spoken.speak()
+    assert chunks(spoken.received())[-1] == sound("One.")
+    spoken.speak()
+    assert spoken.received() == b"<closed>", "without the last chunk"
+    assert spoken.lost == [spoken.connection]
+    assert ends(caplog) == ["decode_failed"] * 2
+
+
+def test_a_text_is_refused_like_any_request(spoken: World) -> None:
+    spoken.send(reading("") + reading(voice="bob"))
+    assert spoken.statuses() == [400, 400]
+    spoken.loaded = False
+    spoken.send(reading())
+    assert spoken.statuses() == [503]
+    spoken.loaded = True
+    spoken.sessions.draining = True
+    spoken.send(reading())
+    assert spoken.statuses() == [503]
+    assert not spoken.speaking.jobs
+
+
+def test_what_the_admission_refuses_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(voice=StandInVoice())
+
+    def refuse(*_: object) -> None:
+        raise RequestError(Fault.RATE_LIMITED, "request: the limit is used up", retry_after_s=2.0)
+
+    monkeypatch.setattr(world.sessions, "_admit", refuse)
+    world.send(reading())
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 429 ")
+    assert b"\r\nRetry-After: 2\r\n" in received
+    assert world.speech.idle
+    world.close()
+
+
+def test_without_a_voice_nothing_is_read(world: World) -> None:
+    world.send(reading())
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"pip install 'umaserve[speech]'" in received
+
+
+def test_the_end_of_the_daemon_ends_a_reading(spoken: World) -> None:
+    spoken.send(reading())
+    spoken.speech.fail_all(RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down"))
+    spoken.turn()
+    assert spoken.statuses() == [503]
+
+
+def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.speech = Speech(StandInVoice(), lambda: None, world.speaking)
+    monkeypatch.setattr("umaserve.http.exchange.pcm16", mistake)
+    object.__setattr__(world.connection._site._services, "speech", world.speech)
+    world.send(reading())
+    world.speak()
+    check_500(world)
+    assert world.speech.idle
+
+
+AUDIO = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+
+
+def ask_aloud(world: World, **more: Any) -> None:
+    world.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], **AUDIO, **more}))
+
+
+def answer(world: World, *outputs: Output) -> None:
+    (session,) = world.sessions.running()
+    for output in outputs:
+        world.sessions.put(session, output)
+    world.deliver()
+
+
+END = Finished(FinishReason.STOP, Usage(1, 1), Timing(0.0, 0.0, 0.0))
+
+
+def heard(received: bytes) -> bytes:
+    return b"".join(map(base64.b64decode, re.findall(rb'"data":"([^"]*)"', received)))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_answer_of_a_chat_is_spoken(spoken: World, stream: bool) -> None:
+    ask_aloud(spoken, stream=stream)
+    answer(spoken, Started(), Token("One. Two.", 1), END)
+    assert (b"One. Two." in spoken.received()) is stream
+    assert not spoken.speech.idle
+    spoken.speak()
+    assert len(spoken.speaking.jobs) == 1
+    spoken.speak()
+    received = spoken.received()
+    assert heard(received) in (sound("One.Two."), sound("One.Two.")[6:])
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") is stream
+
+
+def test_a_chats_reader_that_is_behind_holds_its_speech(spoken: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandInVoice, "speak", lambda *_: LONG)
+    ask_aloud(spoken, stream=True)
+    (session,) = spoken.sessions.running()
+    spoken.sessions.prompt_done(session)
+    answer(spoken, Started(), Token("One. Two. Three. Four", 1))
+    for _ in range(3):
+        spoken.speak()
+    assert not spoken.speaking.jobs
+    assert session.holds == {Hold.READER}
+    assert heard(read_all(spoken)) == (2 * pcm16(LONG.tobytes()))[: -(4 * len(LONG) % 6) or None]
+    assert not session.holds
+    assert len(spoken.speaking.jobs) == 1
+
+
+def test_who_leaves_a_chat_is_spoken_to_no_more(spoken: World) -> None:
+    ask_aloud(spoken, stream=True)
+    answer(spoken, Started(), Token("One. Two. ", 1))
+    spoken.client.close()
+    spoken.turn()
+    assert spoken.speech.idle
+    assert list(spoken.sessions.running()) == []
+    spoken.speak()
+    assert not spoken.speaking.jobs
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_voice_that_fails_ends_the_chat(spoken: World, stream: bool) -> None:
+    ask_aloud(spoken, stream=stream)
+    answer(spoken, Started(), Token("Fail. Two. ", 1))
+    spoken.speak()
+    received = spoken.received()
+    assert received.startswith(b"HTTP/1.1 200 " if stream else b"HTTP/1.1 500 ")
+    assert b"tts: told to fail" in received
+    assert list(spoken.sessions.running()) == []

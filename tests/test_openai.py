@@ -94,7 +94,7 @@ Exchange = ChatBody | CompletionBody
 
 
 def chat(loaded: ModelInfo | None = INFO) -> ChatBody:
-    return ChatBody(LIMITS, lambda: loaded, "chatcmpl-7", 1700000000)
+    return ChatBody(LIMITS, None, lambda: loaded, "chatcmpl-7", 1700000000)
 
 
 def completion() -> CompletionBody:
@@ -267,16 +267,21 @@ def test_messages_become_turns(message: Wanted, turn: ChatTurn) -> None:
             'messages[1].role: expected "system" or "developer" or "user" or "assistant" or "tool", got',
         ),
         ({"role": "function", "content": "a"}, 'messages[1].role: expected "system" or'),
-        ({"role": "user"}, "messages[1].content: expected a string or an array of text parts, got null"),
-        ({"role": "user", "content": 1}, "messages[1].content: expected a string or an array of text parts, got a w"),
-        ({"role": "user", "content": []}, "messages[1].content: expected an array of 1 to 256 text parts, got 0"),
+        ({"role": "user"}, "messages[1].content: expected a string or an array of parts, got null"),
+        ({"role": "user", "content": 1}, "messages[1].content: expected a string or an array of parts, got a w"),
+        ({"role": "user", "content": []}, "messages[1].content: expected an array of 1 to 256 parts, got 0"),
         ({"role": "user", "content": [{"type": "text", "text": ""}] * 257}, "messages[1].content: expected an array"),
         ({"role": "user", "content": ["a"]}, "messages[1].content[0]: expected an object, got a string"),
         (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
-            'messages[1].content[0].type: expected "text", since this server takes only text, got "image_url"',
+            {"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]},
+            'messages[1].content[0].type: expected "text" or "image_url" or "input_audio", got "file"',
         ),
-        ({"role": "user", "content": [{"text": "a"}]}, 'messages[1].content[0].type: expected "text", since'),
+        ({"role": "user", "content": [{"text": "a"}]}, 'messages[1].content[0].type: expected "text" or'),
+        (
+            {"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            'messages[1].content[0].type: expected "text", got "image_url"',
+        ),
+        ({"role": "assistant", "content": []}, "messages[1].content: expected an array of 1 to 256 text parts, got 0"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text: expected a string, got null"),
         ({"role": "assistant", "content": None}, "messages[1].content: expected a string or"),
         ({"role": "assistant", "tool_calls": []}, "messages[1].content: expected a string or"),

@@ -144,6 +144,7 @@ class World:
             self.engine,
             self.compute,
             self.preparing,
+            self.preparing,
             Targets(1.0, 0.1),
             lambda: self.now,
             ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
@@ -1679,7 +1680,7 @@ def prepared_order(world: World) -> list[object]:
     """Prompts, as they get prepared from now on."""
     order: list[object] = []
     prepare = world.engine.prepare
-    world.engine.prepare = lambda request: (order.append(request.prompt), prepare(request))[1]
+    world.engine.prepare = lambda request, tenant: (order.append(request.prompt), prepare(request))[1]
     return order
 
 

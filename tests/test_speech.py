@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import itertools
 import logging
 import subprocess
 import sys
+import wave
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,9 +20,11 @@ from standin import SteppedWorker
 
 from umaserve.speech.load import load
 from umaserve.speech.plain_text import PlainText
+from umaserve.speech.reference import MOST_FILE_BYTES, MOST_S, Reference
 from umaserve.speech.sentences import FIRST_CLAUSE, LIMIT, Sentences
 from umaserve.speech.speaker import Speaker
-from umaserve.speech.voice import SpeechError
+from umaserve.speech.voice import SAMPLE_RATE, BadReference, Samples, SpeechError
+from umaserve.threads import Pause
 
 
 def pieces(*parts: str) -> list[str]:
@@ -143,14 +147,19 @@ class StandInVoice:
     """Says one sample for each character, and fails where told."""
 
     languages = ("en",)
-    clones = False
+    clones = True
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.speakers: list[Samples | None] = []
         self.failure: Exception | None = None
+        self.pauses = 0
 
-    def speak(self, text: str) -> npt.NDArray[np.float32]:
+    def speak(self, text: str, speaker: Samples | None, pause: Pause) -> Samples:
         self.said.append(text)
+        self.speakers.append(speaker)
+        for _ in range(self.pauses):
+            pause()
         if self.failure is not None:
             raise self.failure
         return (
@@ -165,13 +174,18 @@ def heard(audio: bytes) -> str:
 class Answer:
     """A speaker with what it was told."""
 
-    def __init__(self, voice: StandInVoice | None = None, worker: SteppedWorker | None = None) -> None:
+    def __init__(
+        self,
+        voice: StandInVoice | None = None,
+        worker: SteppedWorker | None = None,
+        reference: Reference | None = None,
+    ) -> None:
         self.voice = voice or StandInVoice()
         self.worker = worker or SteppedWorker()
         self.heard: list[str] = []
         self.ends: list[SpeechError | None] = []
         self.on_audio: Callable[[], None] = lambda: None
-        self.speaker = Speaker(self.voice, self.worker.submit, self._spoken, self.ends.append)
+        self.speaker = Speaker(self.voice, self.worker.submit_lengthy, self._spoken, self.ends.append, reference)
 
     def _spoken(self, audio: bytes) -> None:
         self.heard.append(heard(audio))
@@ -280,6 +294,115 @@ def test_a_sentence_that_waits_for_the_thread_is_not_spoken_after_an_abandon() -
     answer.speaker.abandon()
     answer.run()
     assert answer.voice.said == []
+
+
+def test_a_voice_ends_at_its_next_pause_after_an_abandon() -> None:
+    answer = Answer()
+    answer.voice.pauses = 5
+    answer.speaker.push("One. Two. ")
+    ticks: list[int] = []
+
+    def tick() -> None:
+        ticks.append(len(answer.worker.jobs))
+        if len(ticks) == 2:
+            answer.speaker.abandon()
+
+    for _ in range(5):
+        answer.worker.submit(tick, lambda result: None)
+    answer.worker.step()
+    assert ticks == [4, 3]
+    answer.run()
+    assert (answer.voice.said, answer.heard, answer.ends) == (["One."], [], [])
+
+
+def test_others_run_in_the_pauses_of_a_voice() -> None:
+    answer = Answer()
+    answer.voice.pauses = 3
+    order: list[str] = []
+    answer.on_audio = lambda: order.append("spoken")
+    answer.speaker.push("One. ")
+    answer.speaker.finish()
+    for _ in range(3):
+        answer.worker.submit(lambda: order.append("tick"), lambda result: None)
+    answer.worker.step()
+    assert order == ["tick", "tick", "tick", "spoken"]
+    assert answer.ends == [None]
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def pcm(seconds: float, rate: int) -> str:
+    return base64_of((np.sin(np.arange(round(seconds * rate)) / 20) / 2).astype("<f4").tobytes())
+
+
+def wav(seconds: float, rate: int) -> str:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(rate)
+        written.writeframes(bytes(2 * round(seconds * rate)))
+    return base64_of(file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("reference", "seconds"),
+    [
+        (Reference(pcm(1, 16_000), "f", 16_000), 1),
+        (Reference(pcm(0.5, SAMPLE_RATE), "f", SAMPLE_RATE), 0.5),
+        (Reference(pcm(MOST_S, 8000), "f", 8000), MOST_S),
+        (Reference(wav(2, 44_100), "f", None), 2),
+    ],
+    ids=["16 kHz", "24 kHz", "long", "file"],
+)
+def test_a_recording_is_decoded_once_for_all_sentences(reference: Reference, seconds: float) -> None:
+    answer = Answer(reference=reference)
+    answer.speaker.push("One. Two. Three. ")
+    answer.speaker.finish()
+    assert answer.voice.speakers == []
+    answer.run()
+    assert answer.ends == [None]
+    first, second, third = answer.voice.speakers
+    assert first is not None
+    assert first is second is third
+    assert first.dtype == np.float32
+    assert len(first) == pytest.approx(seconds * SAMPLE_RATE, abs=2)
+    assert np.abs(first).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("data", "rate", "message"),
+    [
+        ("", 16_000, "expected float32 samples, 4 bytes each, at least one, got 0 bytes"),
+        ("AAAA", 16_000, "expected float32 samples, 4 bytes each, at least one, got 3 bytes"),
+        ("AA", 16_000, "expected base64, got 2 characters that are none"),
+        ("AAAA\n", 16_000, "expected base64, got 5 characters that are none"),
+        ("é", 16_000, "expected base64, got 1 characters that are none"),
+        (pcm(0.4, 16_000), 16_000, "expected 0.5 to 60 s of somebody's voice, got 0.40 s"),
+        (wav(61, 8000), None, "expected 0.5 to 60 s of somebody's voice, got 61.00 s"),
+        (
+            "A" * (MOST_S * 1000 * 4 * 4 // 3 + 4),
+            1000,
+            "expected at most 60 s of sound in base64, got 320004 characters",
+        ),
+        ("A" * (MOST_FILE_BYTES * 4 // 3 + 4), None, "expected a file of at most 11520000 bytes in base64"),
+        (base64_of(b"no sound at all"), None, "expected"),
+        (base64_of(np.full(20_000, np.nan, "<f4").tobytes()), 16_000, "expected finite samples, got nan at index 0"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_no_recording_of_a_voice_is_refused_by_the_name_of_its_field(
+    data: str, rate: int | None, message: str
+) -> None:
+    answer = Answer(reference=Reference(data, "tts.ref_audio_data", rate))
+    answer.speaker.push("One. Two. ")
+    answer.run()
+    assert (answer.voice.said, answer.heard) == ([], [])
+    [error] = answer.ends
+    assert isinstance(error, BadReference)
+    assert str(error).startswith(f"tts.ref_audio_data: {message}")
 
 
 def test_the_client_may_be_gone_while_it_is_given_audio() -> None:

@@ -15,6 +15,7 @@ from umaserve.net.loop import Loop
 from umaserve.protocol.relay_codec import encode, parse_from_worker
 from umaserve.protocol.relay_messages import Request, TokenCounts
 from umaserve.protocol.relay_messages import ResponseComplete as Complete
+from umaserve.recordings import Recordings
 from umaserve.services import Services
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import SessionManager
@@ -29,7 +30,8 @@ from standin import StandInEngine, SteppedWorker  # noqa: E402
 from worker_wire import BackendPeer, LoopThread, Server  # noqa: E402
 
 MOST_BYTES = 1024
-CONFIG = Config(max_frame_bytes=MOST_BYTES, max_prompt_bytes=512)
+MOST_CHAT_BYTES = 2048
+CONFIG = Config(max_frame_bytes=MOST_BYTES, max_chat_bytes=MOST_CHAT_BYTES, max_prompt_bytes=512)
 CHAT, EMBEDDINGS, GENERATE = "/v1/chat/completions", "/v1/embeddings", "/generate"
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "stream": True},
@@ -72,7 +74,7 @@ class Daemon:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
-            Speech(None, lambda: None),
+            Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None,
         )  # fmt: skip
         self.backend = DaemonBackend(services)
 
@@ -99,12 +101,13 @@ def daemon(caplog: pytest.LogCaptureFixture) -> Iterator[Daemon]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_relayed_body_may_be_no_larger_than_any_others(daemon: Daemon, path: str) -> None:
-    job, reply = daemon.start(path, " " * (MOST_BYTES + 1))
+    most_bytes = MOST_CHAT_BYTES if path == CHAT else MOST_BYTES
+    job, reply = daemon.start(path, " " * (most_bytes + 1))
     assert job is None
     assert reply.end is not None
     status, headers, body = reply.end
     assert (status, headers) == (413, {"content-type": "application/json"})
-    assert json.loads(body)["error"]["message"] == f"body: expected at most {MOST_BYTES} bytes, got more"
+    assert json.loads(body)["error"]["message"] == f"body: expected at most {most_bytes} bytes, got more"
     assert daemon.backend.load == 0
 
 

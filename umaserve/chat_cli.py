@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import functools
+import os
 import socket
 import sys
 import urllib.parse
@@ -15,21 +17,37 @@ from typing import Any
 import numpy as np
 import orjson
 
+from umaserve import chat_media
+from umaserve.chat_media import FileError
+from umaserve.chat_status import Status
 from umaserve.net.tls import client_context
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.protocol.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
 DESCRIPTION = "Chat with a running daemon that serves HTTP, turn by turn. Ctrl-C ends an answer, Ctrl-D the chat."
 EPILOG = """\
+what FILE may be: any image, sound or film that the daemon can read. Its model must be made for such (--mmproj).
+Within a chat, a line such as "/image photo.jpg" goes with the next question; so do /audio and /video.
+
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080 &
   umaserve chat
   umaserve chat --speak answer.wav "Tell me about the sea in two sentences."
+  umaserve chat --image before.jpg --image after.jpg "What has changed?"
+  umaserve chat --audio meeting.mp3 "What was decided?"
+  umaserve chat --video birds.mp4 "Which birds are these?"
+  umaserve chat --voice me.wav --speak answer.wav "Say good morning with my voice."
+"""
+HINT = """\
+Ctrl-C ends an answer, Ctrl-D the chat. To ask about a file, say /image FILE, /audio FILE or /video FILE first.
 """
 DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_MESSAGE_BYTES = 1 << 30
 SAMPLE_RATE = 24_000
-_READ = 64 * 1024
+TICK_S = 1.0
+_CHUNK = 64 * 1024
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+_TOO_BIG = 1009
+"""A close code (RFC 6455, 7.4.1)."""
 
 Write = Callable[[str], None]
 Message = dict[str, Any]
@@ -45,22 +63,55 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     parser.add_argument("--url", default=DEFAULT_URL, help="where the daemon serves HTTP (default: %(default)s)")
     parser.add_argument("--key", help="API key, where the daemon wants one")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the first question")
+    for kind in chat_media.KINDS:
+        # One list, so that the files keep the order of their flags.
+        parser.add_argument(
+            f"--{kind}", dest="files", action="append", default=[], metavar="FILE",
+            type=functools.partial(_named, kind),
+            help=f"{_A_KIND[kind]} that the first question is about; may be repeated",
+        )  # fmt: skip
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.7)")
     parser.add_argument("--speak", metavar="FILE", help="have the answers spoken, into this WAV file")
+    parser.add_argument("--voice", metavar="FILE", help="a recording of the voice that speaks them, with --speak")
     options = parser.parse_args(arguments)
+    if options.voice and not options.speak:
+        parser.error("--voice: expected --speak FILE beside it, to hear that voice")
     messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
     with contextlib.ExitStack() as opened:
         try:
+            attached = [chat_media.item(*file) for file in options.files]
+            tts = _tts(options)
             wav = opened.enter_context(_wav(options.speak)) if options.speak else None
-            for prompt in [options.prompt] if options.prompt else _prompts():
-                messages.append({"role": "user", "content": prompt})
-                answer = _turn(options, messages, write, wav)
+            for prompt in [options.prompt] if options.prompt else _prompts(attached):
+                messages.append({"role": "user", "content": _content(prompt, attached)})
+                attached.clear()
+                answer = _turn(options, messages, tts, write, wav)
                 messages.append({"role": "assistant", "content": answer})
-        except (ChatError, OSError) as error:
+        except (ChatError, FileError, OSError) as error:
             print(f"umaserve: {error}", file=sys.stderr)
             return 1
     return 0
+
+
+def _named(kind: str, path: str) -> tuple[str, str]:
+    return kind, path
+
+
+_A_KIND = {"image": "an image", "audio": "a sound", "video": "a film"}
+
+
+def _tts(options: argparse.Namespace) -> Message | None:
+    """What is asked for of the speech; ``None`` where none is wanted."""
+    if not options.speak:
+        return None
+    if not options.voice:
+        return {"mode": "audio_assistant"}
+    return {"mode": "voice_cloning", "ref_audio_data": chat_media.sound(options.voice)}
+
+
+def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:
+    return [*attached, {"type": "text", "text": prompt}] if attached else prompt
 
 
 @contextlib.contextmanager
@@ -73,39 +124,71 @@ def _wav(path: str) -> Iterator[wave.Wave_write]:
         yield wav
 
 
-def _prompts() -> Iterator[str]:
-    """What is typed, or comes through a pipe, a line each."""
-    shown = "> " if sys.stdin.isatty() else ""
-    if shown:
+def _prompts(attached: list[Message]) -> Iterator[str]:
+    """What is typed, or comes through a pipe, a line each; files that are named in lines of their own are attached."""
+    watched = sys.stdin.isatty()
+    if watched:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  what is typed can be edited
+        sys.stderr.write(HINT)
     while True:
         try:
-            prompt = input(shown)
+            line = input("> " if watched else "").strip()
         except EOFError:
             return
-        if prompt.strip():
-            yield prompt
+        command, _, path = line.partition(" ")
+        if command.removeprefix("/") in chat_media.KINDS and command.startswith("/"):
+            try:
+                attached.append(_attachment(command, path))
+            except FileError as error:
+                if not watched:  # A question without what it is about makes no sense.
+                    raise
+                print(f"umaserve: {error}", file=sys.stderr)
+        elif line:
+            yield line
 
 
-def _turn(options: argparse.Namespace, messages: Sequence[Message], write: Write, wav: wave.Wave_write | None) -> str:
+def _attachment(command: str, path: str) -> Message:
+    path = path.strip()
+    if not path:
+        raise FileError(f"{command}: expected a file behind it, such as {command} FILE")
+    # Terminals put quotes around a file that is dragged into them.
+    if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"":
+        path = path[1:-1]
+    return chat_media.item(command.removeprefix("/"), os.path.expanduser(path))
+
+
+def _turn(
+    options: argparse.Namespace,
+    messages: Sequence[Message],
+    tts: Message | None,
+    write: Write,
+    wav: wave.Wave_write | None,
+) -> str:
     """Ask, print the answer as it comes, and return it: what came of it, where Ctrl-C ended it."""
     generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
     request: Message = {"messages": messages, "generation": {k: v for k, v in generation.items() if v is not None}}
-    if wav is not None:
-        request["tts"] = {"mode": "audio_assistant"}
+    if tts is not None:
+        request["tts"] = tts
     said: list[str] = []
     try:
-        for message in _ask(options.url, options.key, request):
-            match message["type"]:
-                case "chunk":
-                    said.append(message["text_delta"])
-                    write(message["text_delta"])
-                    if wav is not None and message["audio_data"] is not None:
-                        samples = np.frombuffer(base64.b64decode(message["audio_data"]), "<f4")
-                        wav.writeframes((samples * 32767).astype("<i2").tobytes())
-                case "error":
-                    raise ChatError(message["error"])
+        with Status(sys.stderr) as status:
+            for message in _ask(options.url, options.key, request, status):
+                match message["type"]:
+                    case "queued" | "queue_update":
+                        status.queued(message["position"], message["queue_length"], message["estimated_wait_s"])
+                    case "queue_done":
+                        status.begin("the daemon reads the question")
+                    case "prefill_done":
+                        status.clear()
+                    case "chunk":
+                        said.append(message["text_delta"])
+                        write(message["text_delta"])
+                        if wav is not None and message["audio_data"] is not None:
+                            samples = np.frombuffer(base64.b64decode(message["audio_data"]), "<f4")
+                            wav.writeframes((samples * 32767).astype("<i2").tobytes())
+                    case "error":
+                        raise ChatError(message["error"])
     except KeyboardInterrupt:
         if options.prompt:
             raise
@@ -113,10 +196,12 @@ def _turn(options: argparse.Namespace, messages: Sequence[Message], write: Write
     return "".join(said)
 
 
-def _ask(url: str, key: str | None, request: Message) -> Iterator[Message]:
+def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterator[Message]:
     """The daemon's messages, up to its goodbye."""
     codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
     with _connected(url) as sock:
+        # Whoever waits is told so meanwhile.
+        sock.settimeout(TICK_S)
         parts = urllib.parse.urlsplit(url)
         headers = [("Authorization", f"Bearer {key}")] if key else []
         handshake, nonce = client_handshake(parts.netloc, f"{parts.path.rstrip('/')}/ws/chat", headers)
@@ -124,21 +209,47 @@ def _ask(url: str, key: str | None, request: Message) -> Iterator[Message]:
         received = b""
         try:
             while (answer := read_answer(received)) is None:
-                received += _some(sock)
-            status, answered, rest = answer
-            check_accept(status, answered, nonce)
+                received += _some(sock, status)
+            code, answered, rest = answer
+            check_accept(code, answered, nonce)
         except HandshakeFailed as error:
             raise ChatError(f"{url}: {error}: is it a daemon of this version, and is the key right?") from None
-        sock.sendall(codec.send(orjson.dumps(request)))
         codec.receive_data(rest)
+        _send(sock, codec.send(orjson.dumps(request)), status)
+        status.begin("the daemon reads the question")
+        message: Message = {"type": None}
         while True:
             while (payload := codec.next_payload()) is not None:
-                yield orjson.loads(payload)
-            sock.sendall(codec.take_output())
+                message = orjson.loads(payload)
+                yield message
             if codec.closed:
-                return
+                break
+            sock.sendall(codec.take_output())
             if not codec.more:
-                codec.receive_data(_some(sock))
+                codec.receive_data(_some(sock, status))
+    if message["type"] not in ("done", "error"):
+        raise _cut_short(codec)
+
+
+def _send(sock: socket.socket, data: bytes, status: Status) -> None:
+    status.begin(f"sending {len(data) / (1 << 20):.1f} MiB")
+    view = memoryview(data)
+    sent = 0
+    try:
+        while sent < len(data):
+            with contextlib.suppress(TimeoutError):
+                sent += sock.send(view[sent : sent + _CHUNK])
+            status.tick(f"{sent / len(data):.0%}")
+    except OSError:
+        # The daemon doesn't want the rest. Why, it may have said.
+        return
+
+
+def _cut_short(codec: WebSocketCodec) -> ChatError:
+    reason = codec.close_reason or f"it closed the connection with code {codec.close_code}"
+    if codec.close_code == _TOO_BIG:
+        reason += ": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes"
+    return ChatError(f"the daemon did not answer: {reason}")
 
 
 def _connected(url: str) -> socket.socket:
@@ -155,8 +266,13 @@ def _connected(url: str) -> socket.socket:
     return sock
 
 
-def _some(sock: socket.socket) -> bytes:
-    data = sock.recv(_READ)
+def _some(sock: socket.socket, status: Status) -> bytes:
+    while True:
+        try:
+            data = sock.recv(_CHUNK)
+            break
+        except TimeoutError:
+            status.tick()
     if not data:
         raise ChatError("the daemon closed the connection before the end of its answer")
     return data

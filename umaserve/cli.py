@@ -100,9 +100,10 @@ def _serve(arguments: Sequence[str]) -> int:
         return 0
     # Imported here: the clients need no llama.cpp.
     from umaserve.engine.engine import load
+    from umaserve.engine.llama_voice import LlamaVoice
     from umaserve.server import Server
 
-    return Server(config, load).run()
+    return Server(config, load, LlamaVoice).run()
 
 
 def _relay(arguments: Sequence[str]) -> int:

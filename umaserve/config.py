@@ -86,11 +86,21 @@ class Config:
     feedback_log: str = setting(
         "", path(or_empty=True), "http", "append clients' feedback to this file, as JSON lines; empty: off"
     )
+    recordings: str = setting(
+        "", path(or_empty=True), "http", "keep the conversations of /ws/chat in this folder; empty: off"
+    )
+    recordings_bytes: int = setting(GIB, size(MIB, TIB), "http", "disk space for all recordings; the oldest go first")
+    recordings_age: float = setting(30.0, real("days", 0, 36500), "http", "keep a recording this long; 0: no limit")
+    ref_audio: str = setting(
+        "", path(or_empty=True), "http", "sound file of a voice that clients may ask for, to clone it; empty: none"
+    )
     debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance suites")
 
     max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at once")
     max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame, line, body or message from a client")
-    max_chat_bytes: int = setting(128 * MIB, size(64, GIB), "limits", "largest message from a client of /ws/chat")
+    max_chat_bytes: int = setting(
+        128 * MIB, size(64, GIB), "limits", "largest message of /ws/chat, and largest body that may hold images"
+    )
     max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
     max_tokens: int = setting(
         512, whole(1, 1048576), "limits", "the most a request may ask for, and gets when it does not say"
@@ -114,6 +124,9 @@ class Config:
     host_cache_bytes: int = setting(
         256 * MIB, size(0, TIB), "limits", "host memory for computed prompts that the KV cache has no room for; 0: off"
     )
+    media_cache_bytes: int = setting(
+        256 * MIB, size(0, TIB), "limits", "host memory for encoded images and sounds, which may come again; 0: off"
+    )
     shared_prefix_cache: bool = setting(
         False,
         switch(),
@@ -135,6 +148,9 @@ class Config:
     )
 
     model: str = setting("", path(or_empty=True), "engine", "GGUF file; empty: the embedded default model")
+    mmproj: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file of the model's projector, for images and sounds; empty: none"
+    )
     n_ctx: int = setting(
         16384, whole(64, 4194304, or_zero=True), "engine", "KV cells in all; 0: the model's training length"
     )
@@ -164,6 +180,15 @@ class Config:
     )
     draft_model: str = setting(
         "", path(or_empty=True), "engine", "GGUF file of a small model with the same vocabulary that guesses tokens"
+    )
+    tts_model: str = setting(
+        "",
+        path(or_empty=True),
+        "engine",
+        "GGUF file of a Pocket TTS model, which speaks; empty: hibari-tts does",
+    )
+    tts_mmproj: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file that makes sound of what tts_model says: its mmproj"
     )
     pooling: str = setting(
         "model",
@@ -209,6 +234,7 @@ class Config:
         if self.tls_cert and not self.http:
             found = "tls_cert and tls_key are set and http is not"
             raise Conflict(f"{found}: set http to an address, or neither of them", "tls_cert", "tls_key", "http")
+        both_or_neither("tts_model", "tts_mmproj", self.tts_model, self.tts_mmproj)
         if self.http_socket == self.socket:
             found = f"http_socket and socket are both {printable(self.socket)}"
             raise Conflict(f"{found}: choose another path for one of them", "http_socket", "socket")

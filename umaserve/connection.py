@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from umaserve.errors import Fault, RequestError
@@ -25,6 +26,7 @@ from umaserve.messages import (
 )
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.protocol.dialect import Dialect, Reply
+from umaserve.recorded import RecordedAnswer
 from umaserve.services import Services
 from umaserve.serving.sessions import Hold, Origin
 from umaserve.serving.states import State
@@ -70,6 +72,7 @@ class Connection:
         """Whether whole payloads may wait in the codec for the next turn."""
         self._session = self._sessions.open(self._deliver, origin)
         self._spoken: SpokenAnswer | None = None
+        self._recorded: RecordedAnswer | None = None
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         channel.handler = self
 
@@ -105,6 +108,9 @@ class Connection:
         if self._spoken is not None:
             self._spoken.abandon()
             self._spoken = None
+        if self._recorded is not None:
+            self._recorded.abandon()
+            self._recorded = None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -176,14 +182,19 @@ class Connection:
         self._request(request, admitted=True)
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
+        session = self._session
         try:
-            self._sessions.request(self._session, request, self._loop.now(), admitted=admitted)
+            self._sessions.request(session, replace(request, recorded=None), self._loop.now(), admitted=admitted)
         except RequestError as error:
             self._reply(self._dialect.fail(error))
             return
+        # The stages that its outputs go through, from the last one back to the session.
+        if request.recorded is not None and (recording := self._services.recordings.begin(request.recorded)):
+            self._recorded = RecordedAnswer(recording, session.sink)
+            session.sink = self._recorded.take
         if request.spoken:
-            self._spoken = self._services.speech.answer(self._deliver)
-            self._session.sink = self._spoken.take
+            self._spoken = self._services.speech.answer(session.sink, request.speaker)
+            session.sink = self._spoken.take
 
     def _keep(self, feedback: Feedback) -> None:
         try:
@@ -216,7 +227,7 @@ class Connection:
     def _next_request(self) -> None:
         if not self.channel.open:
             return
-        self._spoken = None
+        self._spoken = self._recorded = None
         self._session = self._sessions.open(self._deliver, self._origin)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)

@@ -140,6 +140,8 @@ class Generate:
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     """Whether the answer has to be a tool call; otherwise the model may choose."""
+    recorded: bytes | None = None
+    """The client's own words, where the operator may want to keep the conversation."""
     cache_prompt: bool = True
     """Whether it may begin with what was computed for another request, and leave its own for others."""
     enable_thinking: bool | None = None
@@ -346,6 +348,8 @@ class Finished:
     reason: FinishReason
     usage: Usage
     timing: Timing = Timing()
+    recording: str | None = None
+    """The id of what was kept of the conversation, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,3 +429,7 @@ class VoiceInfo:
     """What it speaks, as ISO 639-1 codes."""
     clones: bool
     """Whether a recording of somebody can be its speaker."""
+    reference: Audio | None = None
+    """The daemon's own such recording."""
+    reference_path: str = ""
+    """How the operator calls it."""

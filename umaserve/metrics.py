@@ -83,6 +83,7 @@ class ServingMetrics:
         self.tokens_generated = 0
         self.prompt_tokens = 0
         self.recomputed_tokens = 0
+        self.chunks_encoded = 0
         self.prefix_reused_tokens = 0
         self.last_batch_size = 0
         self.guesses = 0
@@ -170,6 +171,7 @@ class ServingMetrics:
             "prompt_tokens_total": self.prompt_tokens,
             "prefix_reused_tokens_total": self.prefix_reused_tokens,
             "recomputed_tokens_total": self.recomputed_tokens,
+            "media_chunks_encoded_total": self.chunks_encoded,
             "batch_calls_total": self.ticks.count,
             "last_batch_size": self.last_batch_size,
             "decode_ms_last": round(self.ticks.last, 3),

@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol
 
+from umaserve import recordings, ref_audio
 from umaserve.config import Config
 from umaserve.cores import CoreCounter
 from umaserve.detached import Detached
 from umaserve.entrances import Entrances
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.errors import ConfigError, Fault, ModelError, RequestError
 from umaserve.feedback import FeedbackLog
 from umaserve.http.gate import Gate, Names
 from umaserve.http.site import DaemonSite
 from umaserve.keys import KeyFile
 from umaserve.memory import MemoryPressure, available_bytes
-from umaserve.messages import Feedback, Loading, Metrics
+from umaserve.messages import Audio, Feedback, Loading, Metrics
 from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
 from umaserve.net.listeners import raise_descriptor_limit
@@ -30,6 +31,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.signals import StopSignals
 from umaserve.net.timers import Timer
 from umaserve.progress import ProgressBar
+from umaserve.recordings import Recordings
 from umaserve.services import Services
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
@@ -41,6 +43,8 @@ from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Origin, Session, SessionManager
 from umaserve.serving.ticks import Engine
 from umaserve.speech.load import load as load_voice
+from umaserve.speech.reference import Reference
+from umaserve.speech.voice import BadReference, Samples, Voice
 from umaserve.spoken import Speech
 from umaserve.threads import WorkerThread
 from umaserve.worker.daemon_links import DaemonLinks
@@ -61,8 +65,21 @@ class LoadedEngine(Engine, Protocol):
     def close(self) -> None: ...
 
 
+class ComputedVoice(Voice, Protocol):
+    """A voice that llama.cpp computes, on the thread that computes all else."""
+
+    def load(self) -> None:
+        """Read its weights, on the compute thread; raises ``ModelError``."""
+
+    def close(self) -> None: ...
+
+
 Load = Callable[[Config, Callable[[float], bool]], LoadedEngine]
 """Loads the model on the compute thread; the callback takes the progress and says whether to go on."""
+
+
+NewVoice = Callable[[Config, Samples | None], ComputedVoice]
+"""The voice of ``config.tts_model``, which is that of the recording, if there is one; nothing of it is loaded yet."""
 
 
 class State(enum.Enum):
@@ -76,12 +93,13 @@ class State(enum.Enum):
 class Server:
     """One daemon. ``run`` blocks until it ends and returns the exit status."""
 
-    def __init__(self, config: Config, load: Load) -> None:
+    def __init__(self, config: Config, load: Load, new_voice: NewVoice | None = None) -> None:
         self._config = config
         self._load = load
         self._loop = Loop()
         self._compute = WorkerThread("compute", self._loop.wake)
         self._preparing = WorkerThread("preparing", self._loop.wake)
+        self._preparing_media = WorkerThread("media", self._loop.wake)
         self._admission = Admission(
             Rates(config.rate_requests, config.rate_tokens), config.max_queue, config.memory_reserve, available_bytes
         )
@@ -94,6 +112,10 @@ class Server:
             KeyFile(config.api_keys) if config.api_keys else None,
             self._loop.now,
         )
+        reference = ref_audio.load(config.ref_audio) if config.ref_audio else None
+        self._computed_voice: ComputedVoice | None = None
+        if config.tts_model and new_voice is not None:
+            self._computed_voice = new_voice(config, None if reference is None else _own_voice(reference.audio))
         self._services = Services(
             config=config,
             loop=self._loop,
@@ -105,7 +127,15 @@ class Server:
             prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
             keep_feedback=self._keep_feedback,
             questions=lambda: self._questions,
-            speech=Speech(load_voice(), self._loop.wake),
+            speech=(
+                Speech(load_voice(), self._loop.wake)
+                if self._computed_voice is None
+                else Speech(self._computed_voice, self._loop.wake, self._compute)
+            ),
+            recordings=Recordings(
+                config.recordings, config.recordings_bytes, config.recordings_age * 86400, self._loop.wake
+            ),
+            ref_audio=reference,
         )
         self._links = DaemonLinks(self._loop, config, self._services)
         self._entrances: Entrances | None = None
@@ -135,12 +165,19 @@ class Server:
         self._tell_waiting()
         self._expire_requests()
         self._watch_memory()
-        self._compute.submit(lambda: self._load(self._config, self._on_progress), self._on_loaded)
+        self._tidy_recordings()
+        self._compute.submit(self._load_all, self._on_loaded)
         try:
             self._loop.run()
         finally:
             entrances.close()
         return self._shut_down(entrances)
+
+    def _load_all(self) -> LoadedEngine:
+        """On the compute thread."""
+        if self._computed_voice is not None:
+            self._computed_voice.load()
+        return self._load(self._config, self._on_progress)
 
     def _on_progress(self, fraction: float) -> bool:
         self._progress = fraction
@@ -167,6 +204,10 @@ class Server:
             self._loop.call_later(min(EXPIRE_S, self._config.request_timeout / 2), self._expire_requests)
             self._sessions.expire(self._config.request_timeout)
 
+    def _tidy_recordings(self) -> None:
+        self._loop.call_later(recordings.TIDY_S, self._tidy_recordings)
+        self._services.recordings.tidy()
+
     def _watch_memory(self) -> None:
         """Where memory is short, the caches go first; where it still is a moment later, no request is taken."""
         self._loop.call_later(MemoryPressure.READ_S, self._watch_memory)
@@ -192,6 +233,7 @@ class Server:
             result,
             self._compute,
             self._preparing,
+            self._preparing_media,
             Targets(self._config.slo_ttft_ms / 1000, self._config.slo_tbt_ms / 1000),
             self._loop.now,
             self._content_filter,
@@ -226,8 +268,10 @@ class Server:
     def _collect(self) -> None:
         self._compute.collect()
         self._preparing.collect()
+        self._preparing_media.collect()
         self._links.collect()
         self._services.speech.collect()
+        self._services.recordings.collect()
 
     def _end_turn(self) -> None:
         if self._signals.count and self._state is not State.DRAINING:
@@ -353,12 +397,16 @@ class Server:
         for client in list(entrances.clients):
             client.channel.abort()
         self._loop.after_poll = self._loop.before_sleep = lambda: None
-        if self._compute.stop(JOIN_S) and self._preparing.stop(JOIN_S) and self._services.speech.stop(JOIN_S):
+        services = self._services
+        threads = (self._compute, self._preparing, self._preparing_media, services.speech, services.recordings)
+        if all(thread.stop(JOIN_S) for thread in threads):
             self._compute.collect()
             if self._engine is not None:
                 self._engine.close()
+            if self._computed_voice is not None:
+                self._computed_voice.close()
         else:
-            log.warning("a call into llama.cpp or the voice does not return: ending without it")
+            log.warning("a call into llama.cpp, the voice or the disk does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
         self._links.stop()
@@ -366,6 +414,13 @@ class Server:
         self._loop.close()
         log.info("stopped")
         return self._status
+
+
+def _own_voice(recording: Audio) -> Samples:
+    try:
+        return Reference(recording.data, "ref_audio", recording.sample_rate).samples()
+    except BadReference as error:
+        raise ConfigError(str(error)) from error
 
 
 def _nothing() -> None:

@@ -10,6 +10,8 @@ from umaserve.detached import Detached
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Feedback, Metrics, ModelInfo
 from umaserve.net.loop import Loop
+from umaserve.recordings import Recordings
+from umaserve.ref_audio import RefAudio
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import Origin, SessionManager
 from umaserve.spoken import Speech
@@ -34,6 +36,8 @@ class Services:
     questions: Callable[[], Questions | None]
     """``None`` while the model loads."""
     speech: Speech
+    recordings: Recordings
+    ref_audio: RefAudio | None
 
     def loaded(self) -> tuple[ModelInfo, Questions]:
         """The model and who answers for it; raises ``RequestError`` while it loads."""

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Finished, Output, Spoken, Token, VoiceInfo
+from umaserve.messages import Audio, Finished, Output, Spoken, Token, VoiceInfo
 from umaserve.protocol.thinking import WithoutThinking
 from umaserve.serving.sessions import Sink
+from umaserve.speech.reference import Reference
 from umaserve.speech.speaker import Speaker, Submit
-from umaserve.speech.voice import SAMPLE_RATE, SpeechError, Voice
-from umaserve.threads import Done, Job, WorkerThread
+from umaserve.speech.voice import SAMPLE_RATE, BadReference, SpeechError, Voice
+from umaserve.threads import Done, LengthyJob, WorkerThread
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +24,12 @@ MOST_PCM_BYTES = 4 * 2 * SAMPLE_RATE
 class Speech:
     """The daemon's voice and the thread that it speaks on; without a voice, nothing at all."""
 
-    def __init__(
-        self,
-        voice: Voice | None,
-        wake: Callable[[], None],
-        new_thread: Callable[[str, Callable[[], None]], WorkerThread] = WorkerThread,
-    ) -> None:
+    def __init__(self, voice: Voice | None, wake: Callable[[], None], compute: WorkerThread | None = None) -> None:
+        """``compute``: the thread for a voice that llama.cpp computes, which is somebody else's to collect and to stop;
+        without it the voice gets one of its own."""
         self._voice = voice
-        self._thread = None if voice is None else new_thread("speech", wake)
+        self._own = WorkerThread("speech", wake) if voice is not None and compute is None else None
+        self._thread = compute or self._own
         self._answers: set[SpokenAnswer] = set()
 
     @property
@@ -42,11 +41,12 @@ class Speech:
         """Whether no answer is being spoken."""
         return not self._answers
 
-    def answer(self, deliver: Sink) -> SpokenAnswer:
-        """One answer that is to be spoken."""
+    def answer(self, deliver: Sink, speaker: Audio | None = None) -> SpokenAnswer:
+        """One answer that is to be spoken; ``speaker`` is as in ``Generate``."""
         assert self._voice is not None
         assert self._thread is not None
-        answer = SpokenAnswer(self._voice, self._thread.submit, deliver, self._answers.discard)
+        submit = self._thread.submit_lengthy
+        answer = SpokenAnswer(self._voice, submit, deliver, self._answers.discard, speaker)
         self._answers.add(answer)
         return answer
 
@@ -57,12 +57,12 @@ class Speech:
 
     def collect(self) -> None:
         """Take what has been spoken."""
-        if self._thread is not None:
-            self._thread.collect()
+        if self._own is not None:
+            self._own.collect()
 
     def stop(self, timeout: float) -> bool:
         """Let the sentence that is being spoken end; whether it did within ``timeout`` seconds."""
-        return self._thread is None or self._thread.stop(timeout)
+        return self._own is None or self._own.stop(timeout)
 
 
 class SpokenAnswer:
@@ -71,12 +71,20 @@ class SpokenAnswer:
     Thoughts are never spoken, shown or not.
     """
 
-    def __init__(self, voice: Voice, submit: Submit, deliver: Sink, over: Callable[[SpokenAnswer], None]) -> None:
+    def __init__(
+        self,
+        voice: Voice,
+        submit: Submit,
+        deliver: Sink,
+        over: Callable[[SpokenAnswer], None],
+        speaker: Audio | None = None,
+    ) -> None:
         """``over`` is told of its end, whichever that is."""
         self._submit = submit
         self._deliver = deliver
         self._over = over
-        self._speaker = Speaker(voice, self._submit_unless_held, self._on_spoken, self._on_ended)
+        reference = None if speaker is None else Reference(speaker.data, speaker.field, speaker.sample_rate)
+        self._speaker = Speaker(voice, self._submit_unless_held, self._on_spoken, self._on_ended, reference)
         self._text = WithoutThinking()
         self._finished: Finished | None = None
         self._held = False
@@ -121,7 +129,7 @@ class SpokenAnswer:
         self._speaker.abandon()
         self._over(self)
 
-    def _submit_unless_held(self, job: Job, done: Done) -> None:
+    def _submit_unless_held(self, job: LengthyJob, done: Done) -> None:
         # The speaker has one sentence in work at a time, so that no second one comes to wait.
         if self._held:
             self._waiting = functools.partial(self._submit, job, done)
@@ -136,7 +144,8 @@ class SpokenAnswer:
         if error is not None:
             log.warning("an answer ended, since it could not be spoken: %s", error)
             self.abandon()
-            self._deliver(RequestError(Fault.DECODE_FAILED, str(error)))
+            fault = Fault.BAD_REQUEST if isinstance(error, BadReference) else Fault.DECODE_FAILED
+            self._deliver(RequestError(fault, str(error)))
         else:
             assert self._finished is not None
             self._over(self)

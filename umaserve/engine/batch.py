@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import llama_cpp
 import numpy as np
 
+from umaserve.engine.positions import Positions
 from umaserve.serving.ticks import Run
 
 
@@ -35,18 +36,20 @@ class Batch:
             logits=self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def fill(self, runs: Sequence[Run], *, every_row: bool = False) -> int:
+    def fill(self, runs: Sequence[Run], positions: Positions | None = None, *, every_row: bool = False) -> int:
         """Lay out ``runs`` one after another; returns how many rows are to be output: of each run with a sampler the
         last one, and as many before it as it has guesses.
 
-        ``every_row``: all rows are to be output, as embeddings want it.
+        ``positions``: those of the sequences, where they hold more than text. ``every_row``: all rows are to be output,
+        as embeddings want it.
         """
         row = 0
         outputs = 0
         for run in runs:
             end = row + len(run.tokens)
             self._token[row:end] = run.tokens
-            self._pos[row:end] = range(run.start, run.start + len(run.tokens))
+            first = run.start if positions is None else positions.at(run.slot, run.start)
+            self._pos[row:end] = range(first, first + len(run.tokens))
             self._seq_id[row:end] = run.slot
             self._output[row:end] = every_row
             if run.sampler is not None:

@@ -10,6 +10,7 @@ import llama_cpp
 from umaserve.engine.batch import Batch
 from umaserve.engine.host_memory import HostMemory
 from umaserve.engine.model import Model
+from umaserve.engine.positions import Positions
 from umaserve.serving.ticks import Copy, Load, Move, Release, Run, Save, Shed
 
 CALIBRATED = (1, 2)
@@ -20,6 +21,7 @@ class Cells:
     """Carries out the moves of a tick, on the compute thread."""
 
     def __init__(self, model: Model, host_bytes: int) -> None:
+        self.positions = Positions()
         self._context = model.context
         self._memory = llama_cpp.llama_get_memory(model.context)
         self._host = HostMemory(host_bytes) if host_bytes else None
@@ -30,9 +32,10 @@ class Cells:
         for move in moves:
             match move:
                 case Release(slot, start):
-                    llama_cpp.llama_memory_seq_rm(self._memory, slot, start, -1)
+                    llama_cpp.llama_memory_seq_rm(self._memory, slot, self.positions.at(slot, start), -1)
                 case Copy(source, target, length):
-                    llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, length)
+                    end = self.positions.at(source, length)
+                    llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
                 case Save(slot, offset, size):
                     place = self._place(offset, size)
                     done &= llama_cpp.llama_state_seq_get_data(self._context, place, size, slot) == size
@@ -42,6 +45,7 @@ class Cells:
                 case Shed():
                     assert self._host is not None
                     self._host.give_back()
+            self.positions.follow(move)
         return done
 
     def _place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:

@@ -21,7 +21,10 @@ from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.grammar import check_gbnf, gbnf_of_schema, gbnf_of_tools
 from umaserve.engine.logprobs import Scores
+from umaserve.engine.media import MediaReader, Prompt
+from umaserve.engine.media_batch import MediaBatch
 from umaserve.engine.model import Model, find
+from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
@@ -39,7 +42,7 @@ from umaserve.messages import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.ticks import Capacity, Outcome, Prepared, Release, Run, Tick, TickResult
+from umaserve.serving.ticks import Capacity, Chunk, Outcome, Pause, Prepared, Release, Run, Tick, TickResult
 
 log = logging.getLogger(__name__)
 
@@ -88,23 +91,33 @@ class LlamaEngine:
         self.end_tokens = model.end_tokens
         self.name = model.name
         self.info = model.info(self.capacity.sequence_tokens)
+        self._projector = Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0) if config.mmproj else None
+        self._media = MediaReader(
+            model,
+            self._projector,
+            most_tokens=self.capacity.sequence_tokens,
+            n_ubatch=config.n_ubatch,
+            cache_bytes=config.media_cache_bytes,
+        )
+        self._media_batch = MediaBatch(model, self._cells.positions)
         template = self.info.chat_template
         self._template = None if template is None else ChatTemplate(template, self.info.bos, self.info.eos)
 
-    def prepare(self, request: Generate) -> Prepared:
+    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
         if not self._memory:
             raise RequestError(Fault.BAD_REQUEST, f"model: {self.name} generates no text, it only makes embeddings")
         # Grammars first: they check the depth of the tools' schemas, which the template then walks.
         constraint = self._constraint(request)
-        tokens = self._prompt(request)
+        prompt = self._prompt(request, tenant)
+        tokens = prompt.tokens
         if not tokens:
             raise RequestError(Fault.BAD_REQUEST, "prompt: expected text that makes at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         sampler = self._sampler(request.sampling, constraint)
-        sampler.accept_prompt(tokens)
+        sampler.accept_prompt([token for token in tokens if token >= 0] if prompt.spans else tokens)
         text = TextStream(self._model.pieces, request.stop)
         adapters = self._adapters.resolve(request.lora)
-        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters)
+        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """Keeps the grammar, and how far it has come; a seed gives another random stream than it gave first."""
@@ -117,7 +130,8 @@ class LlamaEngine:
         if sampling.seed is not None:
             sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
         sampler = self._sampler(sampling, prepared.sampler.constraint)
-        sampler.accept_prompt([*prepared.tokens[-PENALTY_WINDOW:], *generated[-PENALTY_WINDOW:]])
+        before = [token for token in prepared.tokens[-PENALTY_WINDOW:] if token >= 0]
+        sampler.accept_prompt([*before, *generated[-PENALTY_WINDOW:]])
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
 
@@ -143,6 +157,15 @@ class LlamaEngine:
         self._adapters.apply(self._model.context, self._adapters.resolve(None))
         return Embedded(self._embedder.vectors(inputs), sum(map(len, inputs)))
 
+    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+        assert self._projector is not None
+        assert isinstance(chunk, MediaChunk)
+        self._projector.encode(chunk, pause, wanted)
+
+    def shed(self) -> None:
+        """Keep nothing of media that no prompt uses."""
+        self._media.shed()
+
     def _constraint(self, request: Generate) -> Constraint | None:
         sampling = request.sampling
         after = b""
@@ -164,12 +187,19 @@ class LlamaEngine:
     def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:
         return Sampler(self._model.n_vocab, tuple(self.end_tokens), sampling, constraint)
 
-    def _prompt(self, request: Generate) -> Sequence[int]:
+    def _prompt(self, request: Generate, tenant: str) -> Prompt:
         if isinstance(request.prompt, str | TokenIds):
-            return self._tokens(request.prompt, "prompt")
-        if self._template is None:
+            return Prompt(self._tokens(request.prompt, "prompt"), ())
+        template = self._template
+        if template is None:
             raise RequestError(Fault.BAD_REQUEST, "chat: expected to be absent, since this model has no chat template")
-        return self._model.tokenize(self._template.render(request.prompt, request.tools, request.enable_thinking))
+        if not any(turn.attachments for turn in request.prompt):
+            text = template.render(request.prompt, request.tools, request.enable_thinking)
+            return Prompt(self._model.tokenize(text), ())
+        tenant = tenant if request.cache_prompt else request.id
+        return self._media.prompt(
+            request.prompt, lambda turns: template.render(turns, request.tools, request.enable_thinking), tenant
+        )
 
     def _tokens(self, text: str | TokenIds, field: str) -> Sequence[int]:
         if isinstance(text, str):
@@ -213,10 +243,13 @@ class LlamaEngine:
         runs, guesses = self._with_drafts(tick)
         drafted = time.perf_counter()
         self._adapters.apply(self._model.context, tick.adapters)
-        outputs = self._batch.fill(runs)
-        code = llama_cpp.llama_decode(self._model.context, self._batch.native)
+        code = self._decode_media(runs)
+        outputs = self._batch.fill([run for run in runs if run.span is None], self._cells.positions)
+        if not code and self._batch.native.n_tokens:
+            code = llama_cpp.llama_decode(self._model.context, self._batch.native)
         if code:
             log.error("llama_decode returned %d", code)
+            self._cells.move([Release(run.slot, run.start) for run in runs if run.span is not None])
             return TickResult(Outcome.NO_CELLS if code == 1 else Outcome.FAILED, (), 0.0)
         tokens: list[Sequence[int]] = []
         logprobs: dict[int, list[Logprobs]] = {}
@@ -231,6 +264,14 @@ class LlamaEngine:
                 logprobs[index] = scores
         ended = time.perf_counter()
         return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, guesses, drafted - started)
+
+    def _decode_media(self, runs: Sequence[Run]) -> int:
+        """What ``llama_decode`` returned last: 0, or why it failed."""
+        code = 0
+        for run in runs:
+            if run.span is not None and not code:
+                code = self._media_batch.decode(run, run.span)
+        return code
 
     def _use_threads(self, threads: int) -> None:
         if threads != self._threads:
@@ -278,6 +319,8 @@ class LlamaEngine:
         if self._drafter is not None:
             self._drafter.free()
         self._adapters.free()
+        if self._projector is not None:
+            self._projector.free()
         self._model.free()
 
 

@@ -78,7 +78,7 @@ def find(configured: str) -> str:
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _log_line(level: int, text: bytes, _user_data: object) -> None:
+def log_line(level: int, text: bytes, _user_data: object) -> None:
     # llama.cpp's information is our debugging: it prints some hundred lines for each model.
     log.log(_LEVELS.get(level, logging.DEBUG), "%s", text.decode(errors="replace").rstrip())
 
@@ -91,7 +91,7 @@ class Model:
 
     def __init__(self, path: str, config: Config, progress: Callable[[float], bool]) -> None:
         gguf.check(path)
-        llama_cpp.llama_log_set(_log_line, ctypes.c_void_p())
+        llama_cpp.llama_log_set(log_line, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         rpc.connect(config.rpc)
         self.path = path
@@ -156,15 +156,16 @@ class Model:
         """How a control token is written, as chat templates do; empty for a token that the model lacks."""
         return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
 
-    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = True, begins: bool = True) -> list[int]:
         """Token ids of ``text``; from any thread.
 
-        ``special``: with the model's own start token, and control tokens as written; they are plain text otherwise.
+        ``special``: control tokens as written, and before a text that ``begins`` a prompt the model's own start token;
+        it is plain text otherwise.
         """
         data = text.encode()
         # Never more tokens than bytes, save for a start, an end and a space that the model may add.
         tokens = (ctypes.c_int32 * (len(data) + 8))()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special, special)
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special and begins, special)
         if n < 0:
             raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
         return tokens[:n]

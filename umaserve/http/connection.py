@@ -5,8 +5,8 @@ from __future__ import annotations
 import email.utils
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from umaserve.errors import RequestError
@@ -60,6 +60,8 @@ class HttpLimits:
     header_timeout: float
     body_timeout: float
     idle_timeout: float
+    bodies: Mapping[str, int] = field(default_factory=dict)
+    """``body_bytes`` of the paths that have their own."""
 
 
 class Site(Protocol):
@@ -95,7 +97,7 @@ class HttpConnection:
         self._loop = loop
         self._site = site
         self._replaced = replaced
-        self._codec = HttpCodec(MAX_HEAD_BYTES, site.limits.body_bytes)
+        self._codec = HttpCodec(MAX_HEAD_BYTES, site.limits.body_bytes, site.limits.bodies)
         self._begun = False
         """Whether a part of the present reply is written."""
         self._cors: Headers = ()

@@ -1,4 +1,4 @@
-"""What an HTTP request set going: text from its sessions, as one JSON reply or as server-sent events, or an answer."""
+"""What an HTTP request set going: text from its sessions, as JSON or as server-sent events; an answer; or speech."""
 
 from __future__ import annotations
 
@@ -9,19 +9,35 @@ from typing import Protocol
 
 from umaserve.errors import RequestError
 from umaserve.http.connection import JSON
-from umaserve.messages import Answer, Finished, Generate, Output, Placed, Prefilled, Query, Started
+from umaserve.messages import (
+    Answer,
+    Finished,
+    FinishReason,
+    Generate,
+    Output,
+    Placed,
+    Prefilled,
+    Query,
+    Spoken,
+    Started,
+    Token,
+    Usage,
+)
 from umaserve.protocol.openai_errors import error_body
+from umaserve.protocol.openai_requests import body_fields
+from umaserve.protocol.openai_speech import UNKNOWN_SIZE, pcm16, text_to_speech, wav, wav_header
 from umaserve.services import Services
 from umaserve.serving.questions import Question as AskedQuestion
-from umaserve.serving.sessions import Hold, Origin
+from umaserve.serving.sessions import Hold, Origin, Session
+from umaserve.spoken import SpokenAnswer
 
 log = logging.getLogger(__name__)
 
-EVENT_STREAM = (
-    ("Content-Type", "text/event-stream"),
+AS_IT_COMES = (
     ("Cache-Control", "no-store"),
     ("X-Accel-Buffering", "no"),  # or nginx would hold tokens back
 )
+EVENT_STREAM = (("Content-Type", "text/event-stream"), *AS_IT_COMES)
 
 
 Parse = Callable[[bytes, Services], tuple[Query, Callable[[Answer], bytes]]]
@@ -78,11 +94,13 @@ class Exchange:
 
     def __init__(self, services: Services, responder: Responder, body: Body, origin: Origin) -> None:
         self._manager = services.sessions
+        self._speech = services.speech
         self._now = services.loop.now
         self._responder = responder
         self._body = body
         self._origin = origin
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), origin)]
+        self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
         """Events that may still give way to an error reply."""
         self._begun = self._ended = False
@@ -97,19 +115,30 @@ class Exchange:
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
                 self._manager.request(session, request, self._now(), admitted=index > 0)
+                if request.spoken:
+                    self._speak(session, request)
         except RequestError as error:
             self._fail(0, error)
+
+    def _speak(self, session: Session, request: Generate) -> None:
+        spoken = self._speech.answer(session.sink, request.speaker)
+        session.sink = spoken.take
+        self._spoken.append(spoken)
 
     def release(self) -> None:
         """The reader has caught up."""
         for session in self._sessions:
             self._manager.release(session, Hold.READER)
+        for spoken in self._spoken:
+            spoken.release()
 
     def abandon(self) -> None:
         """The client is gone, or has its error."""
         self._ended = True
         for session in self._sessions:
             self._manager.abandon(session)
+        for spoken in self._spoken:
+            spoken.abandon()
 
     def _deliver(self, index: int, output: Output | RequestError) -> None:
         """The sessions' sink."""
@@ -157,6 +186,8 @@ class Exchange:
         if self._responder.congested:
             for session in self._sessions:
                 self._manager.hold(session, Hold.READER)
+            for spoken in self._spoken:
+                spoken.hold()
 
     def _end_stream(self) -> None:
         if self._body.end is not None:
@@ -205,3 +236,93 @@ class Inquiry:
         about = {"dialect": origin.dialect, "peer": origin.peer, "key": origin.key, "status": status}
         log.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
         self._responder.respond(status, [JSON, *headers], body)
+
+
+class Reading:
+    """Reads one text aloud into one reply. An error before the first sound makes an error reply; later it cuts the
+    connection."""
+
+    def __init__(self, services: Services, responder: Responder, origin: Origin) -> None:
+        self._services = services
+        self._responder = responder
+        self._origin = origin
+        self._asked_at = services.loop.now()
+        self._as_wav = False
+        self._spoken: SpokenAnswer | None = None
+        self._begun = False
+
+    def start(self, content: bytes) -> None:
+        try:
+            self._services.loaded()
+            asked = text_to_speech(body_fields(content), self._services.speech.voice)
+            self._services.sessions.admit(self._origin, self._asked_at)
+        except RequestError as error:
+            self._refuse(error)
+            return
+        self._as_wav = asked.as_wav
+        self._spoken = self._services.speech.answer(self._deliver)
+        # The voice hears it as an answer that a model gave in one piece.
+        self._spoken.take(Token(asked.text, 0))
+        self._spoken.take(Finished(FinishReason.STOP, Usage(0, 0)))
+
+    def release(self) -> None:
+        """The reader has caught up."""
+        if self._spoken is not None:
+            self._spoken.release()
+
+    def abandon(self) -> None:
+        """The client is gone."""
+        if self._spoken is not None:
+            self._spoken.abandon()
+            self._ended("abandoned")
+
+    def _deliver(self, output: Output | RequestError) -> None:
+        """The speech's sink."""
+        try:
+            self._take(output)
+        except Exception:
+            log.exception("%s: closed, since its speech could not be sent", self._origin.peer)
+            self.abandon()
+            self._responder.abort()
+
+    def _take(self, output: Output | RequestError) -> None:
+        match output:
+            case Spoken():
+                self._write(pcm16(output.pcm))
+            case Finished():
+                self._ended("done")
+                if self._begun:
+                    self._responder.end()
+                else:  # There was nothing to say.
+                    self._responder.respond(200, [self._content_type], wav(b"") if self._as_wav else b"")
+            case RequestError():
+                self._refuse(output)
+
+    def _write(self, sound: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            self._responder.begin(200, [self._content_type, *AS_IT_COMES])
+            if self._as_wav:
+                self._responder.write(wav_header(UNKNOWN_SIZE))
+        self._responder.write(sound)
+        if self._responder.congested and self._spoken is not None:
+            self._spoken.hold()
+
+    @property
+    def _content_type(self) -> tuple[str, str]:
+        return "Content-Type", "audio/wav" if self._as_wav else "audio/pcm"
+
+    def _refuse(self, error: RequestError) -> None:
+        self._ended(error.fault.name.lower())
+        if self._begun:
+            self._responder.abort()
+        else:
+            status, body, headers = error_body(error)
+            self._responder.respond(status, [JSON, *headers], body)
+
+    def _ended(self, end: str) -> None:
+        self._spoken = None
+        took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
+        origin = self._origin
+        about = {"dialect": origin.dialect, "peer": origin.peer, "key": origin.key, "end": end}
+        log.info("text read aloud", extra={"fields": {**about, "total_ms": took_ms}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 from umaserve.config import Config
@@ -46,9 +46,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Text, in one piece or as a stream of events."""
+    """Text, in one piece or as a stream of events. ``media``: its bodies may be as large as messages of /ws/chat."""
 
     new_body: Callable[[Services], Body]
+    media: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A text read aloud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class Route:
     """What answers a path. ``dialect`` is its label in metrics and the log; ``public``: no key is needed."""
 
     method: str
-    endpoint: Page | Question | Stream | Socket | Echo
+    endpoint: Page | Question | Stream | Sound | Socket | Echo
     dialect: str = "http"
     public: bool = False
 
@@ -92,6 +98,16 @@ def find(path: str, config: Config) -> Route | None:
     return ROUTES.get(path)
 
 
+def most_body_bytes(route: Route | None, config: Config) -> int:
+    """The largest body, or message of a conversation, that a route takes."""
+    match None if route is None else route.endpoint:
+        case Socket() as socket:
+            return socket.max_bytes(config)
+        case Stream(media=True):
+            return config.max_chat_bytes
+    return config.max_frame_bytes
+
+
 # -- pages -------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +119,12 @@ def _health(services: Services, _request: Request) -> tuple[int, str, bytes]:
 
 def _metrics(services: Services, _request: Request) -> tuple[int, str, bytes]:
     return 200, PROMETHEUS, services.prometheus()
+
+
+def _ref_audio(services: Services, _request: Request) -> tuple[int, str, bytes]:
+    if services.ref_audio is None:
+        raise RequestError(Fault.NOT_FOUND, "ref_audio: this daemon has none; its flag --ref-audio names one")
+    return 200, JSON, services.ref_audio.reply()
 
 
 def _of_the_model(make: Callable[[ModelInfo, Services], bytes]) -> Page:
@@ -162,7 +184,8 @@ def _new_id(prefix: str) -> str:
 
 
 def _chat(services: Services) -> Body:
-    return ChatBody(_limits(services), services.model, _new_id("chatcmpl-"), int(time.time()))
+    new_id = _new_id("chatcmpl-")
+    return ChatBody(_limits(services), services.speech.voice, services.model, new_id, int(time.time()))
 
 
 def _completion(services: Services) -> Body:
@@ -174,7 +197,12 @@ def _generate(services: Services) -> Body:
 
 
 def _chat_mode(services: Services, authenticate: Authenticate | None) -> Dialect:
-    return ChatDialect(_limits(services), services.speech.voice, lambda: _new_id("chat_"), authenticate)
+    voice, reference = services.speech.voice, services.ref_audio
+    if voice is not None and reference is not None:
+        voice = replace(voice, reference=reference.audio, reference_path=reference.path)
+    return ChatDialect(
+        _limits(services), voice, lambda: _new_id("chat_"), authenticate, recorded=bool(services.config.recordings)
+    )
 
 
 def _conversation(services: Services, authenticate: Authenticate | None) -> Dialect:
@@ -199,10 +227,12 @@ ROUTES = {
         "GET", _of_the_model(lambda info, services: openai_models.models(info, services.started_at)), "openai"
     ),
     MODEL_PATH: Route("GET", Page(_model), "openai"),
-    "/v1/chat/completions": Route("POST", Stream(_chat), "openai"),
+    "/v1/chat/completions": Route("POST", Stream(_chat, media=True), "openai"),
     "/v1/completions": Route("POST", Stream(_completion), "openai"),
+    "/v1/audio/speech": Route("POST", Sound(), "openai"),
     "/v1/embeddings": Route("POST", Question(_embeddings), "openai"),
     "/v1/generate": Route("POST", Stream(_generate), "rest"),
+    "/api/default_ref_audio": Route("GET", Page(_ref_audio)),
     "/tokenize": Route("POST", Question(_tokenize)),
     "/detokenize": Route("POST", Question(_detokenize)),
     "/generate": Route(

@@ -6,9 +6,9 @@ import functools
 
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
-from umaserve.http.exchange import Exchange, Inquiry
+from umaserve.http.exchange import Exchange, Inquiry, Reading
 from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
-from umaserve.http.routes import Echo, Page, Question, Route, Socket, Stream, find
+from umaserve.http.routes import ROUTES, Echo, Page, Question, Route, Socket, Sound, Stream, find, most_body_bytes
 from umaserve.protocol.http_head import Headers, Refusal, Request
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.services import Services
@@ -21,7 +21,11 @@ class DaemonSite:
     def __init__(self, services: Services, gate: Gate) -> None:
         config = services.config
         self.limits = HttpLimits(
-            config.max_frame_bytes, config.header_timeout, config.body_timeout, config.idle_timeout
+            config.max_frame_bytes,
+            config.header_timeout,
+            config.body_timeout,
+            config.idle_timeout,
+            {path: most_body_bytes(route, config) for path, route in ROUTES.items() if route.method == "POST"},
         )
         self._services = services
         self._gate = gate
@@ -42,7 +46,7 @@ class DaemonSite:
         if head.method not in allowed:
             got = f"method: expected {' or '.join(allowed)}, got {head.method}"
             raise Refusal(405, got, [("Allow", ", ".join(allowed))])
-        if isinstance(route.endpoint, Question | Stream):
+        if isinstance(route.endpoint, Question | Stream | Sound):
             check_json(head)
         return functools.partial(self._serve, route, self._origin(head, route, peer))
 
@@ -68,6 +72,9 @@ class DaemonSite:
                 new_body = stream.new_body(self._services)
                 connection.pending = exchange = Exchange(self._services, connection, new_body, origin)
                 exchange.start(request.body)
+            case Sound():
+                connection.pending = reading = Reading(self._services, connection, origin)
+                reading.start(request.body)
             case Socket() | Echo() as endpoint:
                 self._upgrade(endpoint, origin, connection, request)
 

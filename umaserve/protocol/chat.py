@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -32,8 +33,8 @@ class ChatDialect:
     """One conversation: one message from the client; then, save for the queue's, ``prefill_done``, chunks, ``done``.
 
     An ``error`` may stand in the place of any of them and is the last; the connection ends with it and with ``done``.
-    ``voice`` is the daemon's, if it has one. With ``authenticate``, which says whether a key is good, the message must
-    bring one in ``auth``.
+    ``voice`` is the daemon's, if it has one; ``recorded``: whether requests carry their own words to be kept. With
+    ``authenticate``, which says whether a key is good, the message must bring one in ``auth``.
     """
 
     ready = True
@@ -44,11 +45,14 @@ class ChatDialect:
         voice: VoiceInfo | None,
         new_id: Callable[[], str],
         authenticate: Callable[[str], bool] | None = None,
+        *,
+        recorded: bool = False,
     ) -> None:
         self._limits = limits
         self._voice = voice
         self._new_id = new_id
         self._authenticate = authenticate
+        self._recorded = recorded
         self._answer: _Answer | None = None
         self._ended = False
 
@@ -63,7 +67,7 @@ class ChatDialect:
             check_key(values.get("auth"), self._authenticate, '{"auth":"KEY","messages":[…]}')
         asked = read_request(Fields(values), self._limits, self._voice, self._new_id())
         self._answer = _Answer(asked)
-        return asked.request
+        return replace(asked.request, recorded=payload) if self._recorded else asked.request
 
     def send(self, output: Output) -> Reply | None:
         """The message for ``output``, or ``None`` where the contract or the request wants none."""
@@ -140,12 +144,14 @@ class _Answer:
         # A stream's last segment is a chunk as all of them are, and clients that play those would hear it twice.
         audio = _base64(b"".join(self._pcm)) if self._spoken and not self._streaming else None
         usage = finished.usage
+        recording = {} if finished.recording is None else {"recording_session_id": finished.recording}
         done = _dump(
             "done",
             text="".join(self._text),
             generated_tokens=usage.completion_tokens,
             input_tokens=usage.prompt_tokens,
             audio_data=audio,
+            **recording,
         )
         return Reply(done, close=True, before=rest)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, Sampling, VoiceInfo
+from umaserve.messages import (
+    Audio,
+    ChatTurn,
+    Generate,
+    Image,
+    Media,
+    Sampling,
+    Video,
+    VoiceInfo,
+)
+from umaserve.protocol.content import check_media, joined
 from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, string
 from umaserve.protocol.parameters import MAX_TURNS, Limits, check_prompt_bytes, sampling
 
@@ -16,9 +26,13 @@ DEFAULT_NEW_TOKENS = 512
 MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY = 0.1, 10.0
 MAX_ITEMS = 256
 MAX_SLICES = 64
+MIN_SAMPLE_RATE, SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 16_000, 384_000
+"""Samples a second of recordings, the middle one where none is said."""
+MAX_STACKED_FRAMES = 16
 MAX_LANGUAGE_BYTES = 64
 ROLES = {role: role for role in ("system", "user", "assistant")}
-MEDIA = ("image", "audio", "video")
+KINDS = {kind: kind for kind in ("text", "image", "audio", "video")}
+NO_VOICE = "since this daemon has no voice: pip install 'umaserve[speech]' gives it one"
 
 _SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
 MODES: dict[str, str | None] = {
@@ -43,12 +57,10 @@ class Asked:
 def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, request_id: str) -> Asked:
     """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     turns = _turns(fields, limits)
-    mode = _mode(fields, voice)
+    mode, speaker = _speech(fields, voice)
     system = None if mode is None else MODES[mode]
     if system is not None and not any(turn.role == "system" for turn in turns):
         turns = (ChatTurn("system", system), *turns)
-    _check_image(fields)
-    fields.boolean("omni_mode", False)  # It is about video, which is refused above.
     generation = fields.object("generation") or Fields({})
     max_tokens = generation.integer("max_new_tokens", 1, limits.max_tokens)
     penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
@@ -60,6 +72,7 @@ def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, reques
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
         enable_thinking=fields.boolean("enable_thinking", False),
         spoken=mode is not None,
+        speaker=speaker,
     )
     return Asked(request, fields.boolean("streaming", True))
 
@@ -67,14 +80,34 @@ def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, reques
 # -- messages ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How pictures are read, those of films too."""
+
+    max_slices: int | None
+    numbered: bool
+    omni: bool
+
+
 def _turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
     messages = array(fields.values.get("messages"), "messages", 1, MAX_TURNS, "messages")
-    turns = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
+    look = _look(fields)
+    turns = tuple(_turn(Fields.of(message, f"messages[{i}]"), look) for i, message in enumerate(messages))
     check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits, "messages")
+    check_media(turns, "messages")
     return turns
 
 
-def _turn(fields: Fields) -> ChatTurn:
+def _look(fields: Fields) -> _Look:
+    image = fields.object("image") or Fields({})
+    return _Look(
+        image.integer("max_slice_nums", 1, MAX_SLICES),
+        image.boolean("use_image_id", True),
+        fields.boolean("omni_mode", False),
+    )
+
+
+def _turn(fields: Fields, look: _Look) -> ChatTurn:
     role = fields.required_choice("role", ROLES)
     value, path = fields.values.get("content"), fields.name("content")
     if isinstance(value, str):
@@ -82,48 +115,58 @@ def _turn(fields: Fields) -> ChatTurn:
     if not isinstance(value, list):
         raise bad_request(path, "a string or an array of content", value)
     items = array(value, path, 1, MAX_ITEMS, "items")
-    # Items are lines of their own: clients end none of them with white space.
-    return ChatTurn(role, "\n".join(_item(item, f"{path}[{i}]") for i, item in enumerate(items)))
+    # Texts are lines of their own: clients end none of them with white space.
+    content, attachments = joined([_item(Fields.of(item, f"{path}[{i}]"), look) for i, item in enumerate(items)], "\n")
+    return ChatTurn(role, content, attachments=attachments)
 
 
-def _item(value: object, path: str) -> str:
-    """The text of one item of a content list; what else there may be is read here one day."""
-    fields = Fields.of(value, path)
-    kind = fields.required_choice("type", {kind: kind for kind in ("text", *MEDIA)})
-    if kind in MEDIA:
-        raise RequestError(Fault.BAD_REQUEST, f'{path}: this daemon takes text only, got "{kind}"')
-    return string(fields.values.get("text"), fields.name("text"), empty=True)
+def _item(fields: Fields, look: _Look) -> str | Media:
+    """One item of a content list. What is in ``data`` is looked at later, away from the loop."""
+    kind = fields.required_choice("type", KINDS)
+    if kind == "text":
+        return string(fields.values.get("text"), fields.name("text"), empty=True)
+    field = fields.name("data")
+    data = string(fields.values.get("data"), field)
+    if kind == "image":
+        return Image(data, field, look.max_slices, look.numbered)
+    if kind == "audio":
+        return Audio(data, field, fields.integer("sample_rate", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE) or SAMPLE_RATE)
+    stack_frames = fields.integer("stack_frames", 1, MAX_STACKED_FRAMES) or 1
+    return Video(data, field, look.omni, stack_frames, look.max_slices)
 
 
-# -- speech and images -------------------------------------------------------------------------------------------
+# -- speech ------------------------------------------------------------------------------------------------------
 
 
-def _mode(fields: Fields, voice: VoiceInfo | None) -> str | None:
-    """The mode of speech; ``None`` where none is asked for."""
+def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio | None]:
+    """The mode of speech, ``None`` where none is asked for, and who speaks."""
     tts = fields.object("tts")
     if tts is None:
-        return None
+        return None, None
     enabled = tts.boolean("enabled", True)
     mode = tts.choice("mode", {mode: mode for mode in MODES}, "default")
     recording = _text(tts, "ref_audio_data")
     path = _text(tts, "ref_audio_path")
     language = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True)
     if not enabled:
-        return None
+        return None, None
     if voice is None:
-        install = "pip install 'umaserve[speech]' gives it one"
-        raise RequestError(
-            Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, since this daemon has no voice: {install}"
-        )
+        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, {NO_VOICE}")
     if not voice.clones:
         _check_not_cloned(tts, mode, recording)
-    if path and not recording:
-        message = "expected to be absent, since this daemon has no recordings of its own; send ref_audio_data"
+    if path and not recording and path != voice.reference_path:
+        message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
         raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
     if language and _primary(language) not in voice.languages:
         expected = " or ".join(f'"{known}"' for known in voice.languages) + ", which this daemon's voice speaks"
         raise out_of_range(tts.name("language"), expected, f'"{language}"')
-    return mode
+    field = tts.name("ref_audio_data")
+    if recording:
+        return mode, Audio(recording, field, SAMPLE_RATE)
+    if mode in CLONING and voice.reference is None:
+        message = f'expected a recording where mode is "{mode}", since the daemon has none of its own'
+        raise RequestError(Fault.BAD_REQUEST, f"{field}: {message}")
+    return mode, voice.reference if path or mode in CLONING else None
 
 
 def _check_not_cloned(tts: Fields, mode: str, recording: str) -> None:
@@ -145,10 +188,3 @@ def _text(fields: Fields, key: str) -> str:
 def _primary(language: str) -> str:
     """The first part of a language tag (RFC 5646, section 2.1): "en" of "en-GB"."""
     return language.replace("_", "-").partition("-")[0].lower()
-
-
-def _check_image(fields: Fields) -> None:
-    image = fields.object("image")
-    if image is not None:
-        image.integer("max_slice_nums", 1, MAX_SLICES)
-        image.boolean("use_image_id", True)

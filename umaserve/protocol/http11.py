@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
+from types import MappingProxyType
 
 import h11
 
@@ -40,13 +42,17 @@ class Phase(enum.Enum):
 class HttpCodec:
     """One connection's requests and responses in turn, in HTTP/1.1 (RFC 9112) and 1.0.
 
-    A head may have ``max_head_bytes`` with its blank line, a body ``max_body_bytes``. What a client sends after a
-    request waits, unread, until that one's response is complete. A 1.0 connection ends with its first response.
+    A head may have ``max_head_bytes`` with its blank line, a body ``max_body_bytes``, or what ``bodies`` says for its
+    path. What a client sends after a request waits, unread, until that one's response is complete. A 1.0 connection
+    ends with its first response.
     """
 
-    def __init__(self, max_head_bytes: int, max_body_bytes: int) -> None:
+    def __init__(
+        self, max_head_bytes: int, max_body_bytes: int, bodies: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         self._max_head = max_head_bytes
         self._max_body = max_body_bytes
+        self._bodies = bodies
         self._buffer = bytearray()
         self._eof = False
         self._open = True
@@ -162,12 +168,13 @@ class HttpCodec:
         self._http.receive_data(head + b"\r\n\r\n")
         self._http.next_event()
         self._bodiless = request.method == "HEAD"
-        if length is not None and length > self._max_body:
-            raise Refusal(413, f"Content-Length: expected at most {self._max_body}, got {length}")
+        most = self._bodies.get(request.path, self._max_body)
+        if length is not None and length > most:
+            raise Refusal(413, f"Content-Length: expected at most {most}, got {length}")
         expectations = request.header_values("expect")
         if any(value.lower() != "100-continue" for value in expectations):
             raise Refusal(417, f"Expect: expected 100-continue, got {shown(', '.join(expectations))}")
-        self._body = _ChunkedBody(self._max_body) if length is None else _SizedBody(length)
+        self._body = _ChunkedBody(most) if length is None else _SizedBody(length)
         # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
         self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
         return request

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Generate, ModelInfo, Output, Started, Token, Usage
-from umaserve.protocol.openai_choices import ChatChoice, Part, TextChoice
+from umaserve.messages import Finished, Generate, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
+from umaserve.protocol.openai_choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.protocol.openai_errors import error_body
 from umaserve.protocol.openai_requests import Asked, chat_request, completion_request
 from umaserve.protocol.parameters import Limits
@@ -19,6 +19,8 @@ from umaserve.protocol.tool_calls import ToolCallParser
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after the last choice's end."""
+
+Choice = ChatChoice | SpokenChoice | TextChoice
 
 
 class _OpenAIBody:
@@ -35,7 +37,7 @@ class _OpenAIBody:
         self._new_id = new_id
         self._created = created
         self._asked = Asked("", (), 1, stream=False, include_usage=False)
-        self._choices: Sequence[ChatChoice | TextChoice] = ()
+        self._choices: Sequence[Choice] = ()
         self._parts: list[list[Part]] = []
         self._finished: dict[int, Finished] = {}
         self._failed: set[int] = set()
@@ -58,6 +60,8 @@ class _OpenAIBody:
                 part = Part()
             case Token():
                 part = choice.token(output)
+            case Spoken() if isinstance(choice, SpokenChoice):
+                part = choice.spoken(output)
             case Finished():
                 self._finished[index] = output
                 part = choice.finish(output.reason)
@@ -96,13 +100,13 @@ class _OpenAIBody:
             whole["timings"] = _timings(self._finished[0])
         return orjson.dumps(whole)
 
-    def _take(self, asked: Asked, choices: Sequence[ChatChoice | TextChoice]) -> Sequence[Generate]:
+    def _take(self, asked: Asked, choices: Sequence[Choice]) -> Sequence[Generate]:
         self._asked = asked
         self._choices = choices
         self._parts = [[] for _ in choices]
         return asked.choices
 
-    def _running(self, index: int) -> ChatChoice | TextChoice:
+    def _running(self, index: int) -> Choice:
         if index in self._finished or index in self._failed or not 0 <= index < len(self._choices):
             raise RuntimeError(f"choice {index} isn't running")
         return self._choices[index]
@@ -145,16 +149,31 @@ class ChatBody(_OpenAIBody):
 
     _object, _chunk_object = "chat.completion", "chat.completion.chunk"
 
+    def __init__(
+        self,
+        limits: Limits,
+        voice: VoiceInfo | None,
+        model: Callable[[], ModelInfo | None],
+        new_id: str,
+        created: int,
+    ) -> None:
+        """``voice`` is the daemon's, if it has one."""
+        super().__init__(limits, model, new_id, created)
+        self._voice = voice
+
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The choices asked for, each a request of its own; raises ``RequestError``."""
-        asked = chat_request(body, self._limits, self._new_id)
+        asked = chat_request(body, self._limits, self._voice, self._new_id)
         return self._take(asked, [self._choice(index, asked) for index in range(len(asked.choices))])
 
-    def _choice(self, index: int, asked: Asked) -> ChatChoice:
+    def _choice(self, index: int, asked: Asked) -> ChatChoice | SpokenChoice:
+        unique = self._new_id.removeprefix("chatcmpl-")
+        if asked.audio is not None:
+            return SpokenChoice(f"audio_{unique}", self._created, asked.audio)
         if not asked.choices[index].tools:
             return ChatChoice(index, None)
         numbers = count()
-        stem = f"call_{self._new_id.removeprefix('chatcmpl-')}_{index}_"
+        stem = f"call_{unique}_{index}_"
         return ChatChoice(index, ToolCallParser(lambda: f"{stem}{next(numbers)}", only_first=not asked.parallel_calls))
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from umaserve.messages import FinishReason, Logprobs, Scored, Token, ToolCall
+from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token, ToolCall
+from umaserve.protocol.openai_speech import pcm16, wav
+from umaserve.protocol.thinking import WithoutThinking
 from umaserve.protocol.tool_calls import ToolCallParser
 
 MIN_LOGPROB = -9999.0
 """What OpenAI says for "very unlikely"; JSON has no infinity."""
+
+_UNPADDED = 6
+"""Bytes: whole samples, and whole groups of base64."""
 
 _REASONS = {
     FinishReason.STOP: "stop",
@@ -26,6 +32,8 @@ class Part:
     """What one output adds to a choice."""
 
     text: str = ""
+    sound: bytes = b""
+    """Samples as 16-bit numbers."""
     calls: Sequence[ToolCall] = ()
     logprobs: Sequence[Logprobs] = ()
     finish_reason: str | None = None
@@ -44,7 +52,7 @@ class ChatChoice:
     def token(self, token: Token) -> Part:
         text, calls = (token.text, []) if self._tool_calls is None else self._tool_calls.push(token.text)
         self._n_found += len(calls)
-        return Part(text, calls, _scores(token))
+        return Part(text, calls=calls, logprobs=_scores(token))
 
     def finish(self, reason: FinishReason) -> Part:
         held = "" if self._tool_calls is None else self._tool_calls.finish()
@@ -56,14 +64,14 @@ class ChatChoice:
         shaped = []
         if not self._begun:
             self._begun = True
-            shaped.append(self._chunk({"role": "assistant", "content": ""}))
+            shaped.append(_chunk(self._index, {"role": "assistant", "content": ""}))
         if part.text or part.logprobs:
-            shaped.append(self._chunk({"content": part.text}, _chat_logprobs(part.logprobs)))
+            shaped.append(_chunk(self._index, {"content": part.text}, _chat_logprobs(part.logprobs)))
         for call in part.calls:
-            shaped.append(self._chunk({"tool_calls": [{"index": self._n_sent, **_call(call)}]}))
+            shaped.append(_chunk(self._index, {"tool_calls": [{"index": self._n_sent, **_call(call)}]}))
             self._n_sent += 1
         if part.finish_reason is not None:
-            shaped.append(self._chunk({}, finish_reason=part.finish_reason))
+            shaped.append(_chunk(self._index, {}, finish_reason=part.finish_reason))
         return shaped
 
     def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
@@ -80,10 +88,61 @@ class ChatChoice:
             "finish_reason": parts[-1].finish_reason,
         }
 
-    def _chunk(
-        self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
-    ) -> dict[str, Any]:
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+class SpokenChoice:
+    """A message to be heard; its text, without thoughts, is the transcript. The format is "wav" or "pcm16"."""
+
+    def __init__(self, audio_id: str, created: int, audio_format: str) -> None:
+        """``created``: in seconds since 1970."""
+        # What is kept of it is nothing, so that it expires at once.
+        self._named = {"id": audio_id, "expires_at": created}
+        self._format = audio_format
+        self._text = WithoutThinking()
+        self._begun = False
+        self._unsent = b""
+
+    def token(self, token: Token) -> Part:
+        return Part(self._text.push(token.text), logprobs=_scores(token))
+
+    def spoken(self, spoken: Spoken) -> Part:
+        return Part(sound=pcm16(spoken.pcm))
+
+    def finish(self, reason: FinishReason) -> Part:
+        return Part(self._text.finish(), finish_reason=_REASONS[reason])
+
+    def chunks(self, part: Part) -> list[dict[str, Any]]:
+        """The ``choices`` items that say ``part`` in a stream; the role and the audio's id go before all else."""
+        shaped = []
+        if not self._begun:
+            self._begun = True
+            named = {**self._named, "transcript": ""}
+            shaped.append(_chunk(0, {"role": "assistant", "content": None, "audio": named}))
+        if part.text or part.logprobs:
+            shaped.append(_chunk(0, {"audio": {"transcript": part.text}}, _chat_logprobs(part.logprobs)))
+        sound = self._unsent + part.sound
+        # Clients put the pieces together before they decode them, so that only the last one may be padded.
+        end = len(sound) if part.finish_reason is not None else len(sound) - len(sound) % _UNPADDED
+        self._unsent = sound[end:]
+        if end:
+            shaped.append(_chunk(0, {"audio": {"data": base64.b64encode(sound[:end]).decode()}}))
+        if part.finish_reason is not None:
+            shaped.append(_chunk(0, {}, finish_reason=part.finish_reason))
+        return shaped
+
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The one ``choices`` item that says all ``parts``."""
+        sound = b"".join(part.sound for part in parts)
+        audio = {
+            **self._named,
+            "data": base64.b64encode(wav(sound) if self._format == "wav" else sound).decode(),
+            "transcript": "".join(part.text for part in parts),
+        }
+        return {
+            "index": 0,
+            "message": {"role": "assistant", "content": None, "refusal": None, "audio": audio},
+            "logprobs": _chat_logprobs([scores for part in parts for scores in part.logprobs]),
+            "finish_reason": parts[-1].finish_reason,
+        }
 
 
 class TextChoice:
@@ -134,6 +193,16 @@ class TextChoice:
             "top_logprobs": [_alternatives(scores) for scores in logprobs],
             "text_offset": offsets,
         }
+
+
+def _chunk(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """One item of ``choices`` in a chat's chunk."""
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _scores(token: Token) -> tuple[Logprobs, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sampling, TokenIds
+from umaserve.messages import Generate, Sampling, TokenIds, VoiceInfo
 from umaserve.protocol.fields import Fields, bad_request, kind_of, out_of_range, parse_json, string
+from umaserve.protocol.openai_speech import wanted_audio
 from umaserve.protocol.openai_turns import chosen_tools, tools, turns
 from umaserve.protocol.parameters import (
     MAX_ID_BYTES,
@@ -46,10 +47,12 @@ class Asked:
     include_usage: bool
     parallel_calls: bool = True
     echo: bool = False
+    audio: str | None = None
+    """The format in which the answer is heard; ``None``: it is read."""
 
 
-def chat_request(body: bytes, limits: Limits, new_id: str) -> Asked:
-    """A body of ``POST /v1/chat/completions``; raises ``RequestError``."""
+def chat_request(body: bytes, limits: Limits, voice: VoiceInfo | None, new_id: str) -> Asked:
+    """A body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     fields = body_fields(body)
     for legacy in ("functions", "function_call"):
         if fields.values.get(legacy) is not None:
@@ -72,7 +75,15 @@ def chat_request(body: bytes, limits: Limits, new_id: str) -> Asked:
         tools=offered,
         must_call=must_call,
     )
-    return _asked(fields, (one,), parallel_calls=fields.boolean("parallel_tool_calls", True))
+    parallel_calls = fields.boolean("parallel_tool_calls", True)
+    audio = wanted_audio(fields, voice)
+    if audio is None:
+        return _asked(fields, (one,), parallel_calls=parallel_calls)
+    if offered:
+        raise RequestError(Fault.BAD_REQUEST, "tools: expected none where audio is asked for")
+    if (n := _n_choices(fields)) != 1:
+        raise out_of_range("n", "1 where audio is asked for", n)
+    return replace(_asked(fields, (replace(one, spoken=True),)), audio=audio)
 
 
 def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Tool, ToolCall
+from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
+from umaserve.protocol.content import check_media, joined
 from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, parse_json, string
 from umaserve.protocol.parameters import (
     MAX_GRAMMAR_BYTES,
@@ -20,6 +21,11 @@ MAX_PARTS = 256
 MAX_TOOLS = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
+_DETAILS = {detail: detail for detail in ("auto", "high", "low")}
+"""A wish, which no projector knows: each has its own way to be short of detail."""
+_RECORDINGS = {"wav": True, "mp3": True}
+_DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
+"""How a data: URL (RFC 2397) begins."""
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
@@ -28,6 +34,7 @@ def turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
     messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
     read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
     check_prompt_bytes(sum(_n_bytes(turn) for turn in read), limits, fields.name("messages"))
+    check_media(read, fields.name("messages"))
     return read
 
 
@@ -74,35 +81,69 @@ def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool,
 
 def _turn(fields: Fields) -> ChatTurn:
     role = fields.required_choice("role", _ROLES)
-    calls = _calls(fields) if role == "assistant" else ()
-    if role != "tool":
-        return ChatTurn(role, _content(fields, optional=bool(calls)), calls)
-    call_id = string(fields.values.get("tool_call_id"), fields.name("tool_call_id"), max_bytes=MAX_ID_BYTES)
-    return ChatTurn(role, _content(fields, optional=False), tool_call_id=call_id)
-
-
-def _content(fields: Fields, *, optional: bool) -> str:
-    """A string or an array of text parts; ``optional`` where calls may stand for it."""
+    if role == "assistant":
+        calls = _calls(fields)
+        return ChatTurn(role, _said(fields, optional=bool(calls)), calls)
+    call_id = None
+    if role == "tool":
+        call_id = string(fields.values.get("tool_call_id"), fields.name("tool_call_id"), max_bytes=MAX_ID_BYTES)
     value = fields.values.get("content")
-    path = fields.name("content")
+    if isinstance(value, str):
+        return ChatTurn(role, value, tool_call_id=call_id)
+    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], "")
+    return ChatTurn(role, content, attachments=attachments, tool_call_id=call_id)
+
+
+def _said(fields: Fields, *, optional: bool) -> str:
+    """What the assistant wrote; ``optional`` where calls may stand for it."""
+    value = fields.values.get("content")
     if isinstance(value, str):
         return value
     if value is None and optional:
         return ""
-    if not isinstance(value, list):
-        raise bad_request(path, "a string or an array of text parts", value)
-    parts = array(value, path, 1, MAX_PARTS, "text parts")
-    return "".join(_part(Fields.of(part, f"{path}[{i}]")) for i, part in enumerate(parts))
+    if value is None and fields.values.get("audio") is not None:
+        message = "expected the audio's transcript, since this daemon keeps no audio, got null"
+        raise RequestError(Fault.BAD_REQUEST, f"{fields.name('content')}: {message}")
+    return "".join(_text(part) for part in _parts(fields, value, "text parts"))
 
 
-def _part(fields: Fields) -> str:
-    kind = fields.values.get("type")
-    expected = '"text", since this server takes only text'
-    if not isinstance(kind, str):
-        raise bad_request(fields.name("type"), expected, kind)
-    if kind != "text":
-        raise out_of_range(fields.name("type"), expected, f'"{kind}"')
+def _parts(fields: Fields, content: object, what: str) -> list[Fields]:
+    path = fields.name("content")
+    if not isinstance(content, list):
+        raise bad_request(path, f"a string or an array of {what}", content)
+    parts = array(content, path, 1, MAX_PARTS, what)
+    return [Fields.of(part, f"{path}[{i}]") for i, part in enumerate(parts)]
+
+
+def _part(fields: Fields) -> str | Media:
+    kind = fields.required_choice("type", {kind: kind for kind in ("text", "image_url", "input_audio")})
+    if kind == "text":
+        return _text(fields)
+    inner = Fields.of(fields.values.get(kind), fields.name(kind))
+    if kind == "image_url":
+        inner.choice("detail", _DETAILS, "auto")
+        return Image(_image_data(inner), inner.name("url"))
+    inner.required_choice("format", _RECORDINGS)  # The decoder sees for itself.
+    return Audio(string(inner.values.get("data"), inner.name("data")), inner.name("data"))
+
+
+def _text(fields: Fields) -> str:
+    fields.required_choice("type", {"text": True})
     return string(fields.values.get("text"), fields.name("text"), empty=True)
+
+
+def _image_data(image: Fields) -> str:
+    """The base64 in a data: URL; what is in it is looked at later, away from the loop."""
+    path, expected = image.name("url"), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
+    url = image.values.get("url")
+    if not isinstance(url, str):
+        raise bad_request(path, expected, url)
+    begin = _DATA_URL.match(url)
+    if begin is None:
+        raise out_of_range(path, expected, f'"{url[:32]}"')
+    if begin.end() == len(url):
+        raise out_of_range(path, expected, "no image")
+    return url[begin.end() :]
 
 
 def _calls(fields: Fields) -> tuple[ToolCall, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MOST_GUESSES
 from umaserve.serving.states import State
-from umaserve.serving.ticks import Adapters, Capacity, Copy, Draft, Load, Run, Tick
+from umaserve.serving.ticks import Adapters, Capacity, Chunk, Copy, Draft, Load, Prepared, Run, Span, Tick
 
 LOOKED_UP = 4
 """Waiting prompts for which it is looked up before one tick what they can reuse: a long one takes its time."""
@@ -73,6 +74,8 @@ class Planning:
         self._last_adapters: Adapters = ()
         self._drafting_s = 0.0
         """What one guess by the draft model takes."""
+        self.to_encode: list[tuple[Session, Chunk]] = []
+        """Prompts that can't go on before a chunk of media is encoded, the most urgent first, as of the last plan."""
 
     def next(self, cost: Callable[[], Cost], threads: int) -> Work:
         """The next tick, which may have nothing to do. ``cost`` is asked only where it matters."""
@@ -188,7 +191,7 @@ class Planning:
             most = min(MOST_GUESSES, prepared.max_tokens - len(session.generated) - 1)
             session.guesses = session.repetition.guesses(most)
             guesses, acceptance = len(session.guesses), session.repetition.acceptance.share
-            if not guesses and self._capacity.drafts:
+            if not guesses and self._capacity.drafts and not prepared.spans:
                 guesses, acceptance, drafts = most, session.drafting.share, True
         return Stream(
             id=session.id,
@@ -207,7 +210,10 @@ class Planning:
         stale = (s for s in sessions if s.slot is None and s.looked_at != self.slots.version)
         for session in itertools.islice(stale, LOOKED_UP):
             self._look_up(session)
-        return [self._prompt(session) for session in sessions if session.slot is not None or not self._follows(session)]
+        waiting = [session for session in sessions if session.slot is not None or not self._follows(session)]
+        blocked = [(session, chunk) for session in waiting if (chunk := _not_encoded(session)) is not None]
+        self.to_encode = sorted(blocked, key=lambda one: (_priority(one[0]), self._deadline(one[0])))
+        return [self._prompt(session) for session in waiting if not blocked or _not_encoded(session) is None]
 
     def _look_up(self, session: Session) -> None:
         """What it can reuse, and whom it does better to wait for, since that one computes more of it just now."""
@@ -258,14 +264,18 @@ class Planning:
             if wants:
                 drafts.append(Draft(len(runs), _sequence(session), wants))
             runs.append(run)
-        for session, (_id, n_tokens) in zip(sessions[len(runs) :], the_plan.prefill, strict=True):
-            runs.append(self._prefill(session, n_tokens))
+        decode_runs = len(runs)
+        prefilling, sessions = sessions[decode_runs:], sessions[:decode_runs]
+        for session, (_id, n_tokens) in zip(prefilling, the_plan.prefill, strict=True):
+            pieces = self._prefill(session, n_tokens)
+            runs += pieces
+            sessions += [session] * len(pieces)
         decoding = {id_ for id_, _ in the_plan.decode}
         return Work(
             tick=Tick(self.slots.take_moves(), runs, threads, the_plan.adapters, drafts),
             sessions=sessions,
             decode_rows=sum(1 + guesses for _, guesses in the_plan.decode),
-            prefill_rows=sum(len(run.tokens) for run in runs[len(the_plan.decode) :]),
+            prefill_rows=sum(len(run.tokens) for run in runs[decode_runs:]),
             cached=snapshot.cached,
             budget_s=min((stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding), default=None),
             throttled=the_plan.throttled,
@@ -281,15 +291,26 @@ class Planning:
         run = Run(session.slot, session.computed, tokens, prepared.sampler, prepared.logprobs, len(guesses))
         return run, n_guesses - len(guesses)
 
-    def _prefill(self, session: Session, n_tokens: int) -> Run:
+    def _prefill(self, session: Session, n_tokens: int) -> list[Run]:
+        """Text, or media with the text behind them: what comes first has to be decoded first, and all text of a tick is
+        decoded after its media. Nothing where media that had seemed to be reusable must be encoded."""
         prepared = session.prepared
         assert prepared is not None
         slot = self._start(session) if session.slot is None else session.slot
+        runs: list[Run] = []
+        start = session.computed
         # Fewer than planned, where more of it was computed than it had seemed.
-        end = min(session.computed + n_tokens, _length(session))
-        tokens = _sequence(session)[session.computed : end]
-        sampler = prepared.sampler if end == _length(session) else None
-        return Run(slot, session.computed, tokens, sampler, prepared.logprobs)
+        last = min(start + n_tokens, _length(session))
+        while start < last:
+            end, span = _piece(prepared, start, last)
+            if span is not None and (runs or not span.chunk.encoded):
+                break
+            sampler = prepared.sampler if end == _length(session) else None
+            runs.append(Run(slot, start, _sequence(session)[start:end], sampler, prepared.logprobs, span=span))
+            start = end
+            if span is None:
+                break
+        return runs
 
     def _start(self, session: Session) -> int:
         slot = self.slots.take(session, Room(_cells(session), _sequence(session), self._owner(session)))
@@ -313,3 +334,29 @@ def _sequence(session: Session) -> Sequence[int]:
     assert session.prepared is not None
     prompt = session.prepared.tokens
     return [*prompt, *session.generated] if session.generated else prompt
+
+
+def _priority(session: Session) -> Priority:
+    assert session.request is not None
+    return session.request.priority
+
+
+def _not_encoded(session: Session) -> Chunk | None:
+    """What has to be encoded before the next token of this prompt can be computed."""
+    prepared = session.prepared
+    assert prepared is not None
+    if not prepared.spans:
+        return None
+    start = session.reusable if session.slot is None else session.computed
+    _end, span = _piece(prepared, start, start + 1)
+    return None if span is None or span.chunk.encoded else span.chunk
+
+
+def _piece(prepared: Prepared, start: int, last: int) -> tuple[int, Span | None]:
+    """Where what begins at ``start`` ends, at ``last`` or before it, and the span it lies in; a span that can't be
+    parted may end behind ``last``."""
+    for span in prepared.spans[bisect.bisect_right(prepared.spans, start, key=lambda span: span.end) :]:
+        if start < span.start:
+            return min(last, span.start), None
+        return span.end if span.whole else min(last, span.end), span
+    return last, None

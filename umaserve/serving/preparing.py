@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
@@ -28,11 +29,14 @@ class Preparing:
         engine: Engine,
         worker: Worker,
         content_filter: ContentFilter | None,
+        *,
+        shared_prefixes: bool,
     ) -> None:
         self._sessions = sessions
         self._engine = engine
         self._worker = worker
         self._filter = content_filter
+        self._shares_prefixes = shared_prefixes
         self._waiting: list[Session] = []
         self._busy = False
         self._turn = 0
@@ -52,7 +56,7 @@ class Preparing:
         session = min(self._waiting, key=self._order)
         self._waiting.remove(session)
         self._took_turn(session.origin.tenant)
-        request = session.request
+        request, tenant = session.request, "" if self._shares_prefixes else session.origin.tenant
         assert request is not None
 
         def prepared(result: Prepared | BaseException) -> None:
@@ -61,6 +65,7 @@ class Preparing:
                 return
             if isinstance(result, Prepared):
                 session.prepared = result
+                session.request = _without_media(request)
                 session.text = AnswerText(result.text, None if self._filter is None else self._filter.stream())
             elif isinstance(result, RequestError):
                 self._sessions.fail(session, result)
@@ -69,7 +74,7 @@ class Preparing:
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
 
         self._busy = True
-        self._worker.submit(lambda: self._prepare(request), prepared)
+        self._worker.submit(lambda: self._prepare(request, tenant), prepared)
 
     def _order(self, session: Session) -> tuple[int, int, int]:
         assert session.request is not None
@@ -82,11 +87,11 @@ class Preparing:
         if len(self._turns) > TENANTS_REMEMBERED:
             del self._turns[next(iter(self._turns))]
 
-    def _prepare(self, request: Generate) -> Prepared:
+    def _prepare(self, request: Generate, tenant: str) -> Prepared:
         """On the preparing thread."""
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        return self._engine.prepare(request)
+        return self._engine.prepare(request, tenant)
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All that the client puts before the model."""
@@ -103,3 +108,16 @@ class Preparing:
                     yield from (call.arguments for call in turn.tool_calls)
         for tool in request.tools:
             yield from (tool.description, tool.parameters)
+
+
+def has_media(request: Generate) -> bool:
+    """Whether preparing ``request`` takes decoding images, sounds or films."""
+    return isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt)
+
+
+def _without_media(request: Generate) -> Generate:
+    """What may be megabytes is in memory until the answer's end otherwise."""
+    if not has_media(request):
+        return request
+    assert isinstance(request.prompt, tuple)
+    return replace(request, prompt=tuple(replace(turn, attachments=()) for turn in request.prompt))

@@ -10,10 +10,11 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import FinishReason, Logprobs, Placed, Prefilled, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning, Targets, Work
-from umaserve.serving.preparing import Preparing
+from umaserve.serving.preparing import Preparing, has_media
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
 from umaserve.serving.speculation import Repetition
 from umaserve.serving.states import State
@@ -34,6 +35,7 @@ class Scheduler:
         engine: Engine,
         compute: Worker,
         preparing: Worker,
+        preparing_media: Worker,
         targets: Targets,
         clock: Callable[[], float],
         content_filter: ContentFilter | None = None,
@@ -55,7 +57,11 @@ class Scheduler:
         self._now = clock
         # A wrong guess has to be taken back, which is cutting a sequence short.
         self._guesses = guesses and engine.capacity.kept_cells > 0
-        self._preparing = Preparing(sessions, engine, preparing, content_filter)
+        self._preparing, self._preparing_media = (
+            Preparing(sessions, engine, worker, content_filter, shared_prefixes=shared_prefixes)
+            for worker in (preparing, preparing_media)
+        )
+        self._encoding = Encoding(sessions, engine, compute, self.metrics)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
         self._planning = Planning(
             sessions, engine.capacity, targets, clock, self._started, shared_prefixes=shared_prefixes
@@ -70,8 +76,10 @@ class Scheduler:
         arrived = self._sessions.take_arrived()
         for session in arrived:
             self._sessions.put(session, Started())
-        self._preparing.add(arrived)
+            media = session.request is not None and has_media(session.request)
+            (self._preparing_media if media else self._preparing).add([session])
         self._preparing.next()
+        self._preparing_media.next()
         if not self._in_flight:
             self._submit()
 
@@ -107,12 +115,14 @@ class Scheduler:
     def shed_caches(self) -> None:
         """The box's memory is short: drop what is kept for later prompts."""
         self._planning.slots.forget_kept()
+        self._engine.shed()
 
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
 
     def _submit(self) -> None:
         self._changes.apply()
         work = self._planning.next(lambda: self._governor.cost, self._governor.threads)
+        self._encoding.next(self._planning.to_encode)
         tick = work.tick
         if not tick.runs and not tick.moves:
             return
@@ -218,7 +228,8 @@ class Scheduler:
         if not session.generated:
             self._sessions.put(session, Prefilled(len(prepared.tokens)))
         if self._guesses and session.repetition is None:
-            session.repetition = Repetition(prepared.tokens)
+            text_from = prepared.spans[-1].end if prepared.spans else 0
+            session.repetition = Repetition(prepared.tokens[text_from:])
         if token in self._engine.end_tokens:
             self._sessions.finish(session, FinishReason.STOP)
             return
@@ -252,7 +263,7 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether nothing runs and nothing is left to be delivered or cleared."""
         running = any(True for _ in self._sessions.running()) or bool(self._planning.slots.holders)
-        return not (self._in_flight or running or self._sessions.undelivered)
+        return not (self._in_flight or running or self._sessions.undelivered) and self._encoding.idle
 
     def snapshot(self) -> dict[str, int | float | str]:
         """The scheduler's part of the metrics."""

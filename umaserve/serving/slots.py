@@ -8,7 +8,7 @@ from typing import NamedTuple
 from umaserve.serving.host_cache import HostCache
 from umaserve.serving.prefix_cache import Match, PrefixCache
 from umaserve.serving.sessions import Session
-from umaserve.serving.ticks import Capacity, Copy, Load, Move, Release, Save, Shed
+from umaserve.serving.ticks import Capacity, Copy, Load, Move, Release, Save, Shed, without_parts
 
 MIN_REUSED = 4
 """Fewer tokens than these are computed as fast as their reuse is arranged for."""
@@ -189,9 +189,9 @@ class Slots:
 
     def _source(self, owner: str, tokens: Sequence[int]) -> _Source:
         before_last = tokens[:-1]
-        resident = self._prefixes.match(owner, before_last)
+        resident = _whole(self._prefixes.match(owner, before_last), tokens)
         source = _Source() if resident is None else _Source(resident.holder, None, resident.length)
-        saved = None if self._host is None else self._host.match(owner, before_last)
+        saved = None if self._host is None else _whole(self._host.match(owner, before_last), tokens)
         place = None if self._host is None or saved is None else self._host.place(saved.holder)
         if saved is not None and place is not None and saved.length > source.length and place.tokens <= self.free_cells:
             source = _Source(None, saved.holder, saved.length, place.tokens)
@@ -249,3 +249,8 @@ class Slots:
         self._prefixes.remove(slot)
         self._moves.append(Release(slot))
         self.version += 1
+
+
+def _whole(match: Match | None, tokens: Sequence[int]) -> Match | None:
+    """Without a part of an image, which can't be computed on from its middle in every model."""
+    return None if match is None else match._replace(length=without_parts(tokens, match.length))

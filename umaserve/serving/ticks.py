@@ -28,17 +28,55 @@ class Text(Protocol):
         """Stop at other strings from now on, also those that the text held back contains."""
 
 
+class Chunk(Protocol):
+    """What a projector takes in one go: an image, a part of one, or a stretch of sound."""
+
+    @property
+    def encoded(self) -> bool:
+        """Whether it can be computed as a part of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens of a prompt, from ``start`` up to ``end``, that stand for a chunk."""
+
+    start: int
+    end: int
+    chunk: Chunk
+    whole: bool = False
+    """Whether all of it has to be computed at once: each of its tokens sees the ones behind it."""
+
+
+ROW_BITS = 24
+
+
+def media_ids(digest: int, tokens: int) -> list[int]:
+    """What stands in a prompt for a chunk of so many tokens: below 0, and the same only for the same content, so that
+    it can be found again like any prefix."""
+    return [-1 - (digest << ROW_BITS | row) for row in range(tokens)]
+
+
+def without_parts(tokens: Sequence[int], length: int) -> int:
+    """``length``, or what is before the chunk that it would cut in two."""
+    if length >= len(tokens) or tokens[length] >= 0:
+        return length
+    return length - ((-1 - tokens[length]) & ((1 << ROW_BITS) - 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request made ready to run. ``sampler`` is the engine's own and opaque to everybody else."""
 
     tokens: Sequence[int]
+    """With ``media_ids`` where ``spans`` are."""
     max_tokens: int
     text: Text
     sampler: object
     logprobs: int | None = None
     """Alternatives to report with each token; ``None``: no log-probabilities."""
     adapters: Adapters = ()
+    spans: Sequence[Span] = ()
+    """In their order; there is text behind the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +92,8 @@ class Run:
     guesses: int = 0
     """How many of the last tokens are guesses at what will be sampled. Tokens are sampled until one is no guess's, and
     the sequence then holds what was guessed right and nothing behind it."""
+    span: Span | None = None
+    """Where all of the tokens lie in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +150,8 @@ Move = Release | Copy | Save | Load | Shed
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One decode: first the moves, in order, then all runs in one batch."""
+    """One decode: first the moves, in order, then all runs in one batch, save for those of media, which llama.cpp
+    decodes one by one."""
 
     moves: Sequence[Move]
     runs: Sequence[Run]
@@ -174,15 +215,21 @@ class Capacity:
     """Whether there is a draft model."""
 
 
+Pause = Callable[[], None]
+
+
 class Worker(Protocol):
     """A thread that runs jobs in order; ``done`` is called back on the loop's thread with the result or the error."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
 
+    def submit_lengthy(self, job: Callable[[Pause], T], done: Callable[[T | BaseException], None]) -> None:
+        """The same for a job that calls what it is given now and then, so that others run meanwhile."""
+
 
 class Engine(Protocol):
-    """What the scheduler needs. ``run`` and ``embed`` are called on the compute thread, ``prepare`` and
-    ``answer`` on the preparing thread, ``change`` on the loop's, and never while a tick runs."""
+    """What the scheduler needs. ``run``, ``encode`` and ``embed`` are called on the compute thread, ``prepare`` and
+    ``answer`` on preparing threads, ``change`` on the loop's, and never while a tick runs."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -194,8 +241,13 @@ class Engine(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
-    def prepare(self, request: Generate) -> Prepared:
-        """Template, tokenize and compile ``request``; raises ``RequestError``."""
+    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
+        """Template, tokenize and compile ``request``; raises ``RequestError``. Media that were prepared before are
+        found again for the same ``tenant``."""
+
+    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+        """Encode ``chunk``, and give up when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds,
+        and may run ticks. Raises ``RequestError`` where the projector fails on it."""
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """``prepared``, going on after the tokens ``generated`` with the sampling, stops and ``max_tokens`` of
@@ -203,6 +255,9 @@ class Engine(Protocol):
 
     def answer(self, query: Query) -> Answer:
         """What ``query`` asks, save for ``Embed``; raises ``RequestError``."""
+
+    def shed(self) -> None:
+        """Memory is short: keep nothing of media that no request uses. Called on the loop's thread."""
 
     def embed(self, query: Embed) -> Embedded:
         """The vectors of all inputs; raises ``RequestError`` where the model makes none."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import regex
 
-from umaserve.speech.voice import SAMPLE_RATE
+from umaserve.speech.voice import SAMPLE_RATE, Samples
+from umaserve.threads import Pause
 
 _MAX_PHONEMES = 250
 """In one run of the model, whose memory grows with them: some 15 s of speech. hibari cuts at punctuation only."""
@@ -40,15 +40,17 @@ class HibariVoice:
     def __init__(self) -> None:
         self._hibari: Any = None
 
-    def speak(self, text: str) -> npt.NDArray[np.float32]:
-        """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; the same for the same text."""
+    def speak(self, text: str, speaker: Samples | None = None, pause: Pause | None = None) -> Samples:
+        """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; the same for the same text. Never pauses: its thread has no
+        other work."""
+        assert speaker is None, "a voice that can't be another's"
         if self._hibari is None:
             self._hibari = _load()
         noise = np.random.default_rng(0)
         parts = [_trimmed(self._hibari.from_ids(ids, rng=noise)) for ids in self._phonemes(text)]
         if not parts:
             return np.zeros(0, np.float32)
-        samples: npt.NDArray[np.float32] = np.nan_to_num(np.concatenate(parts))
+        samples: Samples = np.nan_to_num(np.concatenate(parts))
         return samples.clip(-1, 1)
 
     def _phonemes(self, text: str) -> Iterator[list[int]]:
@@ -74,7 +76,7 @@ def _load() -> Any:
     return Hibari(model=voice_path("heart", download_missing=False), threads=1)
 
 
-def _trimmed(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _trimmed(samples: Samples) -> Samples:
     audible = np.flatnonzero(np.abs(samples) > _AUDIBLE)
     if not len(audible):
         return samples[:0]

@@ -6,15 +6,20 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import Sentences
 from umaserve.speech.voice import SpeechError, Voice
-from umaserve.threads import Done, Job
+from umaserve.threads import Done, LengthyJob, Pause
 
 log = logging.getLogger(__name__)
 
-Submit = Callable[[Job, Done], None]
+Submit = Callable[[LengthyJob, Done], None]
 Spoken = Callable[[bytes], None]
 Ended = Callable[[SpeechError | None], None]
+
+
+class _Abandoned(Exception):
+    """Nobody listens any more."""
 
 
 class Speaker:
@@ -23,11 +28,14 @@ class Speaker:
     ``spoken`` gets a sentence's audio: mono samples at ``SAMPLE_RATE``, little-endian float32. ``ended`` is called
     once and last: from within ``finish`` where nothing is left to say, and with an error even while text still comes,
     which is dropped then. One sentence is in work at a time, so that answers that are spoken at once take turns; the
-    text that waits is at most the answer's.
+    text that waits is at most the answer's. ``reference`` is of the one whose voice it is to be, where that clones.
     """
 
-    def __init__(self, voice: Voice, submit: Submit, spoken: Spoken, ended: Ended) -> None:
+    def __init__(
+        self, voice: Voice, submit: Submit, spoken: Spoken, ended: Ended, reference: Reference | None = None
+    ) -> None:
         self._voice = voice
+        self._reference = reference
         self._submit = submit
         self._spoken = spoken
         self._ended = ended
@@ -53,7 +61,8 @@ class Speaker:
             self._next()
 
     def abandon(self) -> None:
-        """Call nothing any more, and drop what is queued; a sentence that is being spoken is spoken to nobody."""
+        """Call nothing any more, and drop what is queued; the sentence that is being spoken ends at the voice's next
+        pause."""
         self._over = True
         self._waiting.clear()
 
@@ -63,15 +72,25 @@ class Speaker:
         if self._waiting:
             sentence = self._waiting.popleft()
             self._in_work = True
-            self._submit(lambda: self._speak(sentence), self._done)
+            self._submit(lambda pause: self._speak(sentence, pause), self._done)
         elif self._finishing:
             self._end(None)
 
-    def _speak(self, sentence: str) -> bytes:
-        # On the speech thread. Behind other answers' sentences the client may have gone.
+    def _speak(self, sentence: str, pause: Pause) -> bytes:
+        """On the thread that speaks. While others were spoken, or ticks were run, the client may have gone."""
+
+        def pause_if_wanted() -> None:
+            pause()
+            if self._over:
+                raise _Abandoned
+
         if self._over:
             return b""
-        return self._voice.speak(sentence).astype("<f4").tobytes()
+        speaker = None if self._reference is None else self._reference.samples()
+        try:
+            return self._voice.speak(sentence, speaker, pause_if_wanted).astype("<f4").tobytes()
+        except _Abandoned:
+            return b""
 
     def _done(self, result: bytes | BaseException) -> None:
         self._in_work = False

@@ -8,12 +8,20 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from umaserve.threads import Pause
+
 SAMPLE_RATE = 24_000
 """Samples a second, of every voice."""
+
+Samples = npt.NDArray[np.float32]
 
 
 class SpeechError(Exception):
     """The text can't be spoken; the message is for the client."""
+
+
+class BadReference(SpeechError):
+    """The recording of the one who is to speak can't be used; the message begins with its field."""
 
 
 class Voice(Protocol):
@@ -27,8 +35,10 @@ class Voice(Protocol):
     def clones(self) -> bool:
         """Whether a recording of somebody can be its speaker."""
 
-    def speak(self, text: str) -> npt.NDArray[np.float32]:
+    def speak(self, text: str, speaker: Samples | None, pause: Pause) -> Samples:
         """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; none where the text has nothing that this voice can say.
 
-        Raises ``SpeechError``.
+        ``speaker``: a recording at that rate of the one whose voice it is to be, for a voice that clones. Where the
+        thread has other work too, ``pause`` is called every few milliseconds; it may raise to end the call. Raises
+        ``SpeechError``.
         """

@@ -9,7 +9,7 @@ from typing import cast
 
 from umaserve.connection import Connection
 from umaserve.http.exchange import Exchange, Inquiry
-from umaserve.http.routes import Question, Socket, Stream, find
+from umaserve.http.routes import Question, Socket, Stream, find, most_body_bytes
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.protocol.http_head import Headers
@@ -48,7 +48,7 @@ class DaemonBackend:
         route = find(request.endpoint_path, self._services.config)
         client = (request.headers or {}).get(CLIENT_HEADER, "")
         origin = Origin("" if route is None else route.dialect, f"relay:{client}")
-        most_bytes = self._services.config.max_frame_bytes
+        most_bytes = most_body_bytes(route, self._services.config)
         if len(request.body.encode()) > most_bytes:
             reply.complete(413, _JSON, _too_large(most_bytes))
             return None

@@ -1,0 +1,176 @@
+"""Prompts with media through the scheduler, on the stand-in engine: encoded once, computed in order, found again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Token
+from umaserve.serving.sessions import Origin
+
+pytest.register_assert_rewrite("standin", "test_scheduler")
+from standin import END, next_token  # noqa: E402
+from test_scheduler import Client, World  # noqa: E402
+
+OTHER = Origin("uds", "another")
+
+
+def turns(*parts: str) -> tuple[ChatTurn, ...]:
+    """One turn: every second part is the data of an image."""
+    content, attachments = "", []
+    for i, part in enumerate(parts):
+        if i % 2:
+            attachments.append(Attachment(len(content), Image(part, f"image {i}")))
+        else:
+            content += part
+    return (ChatTurn("user", content, attachments=tuple(attachments)),)
+
+
+def expected(world: World, client: Client) -> str:
+    """Its answer, made without a scheduler."""
+    assert client.session.prepared is not None
+    sequence, text = list(client.session.prepared.tokens), ""
+    for _ in range(client.session.prepared.max_tokens):
+        token = next_token(sequence)
+        if token == END:
+            break
+        sequence.append(token)
+        text += chr(token)
+    return text
+
+
+def answered(client: Client) -> str:
+    assert isinstance(client.outputs[-1], Finished), client.outputs[-1]
+    return "".join(output.text for output in client.outputs if isinstance(output, Token))
+
+
+def finish(world: World) -> None:
+    for _ in range(2000):
+        if all(isinstance(c.outputs[-1:], list) and c.session.ended for c in world.clients) and world.scheduler.idle:
+            return
+        world.turn()
+    raise AssertionError("it never ends")
+
+
+def encoded(world: World) -> int:
+    return int(world.scheduler.snapshot()["media_chunks_encoded_total"])
+
+
+@pytest.mark.parametrize(
+    "parts", [("look: ", "a cat", " what is it?"), ("", "a", "b", "whole dog", "c"), ("a", "b" * 50, "c")]
+)
+def test_a_prompt_with_media_is_computed_in_order(parts: tuple[str, ...]) -> None:
+    world = World(batch_tokens=16)
+    client = world.arrive(turns(*parts), max_tokens=20)
+    finish(world)
+    assert answered(client) == expected(world, client)
+    prompt = next(output for output in client.outputs if isinstance(output, Prefilled))
+    assert prompt.input_tokens == sum(map(len, parts))
+    assert encoded(world) == len(parts) // 2
+
+
+def test_text_that_decodes_goes_on_while_media_wait_and_are_encoded() -> None:
+    world = World()
+    stream = world.arrive("s" * 10, max_tokens=30)
+    world.turns(8)
+    client = world.arrive(turns("look: ", "a cat", "?"), max_tokens=5)
+    finish(world)
+    assert answered(stream) == expected(world, stream)
+    assert answered(client) == expected(world, client)
+
+
+def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:
+    world = World(kept_cells=100, sequences=8)
+    first = world.arrive(turns("look: ", "a cat on a mat", " what is it?"), max_tokens=5)
+    finish(world)
+    again = world.arrive(turns("look: ", "a cat on a mat", " and where?"), max_tokens=5)
+    finish(world)
+    assert encoded(world) == 1
+    assert again.session.reused == len("look: a cat on a mat ")
+    assert [answered(first), answered(again)] == [expected(world, first), expected(world, again)]
+
+
+def test_an_image_is_never_reused_from_its_middle() -> None:
+    world = World(kept_cells=100, sequences=8, batch_tokens=4)
+    leaver = world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)
+    while leaver.session.computed <= len("look: a "):
+        world.turn()
+    world.cancel(leaver)
+    later = world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)
+    finish(world)
+    assert later.session.reused == len("look: ")
+    assert answered(later) == expected(world, later)
+
+
+def test_tenants_share_no_cells_of_an_image() -> None:
+    world = World(kept_cells=100, sequences=8)
+    for origin in (Origin("uds", "one"), OTHER):
+        client = world.arrive(turns("look: ", "a cat", "?"), origin, max_tokens=5)
+        finish(world)
+        assert client.session.reused == 0
+    assert encoded(world) == 2
+
+
+@pytest.mark.parametrize(("data", "fault"), [("refuse", Fault.DECODE_FAILED), ("raise", Fault.DECODE_FAILED)])
+def test_what_a_projector_fails_on_costs_nobody_else_anything(data: str, fault: Fault) -> None:
+    world = World()
+    good = world.arrive(turns("a", "good", "b"), max_tokens=5)
+    bad = world.arrive(turns("a", data, "b"), max_tokens=5)
+    finish(world)
+    error = bad.outputs[-1]
+    assert isinstance(error, RequestError)
+    assert error.fault is fault
+    assert error.request_id == bad.request.id
+    assert answered(good) == expected(world, good)
+
+
+def test_an_image_whose_askers_have_left_is_given_up() -> None:
+    world = World()
+    leaver = world.arrive(turns("", "a cat", "?"), max_tokens=5)
+    while not world.compute.jobs:
+        world.turn()
+    world.cancel(leaver)
+    finish(world)
+    assert encoded(world) == 0
+    stayer = world.arrive(turns("", "a cat", "?"), max_tokens=5)
+    finish(world)
+    assert answered(stayer) == expected(world, stayer)
+
+
+def test_short_memory_sheds_what_is_kept_of_media() -> None:
+    world = World()
+    world.arrive(turns("", "a cat", "?"), max_tokens=5)
+    finish(world)
+    world.scheduler.shed_caches()
+    world.arrive(turns("", "a cat", "?"), max_tokens=5)
+    finish(world)
+    assert encoded(world) == 2
+
+
+_parts = st.lists(st.sampled_from(["cat", "dog" * 9, "whole bird", "refuse"]), max_size=3)
+
+
+@given(
+    asked=st.lists(st.tuples(_parts, st.integers(0, 6), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    kept=st.booleans(),
+)
+def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
+    asked: list[tuple[list[str], int, bool, bool]], kept: bool
+) -> None:
+    world = World(kept_cells=60 * kept, sequences=8, slots=3, cells=300, guesses=kept)
+    for images, wait, leaves, background in asked:
+        parts = itertools.chain.from_iterable(zip(itertools.repeat("text "), images))
+        client = world.arrive(turns(*parts, " end"), OTHER if background else Origin("uds", "one"), max_tokens=9)
+        world.turns(wait)
+        if leaves:
+            world.cancel(client)
+    finish(world)
+    for client, (images, _wait, leaves, _background) in zip(world.clients, asked, strict=True):
+        if "refuse" in images and not leaves:
+            assert isinstance(client.outputs[-1], RequestError)
+        elif not leaves:
+            assert answered(client) == expected(world, client)

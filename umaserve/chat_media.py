@@ -1,0 +1,54 @@
+"""Files of images, sounds and films for the messages of ``umaserve chat``."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+KINDS = ("image", "audio", "video")
+MOST_BYTES = 768 << 20
+"""In base64, 1 GiB: the largest message that a daemon can be set to take."""
+SOUND_RATE = 16_000
+
+
+class FileError(Exception):
+    """A file can't be sent; the message names it and says why."""
+
+
+def item(kind: str, path: str) -> dict[str, Any]:
+    """A file as an item of a message's content (contract: chat-mode, Message). Raises ``FileError``."""
+    if kind == "audio":
+        return {"type": kind, "data": sound(path), "sample_rate": SOUND_RATE}
+    return {"type": kind, "data": _base64(_read(path))}
+
+
+def sound(path: str) -> str:
+    """A file's sound, whatever its format: float32 of 16 kHz, mono, in base64. Raises ``FileError``."""
+    # Imported here: a chat without sounds needs none of it.
+    from umaserve.media.errors import MediaError
+    from umaserve.media.sounds import decode_file, resampled
+
+    try:
+        samples = resampled(*decode_file(_read(path)), SOUND_RATE)
+    except MediaError as error:
+        raise FileError(f"{path}: {error}") from None
+    return _base64(samples.astype("<f4").tobytes())
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}: name a file that you may read") from None
+    except ValueError:  # a NUL in it
+        raise FileError(f"{path!r}: no such file: name a file that you may read") from None
+    if not data:
+        raise FileError(f"{path}: is empty: name a file with something in it")
+    if len(data) > MOST_BYTES:
+        raise FileError(f"{path}: has more than {MOST_BYTES >> 20} MiB, which no daemon takes: make it smaller")
+    return data
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,244 @@
+"""The media of a conversation as pieces of its prompt: decoded, laid out by the projector, kept for the next turn."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from umaserve.engine.model import Model
+from umaserve.engine.projector import MediaChunk, Piece, Projector, Samples, media_chunks
+from umaserve.errors import Fault, RequestError
+from umaserve.media import images, sounds, videos
+from umaserve.media.errors import MediaError
+from umaserve.media.images import Picture
+from umaserve.messages import Audio, ChatTurn, Image, Media, Video
+from umaserve.serving.ticks import Span, media_ids
+
+SHRINKINGS = 6
+"""Tries at a size that the projector cuts into few enough slices."""
+_OPEN_ID, _CLOSE_ID = "<image_id>", "</image_id>"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, with those of media where the ``spans`` are."""
+
+    tokens: Sequence[int]
+    spans: Sequence[Span]
+
+
+class MediaReader:
+    """Makes prompts of turns with attachments; ``projector`` is the model's, if it has one.
+
+    On the thread that prepares media, save for ``shed``. What was laid out, and encoded since, is kept for the same
+    tenant, in ``cache_bytes`` of host memory.
+    """
+
+    def __init__(
+        self, model: Model, projector: Projector | None, *, most_tokens: int, n_ubatch: int, cache_bytes: int
+    ) -> None:
+        """``most_tokens``: of a prompt; ``n_ubatch``: that are computed in one pass."""
+        self._model = model
+        self._projector = projector
+        self._most_tokens = most_tokens
+        self._n_ubatch = n_ubatch
+        self._cache = _Cache(cache_bytes)
+        self._numbers_images = len(model.tokenize(_OPEN_ID, begins=False)) == 1
+
+    def prompt(self, turns: Sequence[ChatTurn], render: Callable[[Sequence[ChatTurn]], str], tenant: str) -> Prompt:
+        """What ``render`` makes of the turns, with their media in place; raises ``RequestError``."""
+        media = [attachment.media for turn in turns for attachment in turn.attachments]
+        laid_out, tokens = [], 0
+        for one in media:
+            laid_out.append(self._pieces(one, tenant))
+            tokens += sum(chunk.tokens for chunk in media_chunks(laid_out[-1]))
+            if tokens > self._most_tokens:
+                what = f"{tokens} tokens up to here, the context holds {self._most_tokens}"
+                raise RequestError(Fault.CONTEXT_EXCEEDED, f"{one.field}: {what}")
+        # Nobody can guess it, so that no text of theirs is taken for a place.
+        mark = f"[{secrets.token_hex(16)}]"
+        texts = render(_marked(turns, mark)).split(mark)
+        if len(texts) != len(media) + 1:
+            message = "messages: the model's chat template leaves out an image or a recording, or repeats it"
+            raise RequestError(Fault.BAD_REQUEST, message)
+        if not texts[-1]:
+            raise RequestError(Fault.BAD_REQUEST, "messages: the model's chat template has no text behind the last one")
+        n_images = sum(isinstance(one, Image) for one in media)
+        pieces: list[Piece] = [self._model.tokenize(texts[0])]
+        number = 0
+        for one, its_pieces, text in zip(media, laid_out, texts[1:], strict=True):
+            if isinstance(one, Image) and one.numbered and n_images > 1 and self._numbers_images:
+                pieces.append(self._text(f"{_OPEN_ID}{number}{_CLOSE_ID}"))
+                number += 1
+            pieces += its_pieces
+            pieces.append(self._text(text))
+        return _joined(pieces)
+
+    def shed(self) -> None:
+        """The box's memory is short: keep nothing that no prompt uses."""
+        self._cache.clear()
+
+    def _text(self, text: str) -> list[int]:
+        return self._model.tokenize(text, begins=False)
+
+    # -- one image, sound or film --------------------------------------------------------------------------------
+
+    def _pieces(self, media: Media, tenant: str) -> list[Piece]:
+        projector = self._capable(media)
+        digest = _digest(media)
+        found = self._cache.get((tenant, digest))
+        if found is not None:
+            return found
+        try:
+            pieces = list(self._laid_out(media, projector, digest))
+        except (MediaError, ValueError) as error:
+            raise _refused(media, str(error)) from None
+        for chunk in media_chunks(pieces):
+            if chunk.whole and chunk.tokens > self._n_ubatch:
+                what = f"the model takes {chunk.tokens} tokens of it at once, and the daemon {self._n_ubatch}"
+                raise _refused(media, f"{what}: raise --n-batch and --n-ubatch")
+        self._cache.put((tenant, digest), pieces)
+        return pieces
+
+    def _capable(self, media: Media) -> Projector:
+        """The projector, where it takes such media; raises ``RequestError``."""
+        sound = isinstance(media, Audio)
+        what = {Image: "images", Audio: "audio", Video: "video"}[type(media)]
+        if self._projector is None:
+            raise _refused(media, f"the daemon's model takes no {what}: load its projector with --mmproj")
+        if not (self._projector.hears if sound else self._projector.sees):
+            raise _refused(media, f"the daemon's projector takes no {what}: load a model that does, with its --mmproj")
+        if isinstance(media, Video) and media.omni and not self._projector.hears:
+            raise _refused(media, "the daemon's projector takes no audio: expected omni_mode to be false")
+        return self._projector
+
+    def _laid_out(self, media: Media, projector: Projector, digest: bytes) -> Iterator[Piece]:
+        data = _decoded(media.data)
+        match media:
+            case Image():
+                yield from _few_slices(projector, images.decode(data), digest, media.max_slices)
+            case Audio():
+                yield from projector.lay_out(_heard(data, media.sample_rate, projector.sample_rate), digest)
+            case Video():
+                yield from self._film(videos.decode(data, media.stack_frames), media, projector, digest)
+
+    def _film(self, film: videos.Film, media: Video, projector: Projector, digest: bytes) -> Iterator[Piece]:
+        """Its pictures, each followed by the sound until the next one, or by all of it behind the last."""
+        samples = None
+        if film.samples is not None and projector.hears:
+            samples = sounds.resampled(film.samples, film.rate, projector.sample_rate)
+        times = [frame.time_s for frame in film.frames] if media.omni else [0.0]
+        cuts = [round(time * projector.sample_rate) for time in times[1:]]
+        heard = [] if samples is None else np.split(samples, cuts)
+        for i, frame in enumerate(film.frames):
+            for j, picture in enumerate(frame.pictures):
+                yield from _few_slices(projector, picture, _part(digest, "picture", i, j), media.max_slices)
+            behind = heard[i : i + 1] if media.omni else heard if i == len(film.frames) - 1 else []
+            for sound in behind:
+                if len(sound):
+                    yield from projector.lay_out(np.ascontiguousarray(sound), _part(digest, "sound", i))
+
+
+class _Cache:
+    """What was laid out, the one used longest ago dropped first. Used on two threads: memory is shed on the loop's."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, bytes], tuple[list[Piece], int]] = {}
+        self._bytes = 0
+
+    def get(self, key: tuple[str, bytes]) -> list[Piece] | None:
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is None:
+                return None
+            self._kept[key] = found
+            return found[0]
+
+    def put(self, key: tuple[str, bytes], pieces: list[Piece]) -> None:
+        size = sum(chunk.n_bytes for chunk in media_chunks(pieces))
+        with self._lock:
+            self._kept[key] = pieces, size
+            self._bytes += size
+            while self._bytes > self._most and self._kept:
+                _pieces, dropped = self._kept.pop(next(iter(self._kept)))
+                self._bytes -= dropped
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+
+def _refused(media: Media, message: str) -> RequestError:
+    return RequestError(Fault.BAD_REQUEST, f"{media.field}: {message}")
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"expected base64: {error}") from None
+
+
+def _heard(data: bytes, rate: int | None, wanted: int) -> Samples:
+    if rate is not None:
+        return sounds.resampled(sounds.samples_of(data), rate, wanted)
+    return sounds.resampled(*sounds.decode_file(data), wanted)
+
+
+def _few_slices(projector: Projector, picture: Picture, digest: bytes, most: int | None) -> list[Piece]:
+    """The picture laid out, and made smaller until the projector cuts it into at most so many slices."""
+    pieces = projector.lay_out(picture, digest)
+    for _ in range(SHRINKINGS):
+        # The first one is the whole picture, where there are several.
+        slices = len(media_chunks(pieces)) - 1
+        if most is None or slices <= most:
+            return pieces
+        picture = images.shrunk(picture, 0.95 * (most / slices) ** 0.5)
+        pieces = projector.lay_out(picture, digest)
+    raise MediaError(f"the daemon's projector can't do with {most} slices: expected max_slice_nums to be absent")
+
+
+def _digest(media: Media) -> bytes:
+    """Of the content and all that decides what is made of it."""
+    found = hashlib.sha256(media.data.encode())
+    found.update(repr(replace(media, data="", field="")).encode())
+    return found.digest()
+
+
+def _part(digest: bytes, kind: str, *numbers: int) -> bytes:
+    return digest + repr((kind, *numbers)).encode()
+
+
+def _marked(turns: Sequence[ChatTurn], mark: str) -> list[ChatTurn]:
+    """The turns with ``mark`` at the place of each attachment."""
+    marked = []
+    for turn in turns:
+        parts, at = [], 0
+        for attachment in turn.attachments:
+            parts += [turn.content[at : attachment.at], mark]
+            at = attachment.at
+        marked.append(replace(turn, content="".join(parts) + turn.content[at:], attachments=()))
+    return marked
+
+
+def _joined(pieces: Sequence[Piece]) -> Prompt:
+    tokens: list[int] = []
+    spans: list[Span] = []
+    for piece in pieces:
+        if isinstance(piece, MediaChunk):
+            start = len(tokens)
+            tokens += media_ids(piece.digest, piece.tokens)
+            spans.append(Span(start, len(tokens), piece, piece.whole))
+        else:
+            tokens += piece
+    return Prompt(tokens, spans)

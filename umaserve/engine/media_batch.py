@@ -1,0 +1,55 @@
+"""Embeddings of a chunk of media, decoded as a part of a sequence."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+
+from umaserve.engine.model import Model
+from umaserve.engine.positions import Positions
+from umaserve.engine.projector import MediaChunk
+from umaserve.serving.ticks import Run, Span
+
+
+class MediaBatch:
+    """Decodes runs of media one by one: llama.cpp takes no tokens and embeddings in one batch."""
+
+    def __init__(self, model: Model, positions: Positions) -> None:
+        self._context = model.context
+        self._positions = positions
+
+    def decode(self, run: Run, span: Span) -> int:
+        """Compute ``run``, which lies in ``span``; returns what ``llama_decode`` does."""
+        chunk = span.chunk
+        assert isinstance(chunk, MediaChunk)
+        assert chunk.embeddings is not None
+        first, n = run.start - span.start, len(run.tokens)
+        rows = np.ascontiguousarray(chunk.embeddings[first : first + n])
+        begin = self._positions.at(run.slot, span.start)
+        if chunk.places is None:
+            places = np.arange(begin + first, begin + first + n, dtype=np.int32)
+        else:
+            places = np.ascontiguousarray(chunk.places[:, first : first + n] + begin, dtype=np.int32)
+        sequence = ctypes.c_int32(run.slot)
+        int32_p = ctypes.POINTER(ctypes.c_int32)
+        batch = llama_cpp.llama_batch(
+            n_tokens=n,
+            token=None,
+            embd=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            pos=places.ctypes.data_as(int32_p),
+            n_seq_id=(ctypes.c_int32 * n)(*[1] * n),
+            seq_id=(int32_p * n)(*[ctypes.pointer(sequence)] * n),
+            logits=(ctypes.c_int8 * n)(),
+        )
+        if chunk.whole:
+            llama_cpp.llama_set_causal_attn(self._context, False)
+        try:
+            code: int = llama_cpp.llama_decode(self._context, batch)
+        finally:
+            if chunk.whole:
+                llama_cpp.llama_set_causal_attn(self._context, True)
+        if not code and run.start + n == span.end:
+            self._positions.skip(run.slot, span.end, chunk.tokens - chunk.positions)
+        return code
