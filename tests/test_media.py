@@ -8,11 +8,12 @@ import itertools
 import math
 import random
 import re
+import resource
 import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 from media_files import BLACK, BLUE, GREEN, RED, WHITE, Colour, film, halves, image, pitch, recording, sine, wav
 from PIL import Image
 
-from umaserve.media import boxes, containers, images, sounds, videos
+from umaserve.media import child, containers, film_decoder, images, sound_decoder, sounds, videos
 from umaserve.media.errors import MediaError
 from umaserve.media.images import Picture
 
@@ -57,6 +58,16 @@ def outcome(decode: Callable[[bytes], T], data: bytes) -> T | None:
     with contextlib.suppress(MediaError):
         return decode(data)
     return None
+
+
+def hear(data: bytes) -> tuple[sounds.Samples, int]:
+    """As ``sounds.decode_file``, in this process, which starts none."""
+    return sound_decoder.decode(io.BytesIO(data))
+
+
+def watch(data: bytes, stack_frames: int) -> videos.Film:
+    """The same of ``videos.decode``."""
+    return film_decoder.decode(io.BytesIO(data), stack_frames)
 
 
 # Images.
@@ -327,7 +338,7 @@ def test_resampling_stays_within_bounds_and_leaves_a_sample():
     ],
 )
 def test_recordings_are_read_in_each_format(kind: str, codec: str, rate: int):
-    samples, found = sounds.decode_file(recording(kind, codec, sine(880, 2.0, rate), rate))
+    samples, found = hear(recording(kind, codec, sine(880, 2.0, rate), rate))
     assert (samples.dtype, found) == (np.float32, rate)
     assert len(samples) == pytest.approx(2 * rate, abs=3000)
     assert pitch(samples, rate) == pytest.approx(880, abs=1)
@@ -337,23 +348,29 @@ def test_recordings_are_read_in_each_format(kind: str, codec: str, rate: int):
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("channels", [1, 2, 6])
 def test_channels_are_mixed_and_levels_kept(width: int, channels: int):
-    samples, rate = sounds.decode_file(wav(sine(), 16_000, channels, width))
+    samples, rate = hear(wav(sine(), 16_000, channels, width))
     assert rate == 16_000
     np.testing.assert_allclose(samples, sine(), atol=2 / 2 ** (8 * width - 1))
 
 
+def test_sound_of_eight_channels_is_mixed_too():
+    samples, rate = hear(recording("ogg", "libopus", sine(rate=48_000), 48_000, "7.1"))
+    assert (len(samples), pitch(samples, rate)) == (48_000, pytest.approx(440, abs=1))
+    assert np.abs(samples[rate // 4 :]).max() == pytest.approx(0.5, abs=0.05)
+
+
 def test_a_recording_is_capped_while_it_is_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sounds, "MAX_SECONDS", 2)
-    assert len(sounds.decode_file(wav(sine(seconds=2.0)))[0]) == 32_000
+    assert len(hear(wav(sine(seconds=2.0)))[0]) == 32_000
     with pytest.raises(MediaError) as caught:
-        sounds.decode_file(wav(sine(seconds=2.1)))
+        hear(wav(sine(seconds=2.1)))
     assert str(caught.value) == "expected at most 2 s of sound at 16000 samples a second, got more"
 
 
 def test_a_recording_of_a_high_rate_is_capped_by_its_samples(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sounds, "_MAX_SAMPLES", 16_000)
     with pytest.raises(MediaError, match="at most 1 s of sound at 16000 samples a second"):
-        sounds.decode_file(wav(sine(seconds=1.1)))
+        hear(wav(sine(seconds=1.1)))
 
 
 @pytest.mark.parametrize(
@@ -369,10 +386,6 @@ def test_a_recording_of_a_high_rate_is_capped_by_its_samples(monkeypatch: pytest
         (wav(sine(), rate=999), "expected from 1000 to 384000 samples a second, got 999"),
         (wav(sine(), rate=500_000), "expected from 1000 to 384000 samples a second, got 500000"),
         (recording("wav", "pcm_f32le", sine() * np.nan), "expected finite samples, got nan at index 0"),
-        (
-            recording("ogg", "libopus", sine(rate=48_000), 48_000, "7.1"),
-            "expected at most 7 channels, got 8",
-        ),
         (recording("wav", "adpcm_ima_wav", sine()), "expected a common codec, got adpcm_ima_wav"),
         # Two files in a row are one of which the rate changes halfway.
         (
@@ -384,7 +397,7 @@ def test_a_recording_of_a_high_rate_is_capped_by_its_samples(monkeypatch: pytest
 )
 def test_recordings_that_cannot_be_used_say_why(data: bytes, message: str):
     with pytest.raises(MediaError) as caught:
-        sounds.decode_file(data)
+        hear(data)
     assert str(caught.value) == message
 
 
@@ -410,7 +423,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "codec", "options"), KINDS)
 def test_a_film_gives_a_picture_each_second(kind: str, codec: str, options: dict[str, str]):
-    shown = videos.decode(film(seconds(*FIVE), kind=kind, codec=codec, **options), 1)
+    shown = watch(film(seconds(*FIVE), kind=kind, codec=codec, **options), 1)
     assert [frame.time_s for frame in shown.frames] == [0, 1, 2, 3, 4]
     assert [[colour(picture) for picture in frame.pictures] for frame in shown.frames] == [[each] for each in FIVE]
     assert {(frame.pictures[0].width, frame.pictures[0].height) for frame in shown.frames} == {(64, 48)}
@@ -419,7 +432,7 @@ def test_a_film_gives_a_picture_each_second(kind: str, codec: str, options: dict
 
 @pytest.mark.parametrize(("kind", "sound_codec"), [("mp4", "aac"), ("matroska", "pcm_s16le"), ("mp4", "libmp3lame")])
 def test_a_film_has_its_sound(kind: str, sound_codec: str):
-    shown = videos.decode(film(seconds(RED, BLUE), kind=kind, sound=sine(660, 2.0), sound_codec=sound_codec), 1)
+    shown = watch(film(seconds(RED, BLUE), kind=kind, sound=sine(660, 2.0), sound_codec=sound_codec), 1)
     assert [colour(frame.pictures[0]) for frame in shown.frames] == [RED, BLUE]
     assert shown.rate == 16_000
     assert shown.samples is not None
@@ -430,7 +443,7 @@ def test_a_film_has_its_sound(kind: str, sound_codec: str):
 @pytest.mark.parametrize(("kind", "codec", "options"), KINDS)
 def test_pictures_between_two_frames_are_tiled(kind: str, codec: str, options: dict[str, str]):
     data = film([*FIVE, BLUE, BLUE, GREEN, RED, WHITE], size=(96, 64), kind=kind, codec=codec, **options)
-    frames = videos.decode(data, 5).frames
+    frames = watch(data, 5).frames
     assert [colour(frame.pictures[0]) for frame in frames] == [RED, BLUE]
     # Four in two rows of two.
     for frame, expected in zip(frames, ([GREEN, BLUE, WHITE, BLACK], [BLUE, GREEN, RED, WHITE]), strict=True):
@@ -451,7 +464,7 @@ def test_pictures_between_two_frames_are_tiled(kind: str, codec: str, options: d
     ],
 )
 def test_the_tiling_is_near_a_square(stack_frames: int, size: tuple[int, int], expected: list[Colour]):
-    (frame,) = videos.decode(film(FIVE, size=(96, 64)), stack_frames).frames
+    (frame,) = watch(film(FIVE, size=(96, 64)), stack_frames).frames
     tiles = frame.pictures[1]
     columns, rows = math.ceil(math.sqrt(len(expected))), len(expected) // 2 or 1
     assert (tiles.width, tiles.height) == size
@@ -460,7 +473,7 @@ def test_the_tiling_is_near_a_square(stack_frames: int, size: tuple[int, int], e
 
 
 def test_without_other_pictures_there_is_no_tiling():
-    frames = videos.decode(film([RED, GREEN, BLUE], fps=1), 5).frames
+    frames = watch(film([RED, GREEN, BLUE], fps=1), 5).frames
     assert [len(frame.pictures) for frame in frames] == [1, 1, 1]
 
 
@@ -476,7 +489,7 @@ def test_without_other_pictures_there_is_no_tiling():
 )
 def test_frames_come_each_second_or_are_spread_over_the_length(pictures: int, fps: int, times: list[float]):
     greys = [(level % 256,) * 3 for level in range(pictures)]
-    frames = videos.decode(film(greys, fps=fps, codec="mjpeg", kind="mov", size=(16, 16)), 1).frames
+    frames = watch(film(greys, fps=fps, codec="mjpeg", kind="mov", size=(16, 16)), 1).frames
     assert [frame.time_s for frame in frames] == times
     found = [int(pixels(frame.pictures[0]).mean()) for frame in frames]
     assert found == pytest.approx([time * fps for time in times], abs=4)
@@ -485,11 +498,11 @@ def test_frames_come_each_second_or_are_spread_over_the_length(pictures: int, fp
 def test_what_is_not_shown_is_not_decoded(monkeypatch: pytest.MonkeyPatch):
     data = film([RED] * 250, fps=5, g="5", bf="0", size=(32, 32))
     # Of each of the 50 seconds the key picture alone.
-    monkeypatch.setattr(videos, "_MAX_DECODED_PIXELS", 50 * 32 * 32)
-    assert len(videos.decode(data, 1).frames) == 50
-    monkeypatch.setattr(videos, "_MAX_DECODED_PIXELS", 49 * 32 * 32)
+    monkeypatch.setattr(film_decoder, "_MAX_DECODED_PIXELS", 50 * 32 * 32)
+    assert len(watch(data, 1).frames) == 50
+    monkeypatch.setattr(film_decoder, "_MAX_DECODED_PIXELS", 49 * 32 * 32)
     with pytest.raises(MediaError) as caught:
-        videos.decode(data, 1)
+        watch(data, 1)
     assert str(caught.value) == "expected a film that is quicker to decode: shorter, smaller, or with more key frames"
 
 
@@ -501,7 +514,7 @@ def test_what_is_not_shown_is_not_decoded(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_film_is_turned_upright(matrix: tuple[int, ...], corners: tuple[Colour, Colour]):
-    (frame,) = videos.decode(film([halves((64, 48))] * 5, matrix=matrix), 5).frames
+    (frame,) = watch(film([halves((64, 48))] * 5, matrix=matrix), 5).frames
     picture = frame.pictures[0]
     assert (picture.width, picture.height) == (48, 64)
     assert (colour_at(picture, 0.1, 0.1), colour_at(picture, 0.9, 0.1)) == corners
@@ -512,7 +525,7 @@ def test_a_film_is_turned_upright(matrix: tuple[int, ...], corners: tuple[Colour
 
 
 def test_large_pictures_of_a_film_are_shrunk():
-    (frame,) = videos.decode(film([halves((2048, 1024))] * 4, 4, size=(2048, 1024), preset="ultrafast"), 2).frames
+    (frame,) = watch(film([halves((2048, 1024))] * 4, 4, size=(2048, 1024), preset="ultrafast"), 2).frames
     assert [(picture.width, picture.height) for picture in frame.pictures] == [(1414, 707), (1414, 707)]
     assert (colour_at(frame.pictures[0], 0.1, 0.5), colour_at(frame.pictures[1], 0.9, 0.5)) == (RED, BLUE)
 
@@ -520,7 +533,7 @@ def test_large_pictures_of_a_film_are_shrunk():
 @pytest.mark.parametrize("late_s", [-0.5, 0.5])
 def test_sound_begins_with_the_first_picture(late_s: float):
     data = film(seconds(RED, BLUE), kind="matroska", start_s=1.0, sound=sine(), sound_codec="pcm_s16le", late_s=late_s)
-    shown = videos.decode(data, 1)
+    shown = watch(data, 1)
     assert [(frame.time_s, colour(frame.pictures[0])) for frame in shown.frames] == [(0, RED), (1, BLUE)]
     assert shown.samples is not None
     assert len(shown.samples) == pytest.approx(16_000 * (1 + late_s), abs=100)
@@ -565,21 +578,21 @@ TABLE = FILM.index(b"stsz") + 8
 )
 def test_films_that_cannot_be_used_say_why(data: bytes, message: str):
     with pytest.raises(MediaError) as caught:
-        videos.decode(data, 1)
+        watch(data, 1)
     assert re.fullmatch(message, str(caught.value))
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libvpx", "mjpeg"])
 def test_films_of_too_large_pictures_are_refused(codec: str, monkeypatch: pytest.MonkeyPatch):
     data = film([RED] * 5, kind="matroska", codec=codec)
-    for module in (containers, videos):
+    for module in (containers, film_decoder):
         monkeypatch.setattr(module, "MAX_FRAME_PIXELS", 64 * 48)
-    assert videos.decode(data, 1).frames
-    for module in (containers, videos):
+    assert watch(data, 1).frames
+    for module in (containers, film_decoder):
         monkeypatch.setattr(module, "MAX_FRAME_PIXELS", 64 * 48 - 1)
     # Some of ffmpeg's decoders forget the size that they refuse.
     with pytest.raises(MediaError, match=r"of at most 3071 pixels a picture, got 64 x 48|too large"):
-        videos.decode(data, 1)
+        watch(data, 1)
 
 
 def test_a_film_whose_pictures_grow_on_the_way_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -589,56 +602,38 @@ def test_a_film_whose_pictures_grow_on_the_way_is_refused(monkeypatch: pytest.Mo
     )
     # The index at the end is left out, so that one list of pictures follows the other.
     grown = bytearray(small[: small.index(b"idx1")] + large[large.index(b"movi") + 4 : large.index(b"idx1")])
-    assert [colour(frame.pictures[0]) for frame in videos.decode(bytes(grown), 1).frames] == [RED, BLUE]
+    assert [colour(frame.pictures[0]) for frame in watch(bytes(grown), 1).frames] == [RED, BLUE]
     monkeypatch.setattr(containers, "MAX_FRAME_PIXELS", 64 * 48)
     with pytest.raises(MediaError, match="too large"):
-        videos.decode(bytes(grown), 1)
+        watch(bytes(grown), 1)
 
 
 def test_the_length_of_a_film_is_capped(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(videos, "MAX_SECONDS", 1)
+    monkeypatch.setattr(film_decoder, "MAX_SECONDS", 1)
     with pytest.raises(MediaError) as caught:
-        videos.decode(FILM, 1)
+        watch(FILM, 1)
     assert str(caught.value) == "expected a film of at most 1 s, got 2 s"
 
 
 def test_the_sound_of_a_film_is_capped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sounds, "MAX_SECONDS", 1)
     with pytest.raises(MediaError, match="expected at most 1 s of sound at 16000 samples a second, got more"):
-        videos.decode(film(seconds(RED, BLUE), sound=sine(seconds=2.0)), 1)
+        watch(film(seconds(RED, BLUE), sound=sine(seconds=2.0)), 1)
 
 
 def test_the_packets_of_a_file_are_capped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(containers, "MAX_PACKETS", 9)
     with pytest.raises(MediaError) as caught:
-        videos.decode(FILM, 1)
+        watch(FILM, 1)
     assert str(caught.value) == "expected a file of at most 9 packets, got more"
 
 
-@pytest.mark.parametrize("name", [b"stsz", b"stz2", b"trun"])
-def test_tables_of_more_samples_than_any_film_has_are_refused(name: bytes):
-    at = FILM.index(b"stsz")
-    lying = bytearray(FILM)
-    lying[at : at + 4] = name
-    lying[at + boxes._COUNTS[name] : at + boxes._COUNTS[name] + 4] = struct.pack(">I", boxes.MAX_SAMPLES)
-    with pytest.raises(MediaError) as caught:
-        videos.decode(bytes(lying), 1)
-    assert str(caught.value) == "expected an MP4 file of at most 5000000 samples, got one that tells of more"
-
-
-def test_boxes_are_looked_for_outside_of_the_media_data_alone():
-    bait = b"stsz" + b"\xff" * 12
-    inside = struct.pack(">I", 8 + len(bait)) + b"mdat" + bait
-    long = struct.pack(">I4sQ", 1, b"mdat", 16 + len(bait)) + bait
-    boxes.check(inside + long + inside)
-    boxes.check(b"\x1aE\xdf\xa3\x9fB\x86\x81" + bait)
-    for before in (b"", inside, long, inside + long):
-        with pytest.raises(MediaError, match="samples"):
-            boxes.check(before + struct.pack(">I", 8 + len(bait)) + b"moov" + bait)
-    with pytest.raises(MediaError, match="expected an MP4 file whose header isn't compressed"):
-        boxes.check(struct.pack(">I4sI4s", 16, b"moov", 8, b"cmov"))
-    with pytest.raises(MediaError, match="expected an MP4 file of at most 100000 parts, got more"):
-        boxes.check(struct.pack(">I4s", 8, b"free") * 100_001)
+def test_silence_before_the_sound_of_a_film_counts_as_sound(monkeypatch: pytest.MonkeyPatch):
+    data = film(seconds(RED, BLUE), kind="matroska", sound=sine(), sound_codec="pcm_s16le", late_s=1.5)
+    assert len(watch(data, 1).samples) == pytest.approx(40_000, abs=100)
+    monkeypatch.setattr(sounds, "MAX_SECONDS", 2)
+    with pytest.raises(MediaError, match="expected a film whose sound begins with it, got one where it begins after 1"):
+        watch(data, 1)
 
 
 # A file that names another one.
@@ -663,10 +658,9 @@ def test_a_playlist_opens_no_file(playlist: str, kind: str, tmp_path: Path, monk
         assert container.format.name.split(",")[0] == kind
         assert next(container.decode(video=0)).width == 64
     for file in (io.BytesIO, Named):
-        monkeypatch.setattr(io, "BytesIO", file)
-        for decode in (sounds.decode_file, lambda data: videos.decode(data, 1)):
+        for decode in (sound_decoder.decode, lambda file: film_decoder.decode(file, 1)):
             with pytest.raises(MediaError, match="of an unknown kind"):
-                decode(playlist.encode())
+                decode(file(playlist.encode()))
 
 
 def test_no_file_can_name_another_one():
@@ -696,8 +690,8 @@ FILES = {
 }
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "image": images.decode,
-    "recording": sounds.decode_file,
-    "film": lambda data: videos.decode(data, 3),
+    "recording": hear,
+    "film": lambda data: watch(data, 3),
 }
 
 
@@ -711,10 +705,24 @@ def damaged(draw: st.DrawFn, kind: str) -> bytes:
     return bytes(data[:length])
 
 
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """As the decoders have in the process that is theirs."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + child.MAX_MEMORY_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 @pytest.mark.parametrize("kind", DECODERS)
 @given(data=st.data())
 def test_whatever_comes_gives_a_result_or_a_media_error(kind: str, data: st.DataObject):
-    outcome(DECODERS[kind], data.draw(damaged(kind) | st.binary(max_size=200)))
+    file = data.draw(damaged(kind) | st.binary(max_size=200))
+    with little_memory(), contextlib.suppress(MemoryError):
+        outcome(DECODERS[kind], file)
 
 
 def test_damaged_files_are_not_written_about(capfd: pytest.CaptureFixture[str]):
@@ -732,8 +740,8 @@ def test_damaged_files_are_not_written_about(capfd: pytest.CaptureFixture[str]):
     [
         ("PIL", lambda: images.decode(b"")),
         ("PIL", lambda: images.shrunk(Picture(2, 2, bytes(12)), 0.5)),
-        ("av", lambda: sounds.decode_file(b"")),
-        ("av", lambda: videos.decode(b"", 1)),
+        ("av", lambda: hear(b"")),
+        ("av", lambda: watch(b"", 1)),
         ("soxr", lambda: sounds.resampled(sine(), 16_000, 8000)),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import errno
+import importlib.util
 import json
 import os
 import resource
@@ -15,7 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import media_files
 import pytest
+import tiny_projectors
 from daemon import Daemon
 
 from umaserve.config import Config
@@ -450,7 +454,8 @@ def has_libseccomp() -> bool:
     ctypes.CDLL(None).prctl(PR_GET_MDWE, 0, 0, 0, 0) < 0, reason="no PR_SET_MDWE in this kernel (Linux 6.3)"
 )
 def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "--http", "127.0.0.1:0", env={"UMA_THREADS": "1"}, preexec_fn=confinement())
+    flags = ("--http", "127.0.0.1:0", "--mmproj", str(tiny_projectors.audio(tmp_path / "mmproj.gguf")))
+    daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"}, preexec_fn=confinement())
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.process.pid}/status").read_text().splitlines())
     assert {key: int(status[key], 16) for key in ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp")} == {
         "CapEff": 0, "CapPrm": 0, "CapInh": 0, "CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2
@@ -462,4 +467,13 @@ def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
         f"http://{daemon.http}/v1/completions", json={"prompt": "Once", "max_tokens": 3}, timeout=60
     )
     assert completion.json()["usage"]["completion_tokens"] == 3
+    # Decoded by a process that gives up more rights.
+    wav = base64.b64encode(media_files.wav(media_files.sine())).decode()
+    heard = {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}}
+    body = {"messages": [{"role": "user", "content": [heard]}], "max_tokens": 3}
+    answer = httpx.post(f"http://{daemon.http}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    if importlib.util.find_spec("hibari") is not None:
+        spoken = httpx.post(f"http://{daemon.http}/v1/audio/speech", json={"model": "m", "input": "Hello."}, timeout=60)
+        assert spoken.content.startswith(b"RIFF")
     assert daemon.stop() == 0, daemon.logs

@@ -406,7 +406,7 @@ class Server:
             if self._computed_voice is not None:
                 self._computed_voice.close()
         else:
-            log.warning("a call into llama.cpp, the voice or the disk does not return: ending without it")
+            log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
         self._links.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -23,8 +24,10 @@ class WorkerThread:
     """Runs jobs in the order of their submission, and lets them in between the parts of lengthy ones. ``collect``, on
     the loop's thread, calls back with the results."""
 
-    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+    def __init__(self, name: str, wake: Callable[[], None], *, nice: int = 0) -> None:
+        """``nice``: how far others go first, from 0 to 19, as nice(1) has it."""
         self._wake = wake
+        self._nice = nice
         self._jobs: queue.SimpleQueue[tuple[Job, Done] | None] = queue.SimpleQueue()
         """``None`` stands for the next lengthy one, or, where there is none, for the end."""
         self._lengthy: deque[tuple[LengthyJob, Done]] = deque()
@@ -56,6 +59,9 @@ class WorkerThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        if self._nice:
+            # On Linux a thread has a niceness of its own.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
             # Idle, the thread must not keep the last job's sessions and samplers alive.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from umaserve.media import boxes
 from umaserve.media.errors import MediaError, needed
 
 if TYPE_CHECKING:
@@ -35,15 +34,16 @@ _OPEN_SECONDS = 20.0
 
 
 @contextmanager
-def opened(data: bytes, expected: str) -> Iterator[InputContainer]:
+def opened(file: BinaryIO, expected: str) -> Iterator[InputContainer]:
     """The file, as long as the block takes. What PyAV raises meanwhile becomes a ``MediaError`` that names
-    ``expected``."""
+    ``expected``, a lack of memory excepted."""
     with needed():
         import av
-    boxes.check(data)
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
     try:
         with av.open(
-            io.BytesIO(data),
+            file,
             "r",
             # For the decoders that ffmpeg opens to look at the streams.
             options={"max_pixels": str(MAX_FRAME_PIXELS)},
@@ -53,9 +53,11 @@ def opened(data: bytes, expected: str) -> Iterator[InputContainer]:
             io_open=_refuse,
         ) as container:
             yield container
-    except (av.FFmpegError, ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except (av.FFmpegError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError) as error:
         problem = "damaged, cut off, too large or of an unknown kind"
-        raise MediaError(f"expected {expected}, got {len(data)} bytes of one that is {problem}") from error
+        raise MediaError(f"expected {expected}, got {size} bytes of one that is {problem}") from error
 
 
 def _refuse(*_: object) -> NoReturn:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
-from umaserve.media.containers import opened, packets, prepare
+from umaserve.media import child
 from umaserve.media.errors import MediaError, needed
-
-if TYPE_CHECKING:
-    from av import AudioFrame
-    from av.audio.stream import AudioStream
-    from av.container import InputContainer
 
 MAX_SECONDS = 1800
 MIN_RATE, MAX_RATE = 1000, 384_000
 _MAX_SAMPLES = MAX_SECONDS * 48_000
 """Of one file: of what has a higher rate, which nobody uses for speech, fewer seconds are taken."""
-_MAX_STRAY = 4
-"""Packets that can't be decoded, besides one for each ten that can."""
-_MAX_PLANES = 7
 
 Samples = npt.NDArray[np.float32]
 
@@ -31,7 +20,7 @@ def samples_of(data: bytes) -> Samples:
     """The samples of little-endian float32 PCM, clipped to [-1, 1]; raises ``MediaError``."""
     if not data or len(data) % 4:
         raise MediaError(f"expected float32 samples, 4 bytes each, at least one, got {len(data)} bytes")
-    return _checked(np.frombuffer(data, "<f4"))
+    return checked(np.frombuffer(data, "<f4"))
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
@@ -46,75 +35,28 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
 
 
 def decode_file(data: bytes) -> tuple[Samples, int]:
-    """The first sound of a file, mixed to one channel within [-1, 1], and its samples a second; raises
-    ``MediaError``."""
-    with opened(data, "a recording") as container:
-        stream = next(iter(container.streams.audio), None)
-        if stream is None:
-            raise MediaError("expected a recording, got a file without sound")
-        samples, rate, _ = decode_stream(container, stream)
-    if not len(samples):
-        raise MediaError("expected a recording, got one without any sample that can be decoded")
-    return samples, rate
+    """The first sound of a file, mixed to one channel within [-1, 1], and its samples a second, decoded in a process of
+    its own; raises ``MediaError``."""
+    match child.decoded(data, "sound"):
+        case {"rate": int(rate)}, [pcm]:
+            return received(pcm, rate), rate
+    raise MediaError(child.NONSENSE)
 
 
-def decode_stream(container: InputContainer, stream: AudioStream) -> tuple[Samples, int, float]:
-    """One sound of an open file, as from ``decode_file``, but maybe empty, with the second at which it begins."""
-    pcm = bytearray()
-    rate, start_s = 0, 0.0
-    for frame in _frames(container, stream):
-        if not rate:
-            rate, start_s = frame.sample_rate, frame.time or 0.0
-            if not MIN_RATE <= rate <= MAX_RATE:
-                raise MediaError(f"expected from {MIN_RATE} to {MAX_RATE} samples a second, got {rate}")
-            limit = min(MAX_SECONDS * rate, _MAX_SAMPLES)
-        elif frame.sample_rate != rate:
-            raise MediaError(f"expected one sample rate throughout, got {rate} and then {frame.sample_rate} a second")
-        if len(pcm) // 4 + frame.samples > limit:
-            raise MediaError(f"expected at most {limit // rate} s of sound at {rate} samples a second, got more")
-        pcm += _mono(frame).tobytes()
-    return _checked(np.frombuffer(pcm, np.float32)), rate, start_s
+def received(pcm: bytes, rate: int) -> Samples:
+    """The samples that another process decoded, which is trusted no more than a client; raises ``MediaError``."""
+    if not MIN_RATE <= rate <= MAX_RATE or len(pcm) > 4 * most_samples(rate):
+        raise MediaError(child.NONSENSE)
+    return samples_of(pcm)
 
 
-def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    from av.error import InvalidDataError
-
-    prepare(stream)
-    good = bad = 0
-    for packet in packets(container, stream):
-        try:
-            frames = stream.decode(packet)
-        except InvalidDataError:
-            # Files of plain packets, as MP3, often have something else before and behind them.
-            bad += 1
-            if bad > _MAX_STRAY + good // 10:
-                raise
-            continue
-        good += 1
-        yield from frames
-    if good:
-        yield from stream.decode(None)
+def most_samples(rate: int) -> int:
+    """That are taken of a file with so many a second."""
+    return min(MAX_SECONDS * rate, _MAX_SAMPLES)
 
 
-def _mono(frame: AudioFrame) -> Samples:
-    channels = frame.layout.nb_channels
-    # Behind the last of eight places for planes PyAV looks for a ninth.
-    if frame.format.is_planar and channels > _MAX_PLANES:
-        raise MediaError(f"expected at most {_MAX_PLANES} channels, got {channels}")
-    values = frame.to_ndarray()
-    if not frame.format.is_planar:
-        values = values.reshape(-1, channels).T
-    mean: npt.NDArray[np.float64] = values.mean(axis=0, dtype=np.float64)
-    bits = 8 * values.dtype.itemsize
-    match values.dtype.kind:
-        case "u":
-            mean = mean / 2 ** (bits - 1) - 1
-        case "i":
-            mean = mean / 2 ** (bits - 1)
-    return mean.astype(np.float32)
-
-
-def _checked(samples: Samples) -> Samples:
+def checked(samples: Samples) -> Samples:
+    """The samples, clipped to [-1, 1]; raises ``MediaError`` where one is no number."""
     finite = np.isfinite(samples)
     if not finite.all():
         index = int(finite.argmin())

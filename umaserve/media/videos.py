@@ -1,35 +1,19 @@
-"""Films of untrusted files: pictures at even times and the sound, decoded by PyAV without what nobody will see."""
+"""A film as pictures at even times and its sound, decoded in a process of its own."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
-
-from umaserve.media import sounds
-from umaserve.media.containers import MAX_FRAME_PIXELS, opened, packets, prepare
+from umaserve.media import child, sounds
 from umaserve.media.errors import MediaError
-from umaserve.media.images import Picture, fitted
-
-if TYPE_CHECKING:
-    from av import VideoFrame
-    from av.container import InputContainer
-    from av.video.stream import VideoStream
+from umaserve.media.images import Picture
 
 MAX_SECONDS = 3600
 MAX_FRAMES = 64
 MAX_STACK_FRAMES = 16
 MAX_KEPT_PIXELS = 1_000_000
-_MAX_DECODED_PIXELS = 5 * 10**10
-"""Of all pictures that have to be decoded to have those that are kept: some 100 s of 4K at 60 a second, or minutes of
-one core."""
-
-_Rgb = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +33,6 @@ class Film:
     rate: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Shot:
-    """A frame to be: where in the stream's ticks its picture is shown, and those that lie between it and the next."""
-
-    time_s: float
-    at: int
-    between: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """Of a stream's packets, in the order in which they are decoded: their times in ticks, and which need none before
-    them, and which are never shown."""
-
-    times: list[int]
-    keys: list[int]
-    hidden: set[int]
-    end: int
-
-
 def decode(data: bytes, stack_frames: int) -> Film:
     """The film in one frame a second, or ``MAX_FRAMES`` over its length where that were more, and its sound; raises
     ``MediaError``.
@@ -78,184 +42,27 @@ def decode(data: bytes, stack_frames: int) -> Film:
     ``MAX_KEPT_PIXELS``; pixels that aren't square are taken as they are.
     """
     assert 1 <= stack_frames <= MAX_STACK_FRAMES
-    with opened(data, "a film") as container:
-        stream = _pictures(container)
-        index = _indexed(container, stream)
-        assert stream.time_base is not None
-        shots, needed = _planned(index, float(stream.time_base), stack_frames)
-        start_s = shots[0].at * float(stream.time_base)
-    with opened(data, "a film") as container:
-        showing = _Showing(_decoded(container, _pictures(container), needed))
-        frames = tuple(_framed(showing, shot) for shot in shots)
-    with opened(data, "a film") as container:
-        samples, rate = _sound(container, start_s)
-    return Film(frames, samples, rate)
+    head, parts = child.decoded(data, "film", str(stack_frames))
+    match head:
+        case {"frames": list(told), "rate": int(rate)} if 1 <= len(told) <= MAX_FRAMES:
+            left = iter(parts)
+            frames = tuple(_frame(one, left) for one in told)
+            sound = list(left)
+            if len(sound) <= 1 and all(one.time_s < other.time_s for one, other in pairwise(frames)):
+                return Film(frames, sounds.received(sound[0], rate), rate) if sound else Film(frames, None, 0)
+    raise MediaError(child.NONSENSE)
 
 
-def _pictures(container: InputContainer) -> VideoStream:
-    import av
-
-    # A song's cover is a stream of pictures too.
-    cover = av.stream.Disposition.attached_pic
-    stream = next((stream for stream in container.streams.video if not stream.disposition & cover), None)
-    if stream is None or not stream.time_base:
-        raise MediaError("expected a film, got a file without moving pictures")
-    prepare(stream)
-    _check_size(stream.width, stream.height)
-    return stream
+def _frame(told: object, parts: Iterator[bytes]) -> Frame:
+    match told:
+        case [int() | float() as time_s, list(sizes)] if 0 <= time_s <= MAX_SECONDS and 1 <= len(sizes) <= 2:
+            return Frame(float(time_s), tuple(_picture(size, next(parts, b"")) for size in sizes))
+    raise MediaError(child.NONSENSE)
 
 
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_FRAME_PIXELS:
-        raise MediaError(f"expected a film of at most {MAX_FRAME_PIXELS} pixels a picture, got {width} x {height}")
-
-
-def _indexed(container: InputContainer, stream: VideoStream) -> _Index:
-    """Reads all packets, which costs little, since what the header says of length and rate may be anything."""
-    times: list[int] = []
-    keys: list[int] = []
-    hidden: set[int] = set()
-    end = 0
-    for number, packet in enumerate(packets(container, stream)):
-        time = packet.pts if packet.pts is not None else packet.dts
-        if time is None:
-            time = times[-1] if times else 0
-        if packet.is_keyframe:
-            keys.append(number)
-        if packet.is_discard:
-            hidden.add(number)
-        times.append(time)
-        end = max(end, time + (packet.duration or 0)) if number else time + (packet.duration or 0)
-    return _Index(times, keys, hidden, end)
-
-
-def _planned(index: _Index, tick_s: float, stack_frames: int) -> tuple[list[_Shot], bytearray]:
-    """What to show, in its order, and for each packet whether it has to be decoded for that."""
-    order = sorted(set(range(len(index.times))) - index.hidden, key=index.times.__getitem__)
-    if not order:
-        raise MediaError("expected a film, got one without pictures")
-    shown = [index.times[number] for number in order]
-    length_s = (index.end - shown[0]) * tick_s
-    if length_s > MAX_SECONDS:
-        raise MediaError(f"expected a film of at most {MAX_SECONDS} s, got {length_s:.0f} s")
-    count = max(1, math.ceil(length_s))
-    every_s = 1.0
-    if count > MAX_FRAMES:
-        count, every_s = MAX_FRAMES, length_s / MAX_FRAMES
-
-    def place(time_s: float) -> int:
-        # Rounded, so that a second that is a whole number of ticks gets the picture that begins there.
-        return bisect_right(shown, shown[0] + round(time_s / tick_s)) - 1
-
-    shots = []
-    needed = bytearray(len(index.times))
-    for number in range(count):
-        time_s = number * every_s
-        main = place(time_s)
-        inner = [time_s + every_s * part / stack_frames for part in range(1, stack_frames)]
-        between = sorted({place(inner_s) for inner_s in inner if inner_s < length_s} - {main})
-        for taken in (main, *between):
-            _mark(needed, index, order[taken])
-        shots.append(_Shot(time_s, shown[main], tuple(shown[taken] for taken in between)))
-    return shots, needed
-
-
-def _mark(needed: bytearray, index: _Index, number: int) -> None:
-    """Mark the packet, and those before it back to a key packet that is shown no later: those after a key packet that
-    are shown before it may refer to what was before."""
-    key = bisect_right(index.keys, number) - 1
-    while key >= 0 and index.times[index.keys[key]] > index.times[number]:
-        key -= 1
-    first = index.keys[key] if key >= 0 else 0
-    while number >= first and not needed[number]:
-        needed[number] = True
-        number -= 1
-
-
-def _decoded(container: InputContainer, stream: VideoStream, needed: bytearray) -> Iterator[VideoFrame]:
-    decoded = 0
-    decoding = False
-    for packet, wanted in zip(packets(container, stream), needed, strict=False):
-        if wanted:
-            frames = stream.decode(packet)
-        elif decoding:
-            frames = stream.decode(None)
-            stream.codec_context.flush_buffers()
-        else:
-            continue
-        decoding = bool(wanted)
-        for frame in frames:
-            _check_size(frame.width, frame.height)
-            decoded += frame.width * frame.height
-            yield frame
-        if decoded > _MAX_DECODED_PIXELS:
-            raise MediaError("expected a film that is quicker to decode: shorter, smaller, or with more key frames")
-    if decoding:
-        yield from stream.decode(None)
-
-
-class _Showing:
-    """What a film shows, asked for by times that only rise."""
-
-    def __init__(self, frames: Iterator[VideoFrame]) -> None:
-        self._frames = frames
-        self._now: VideoFrame | None = None
-        self._next = next(frames, None)
-
-    def at(self, time: int) -> VideoFrame:
-        """The last picture up to this time, or the first one of all."""
-        while self._next is not None and (self._now is None or _time(self._next) <= time):
-            self._now, self._next = self._next, next(self._frames, None)
-        if self._now is None:
-            raise MediaError("expected a film, got one without a picture that can be decoded")
-        return self._now
-
-
-def _time(frame: VideoFrame) -> int:
-    return frame.pts if frame.pts is not None else frame.dts or 0
-
-
-def _framed(showing: _Showing, shot: _Shot) -> Frame:
-    frame = showing.at(shot.at)
-    width, height = fitted(frame.width, frame.height, MAX_KEPT_PIXELS, max_edge=MAX_KEPT_PIXELS)
-    pictures = [_upright(frame, width, height)]
-    if shot.between:
-        columns = math.ceil(math.sqrt(len(shot.between)))
-        tiles = [
-            _upright(showing.at(time), max(1, width // columns), max(1, height // columns)) for time in shot.between
-        ]
-        pictures.append(_tiled(tiles, columns))
-    return Frame(shot.time_s, tuple(Picture(rgb.shape[1], rgb.shape[0], rgb.tobytes()) for rgb in pictures))
-
-
-def _upright(frame: VideoFrame, width: int, height: int) -> _Rgb:
-    """The picture in this size, turned as the film says it was held."""
-    small = frame.reformat(width, height, "rgb24", interpolation="AREA", threads=1)
-    turns = round(frame.rotation / 90) % 4
-    return np.rot90(small.to_ndarray().astype(np.uint8, copy=False), turns)
-
-
-def _tiled(tiles: list[_Rgb], columns: int) -> _Rgb:
-    """The tiles in rows, one after another; what is left of the last row is black."""
-    height, width, _ = tiles[0].shape
-    canvas = np.zeros((math.ceil(len(tiles) / columns) * height, columns * width, 3), np.uint8)
-    for number, tile in enumerate(tiles):
-        top, left = number // columns * height, number % columns * width
-        canvas[top : top + height, left : left + width] = tile
-    return canvas
-
-
-def _sound(container: InputContainer, start_s: float) -> tuple[sounds.Samples | None, int]:
-    """The sound from the first picture on, with silence before it where it begins later."""
-    stream = next(iter(container.streams.audio), None)
-    if stream is None:
-        return None, 0
-    samples, rate, sound_s = sounds.decode_stream(container, stream)
-    late = round((sound_s - start_s) * rate)
-    if late < 0:
-        samples = samples[-late:]
-    elif late > MAX_SECONDS * rate:
-        raise MediaError(f"expected a film whose sound begins with it, got one where it begins after {late // rate} s")
-    else:
-        samples = np.concatenate([np.zeros(late, np.float32), samples])
-    return (samples, rate) if len(samples) else (None, 0)
+def _picture(size: object, rgb: bytes) -> Picture:
+    match size:
+        case [int(width), int(height)] if min(width, height) >= 1 and width * height <= MAX_KEPT_PIXELS:
+            if len(rgb) == 3 * width * height:
+                return Picture(width, height, rgb)
+    raise MediaError(child.NONSENSE)

@@ -1,0 +1,90 @@
+"""The program that ``child`` starts: decodes the file on its standard input, with next to nothing that it may do else.
+
+Its arguments are the most bytes of memory, seconds of computing and bytes of answer, and then the task: ``sound``, or
+``film`` and its ``stack_frames``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import orjson
+
+from umaserve.media import film_decoder, sound_decoder
+from umaserve.media.errors import MediaError, needed
+
+_PR_SET_PDEATHSIG = 1
+_NICENESS = 10
+
+
+def main(arguments: Sequence[str]) -> None:
+    memory_bytes, cpu_s, answer_bytes = (int(limit) for limit in arguments[:3])
+    head: dict[str, Any] = {}
+    parts: list[memoryview] = []
+    try:
+        with needed():
+            import av  # noqa: F401
+        _give_up_rights(memory_bytes, cpu_s, answer_bytes)
+        head, parts = _answer(sys.stdin.buffer, arguments[3:])
+    except MediaError as error:
+        head = {"error": str(error)}
+    except MemoryError:
+        head = {"error": f"can't be decoded: it takes more than {memory_bytes >> 20} MiB of memory"}
+    _write({**head, "parts": [len(part) for part in parts]}, parts)
+
+
+def _give_up_rights(memory_bytes: int, cpu_s: int, answer_bytes: int) -> None:
+    # A daemon that ends, however it does, leaves no decoder behind (prctl(2)).
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(_NICENESS)
+    # Where memory runs out, this process goes, not the daemon. Sandboxes may not have the file.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    limits = {
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_FSIZE: answer_bytes,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 0,
+        # Enough for PyAV to import what it puts off.
+        resource.RLIMIT_NOFILE: 16,
+    }
+    for limit, most in limits.items():
+        _, hard = resource.getrlimit(limit)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        # The signal for too much computing comes at the soft limit; at the hard one it were SIGKILL.
+        resource.setrlimit(limit, (most, most + 1 if limit == resource.RLIMIT_CPU and most != hard else most))
+
+
+def _answer(file: BinaryIO, task: Sequence[str]) -> tuple[dict[str, Any], list[memoryview]]:
+    if task[0] == "sound":
+        samples, rate = sound_decoder.decode(file)
+        return {"rate": rate}, [samples.data.cast("B")]
+    film = film_decoder.decode(file, int(task[1]))
+    frames = [[frame.time_s, [[picture.width, picture.height] for picture in frame.pictures]] for frame in film.frames]
+    parts = [memoryview(picture.rgb) for frame in film.frames for picture in frame.pictures]
+    if film.samples is not None:
+        parts.append(film.samples.data.cast("B"))
+    return {"frames": frames, "rate": film.rate}, parts
+
+
+def _write(head: dict[str, Any], parts: Sequence[memoryview]) -> None:
+    out = sys.stdout.buffer
+    out.write(orjson.dumps(head) + b"\n")
+    for part in parts:
+        out.write(part)
+    out.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    # What the libraries would clean up goes with the process.
+    os._exit(0)

@@ -1,0 +1,98 @@
+"""The sound of an untrusted file, decoded by PyAV and mixed to one channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from umaserve.media.containers import opened, packets, prepare
+from umaserve.media.errors import MediaError
+from umaserve.media.sounds import MAX_RATE, MIN_RATE, Samples, checked, most_samples
+
+if TYPE_CHECKING:
+    from av import AudioFrame
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
+_MAX_STRAY = 4
+"""Packets that can't be decoded, besides one for each ten that can."""
+_MAX_PLANES = 7
+"""Behind the last of eight places for planes PyAV looks for a ninth, and crashes."""
+
+
+def decode(file: BinaryIO) -> tuple[Samples, int]:
+    """The first sound of a file, mixed to one channel within [-1, 1], and its samples a second; raises
+    ``MediaError``."""
+    with opened(file, "a recording") as container:
+        stream = next(iter(container.streams.audio), None)
+        if stream is None:
+            raise MediaError("expected a recording, got a file without sound")
+        samples, rate, _ = decode_stream(container, stream)
+    if not len(samples):
+        raise MediaError("expected a recording, got one without any sample that can be decoded")
+    return samples, rate
+
+
+def decode_stream(container: InputContainer, stream: AudioStream) -> tuple[Samples, int, float]:
+    """One sound of an open file, as from ``decode``, but maybe empty, with the second at which it begins."""
+    pcm = bytearray()
+    rate, start_s = 0, 0.0
+    for frame in _frames(container, stream):
+        if not rate:
+            rate, start_s = frame.sample_rate, frame.time or 0.0
+            if not MIN_RATE <= rate <= MAX_RATE:
+                raise MediaError(f"expected from {MIN_RATE} to {MAX_RATE} samples a second, got {rate}")
+            limit = most_samples(rate)
+        elif frame.sample_rate != rate:
+            raise MediaError(f"expected one sample rate throughout, got {rate} and then {frame.sample_rate} a second")
+        if len(pcm) // 4 + frame.samples > limit:
+            raise MediaError(f"expected at most {limit // rate} s of sound at {rate} samples a second, got more")
+        pcm += _mono(frame).tobytes()
+    return checked(np.frombuffer(pcm, np.float32)), rate, start_s
+
+
+def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    from av.error import InvalidDataError
+
+    prepare(stream)
+    good = bad = 0
+    for packet in packets(container, stream):
+        try:
+            frames = stream.decode(packet)
+        except InvalidDataError:
+            # Files of plain packets, as MP3, often have something else before and behind them.
+            bad += 1
+            if bad > _MAX_STRAY + good // 10:
+                raise
+            continue
+        good += 1
+        yield from frames
+    if good:
+        yield from stream.decode(None)
+
+
+def _mono(frame: AudioFrame) -> Samples:
+    channels = frame.layout.nb_channels
+    if frame.format.is_planar and channels > _MAX_PLANES:
+        frame = _packed(frame)
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(-1, channels).T
+    mean: npt.NDArray[np.float64] = values.mean(axis=0, dtype=np.float64)
+    bits = 8 * values.dtype.itemsize
+    match values.dtype.kind:
+        case "u":
+            mean = mean / 2 ** (bits - 1) - 1
+        case "i":
+            mean = mean / 2 ** (bits - 1)
+    return mean.astype(np.float32)
+
+
+def _packed(frame: AudioFrame) -> AudioFrame:
+    from av import AudioResampler
+
+    (packed,) = AudioResampler(frame.format.packed, frame.layout, frame.sample_rate).resample(frame)
+    return packed
