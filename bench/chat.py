@@ -38,8 +38,8 @@ ANSWER_TOKENS = 64
 SAMPLE_RATE = 24_000
 
 _NOTES = """\
-In ms. Each picture is noise, and new to the daemon; the second turn asks again about the same one. Answers have 8 tokens.
-Each row has the medians of its repeats, with the smallest and largest.
+In ms. Each picture is noise, and new to the daemon; the second turn asks again about the same one. Answers have 8
+tokens. Each row has the medians of its repeats, with the smallest and largest.
 """
 _SPEECH_NOTES = f"""\
 Answers of {ANSWER_TOKENS} tokens, spoken while they are written. In ms from the request; the factor is the seconds of

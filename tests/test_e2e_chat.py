@@ -110,20 +110,29 @@ def test_the_contracts_own_client(daemon: Daemon):
     assert 0.01 < float(np.abs(pcm).max()) <= 1
 
 
-async def chat_streaming(server_url: str) -> tuple[list[str], list[bytes]]:
-    """The contract's example, step by step, without its recording, and with what it prints kept."""
+async def chat_streaming(server_url: str, ref_b64: str | None = None) -> tuple[list[str], list[bytes]]:
+    """The contract's example, step by step, with what it prints kept."""
     printed, audio_chunks, full_text = [], [], ""
+    system_content: str | list[Message] = "You are a helpful assistant."
+    tts_config = {"enabled": True, "mode": "audio_assistant"}
+    if ref_b64:
+        system_content = [
+            {"type": "text", "text": "Mimic the voice from the audio sample."},
+            {"type": "audio", "data": ref_b64},
+            {"type": "text", "text": "You are a helpful assistant. Reply naturally."},
+        ]
+        tts_config["ref_audio_data"] = ref_b64
     async with websockets.connect(server_url) as ws:
         await ws.send(
             json.dumps(
                 {
                     "messages": [
-                        {"role": "system", "content": "You are a helpful assistant."},
+                        {"role": "system", "content": system_content},
                         {"role": "user", "content": "Hello!"},
                     ],
                     "streaming": True,
                     "generation": {"max_new_tokens": 256, "temperature": 0.7},
-                    "tts": {"enabled": True, "mode": "audio_assistant"},
+                    "tts": tts_config,
                 }
             )
         )

