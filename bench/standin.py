@@ -47,7 +47,7 @@ class StandInEngine:
         eos="",
     )
 
-    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
+    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         assert request.max_tokens is not None
         return Prepared(_PROMPT, request.max_tokens, TextStream(_PIECES, request.stop), _SAMPLER)
 

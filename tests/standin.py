@@ -240,7 +240,7 @@ class StandInEngine:
             eos=PIECES[END].decode(),
         )
 
-    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
+    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         tokens, spans = _tokens(request), ()
         if not isinstance(request.prompt, str | TokenIds) and any(turn.attachments for turn in request.prompt):
             tokens, spans = self._with_media(request.prompt, tenant)

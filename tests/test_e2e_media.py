@@ -133,7 +133,8 @@ def test_a_film_is_seen_and_heard(seeing: Daemon) -> None:
     plain = tokens(seeing, film(), text("What is it?"))
     omni = tokens(seeing, film(), text("What is it?"), omni_mode=True)
     stacked = tokens(seeing, {**film(), "stack_frames": 2}, text("What is it?"))
-    assert omni > plain
+    # What the tiny projector hears in one go is longer than the film.
+    assert omni == plain
     assert stacked > plain
 
 

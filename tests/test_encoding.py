@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Token
+from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token
+from umaserve.serving.policy import AGING_S
+from umaserve.serving.preparing import MOST_MEDIA_AHEAD
 from umaserve.serving.sessions import Origin
 
 pytest.register_assert_rewrite("standin", "test_scheduler")
@@ -146,9 +148,97 @@ def test_short_memory_sheds_what_is_kept_of_media() -> None:
     world.arrive(turns("", "a cat", "?"), max_tokens=5)
     finish(world)
     world.scheduler.shed_caches()
+    world.turn()
     world.arrive(turns("", "a cat", "?"), max_tokens=5)
     finish(world)
     assert encoded(world) == 2
+
+
+def test_prompts_that_wait_for_an_encoding_hold_no_places(places: int = 4) -> None:
+    world = World(slots=places)
+    films = [world.arrive(turns("see: ", "cat" * n, "?", "dog" * n, "!"), max_tokens=3) for n in range(1, places + 1)]
+    world.turns(2)
+    text = world.arrive("text", OTHER, max_tokens=3)
+    while not text.session.ended:
+        world.turn()
+        assert all(film.session.slot is None or not _blocked(film) for film in films)
+    assert any(not film.session.ended for film in films)
+    finish(world)
+
+
+def _blocked(client: Client) -> bool:
+    prepared = client.session.prepared
+    return prepared is not None and any(not span.chunk.encoded for span in prepared.spans)
+
+
+def order(world: World) -> list[str]:
+    """The data of what is encoded, in turn."""
+    seen: list[str] = []
+    encode = world.engine.encode
+    world.engine.encode = lambda chunk, *more: (seen.append(chunk.data), encode(chunk, *more))[1]
+    return seen
+
+
+def test_tenants_take_turns_with_what_is_encoded() -> None:
+    world = World()
+    seen = order(world)
+    film = [part for n in range(4) for part in ("", f"film {n}")]
+    for tenant in ("one", "two"):
+        world.arrive(turns(*film, "?"), Origin("uds", tenant), max_tokens=1)
+    while not seen:
+        world.turn()
+    world.arrive(turns("", "picture", "?"), Origin("uds", "three"), max_tokens=1)
+    finish(world)
+    assert seen.index("picture") <= 3
+
+
+@pytest.mark.parametrize(
+    ("aged", "expected"),
+    [(False, ["busy", "interactive", "background"]), (True, ["busy", "background", "interactive"])],
+)
+def test_in_the_background_media_wait_for_those_of_others_until_they_have_aged(aged: bool, expected: list[str]) -> None:
+    world = World()
+    seen = order(world)
+    world.arrive(turns("", "busy", "?"), Origin("uds", "one"), max_tokens=1)
+    while not world.compute.jobs:
+        world.turn()
+    world.arrive(turns("", "background", "?"), Origin("uds", "two"), max_tokens=1, priority=Priority.BACKGROUND)
+    world.now += AGING_S * aged
+    world.arrive(turns("", "interactive", "?"), Origin("uds", "three"), max_tokens=1)
+    for _ in range(4):
+        world.preparing.step()
+        world.scheduler.pump()
+    finish(world)
+    assert seen == expected
+
+
+def test_who_comes_to_a_chunk_that_is_being_encoded_goes_on_when_the_first_asker_leaves() -> None:
+    world = World()
+    seen = order(world)
+    first = world.arrive(turns("", "a cat", "?"), max_tokens=3)
+    while not world.compute.jobs:
+        world.turn()
+    second = world.arrive(turns("", "a cat", "!"), max_tokens=3)
+    world.preparing.step()
+    world.scheduler.pump()
+    world.preparing.step()
+    world.scheduler.pump()
+    world.cancel(first)
+    finish(world)
+    assert seen == ["a cat"]
+    assert answered(second) == expected(world, second)
+
+
+def test_no_more_media_are_prepared_than_start_soon() -> None:
+    world = World(slots=1)
+    clients = [world.arrive(turns("", f"picture {n}", "?"), max_tokens=3) for n in range(12)]
+    for _ in range(2000):
+        world.turn()
+        ahead = [c for c in clients if c.session.prepared and c.session.started_at is None and not c.session.ended]
+        assert len(ahead) <= MOST_MEDIA_AHEAD
+        if all(client.session.ended for client in clients):
+            return
+    raise AssertionError("it never ends")
 
 
 _parts = st.lists(st.sampled_from(["cat", "dog" * 9, "whole bird", "refuse"]), max_size=3)

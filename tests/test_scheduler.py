@@ -36,13 +36,13 @@ from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.planning import Targets
 from umaserve.serving.policy import AGING_S, MOST_SHARE
-from umaserve.serving.preparing import TENANTS_REMEMBERED
 from umaserve.serving.scheduler import PATIENCE_S, Scheduler
 from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
 from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
 from umaserve.serving.ticks import Outcome, Tick, TickResult
+from umaserve.serving.turns import REMEMBERED
 
 # Its assertions must hold under -O as well.
 pytest.register_assert_rewrite("standin")
@@ -1680,7 +1680,7 @@ def prepared_order(world: World) -> list[object]:
     """Prompts, as they get prepared from now on."""
     order: list[object] = []
     prepare = world.engine.prepare
-    world.engine.prepare = lambda request, tenant: (order.append(request.prompt), prepare(request))[1]
+    world.engine.prepare = lambda request, *_more: (order.append(request.prompt), prepare(request))[1]
     return order
 
 
@@ -1716,7 +1716,7 @@ def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
 def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: World) -> None:
     order = prepared_order(world)
     first = world.arrive("first", Origin("uds", "first"), max_tokens=1)
-    for number in range(TENANTS_REMEMBERED):
+    for number in range(REMEMBERED):
         client = world.arrive("x", Origin("uds", f"peer {number}"), max_tokens=1)
         world.turn_until(lambda client=client: client.session.prepared)
     assert first.end

@@ -293,7 +293,8 @@ class Server:
     def _idle(self) -> bool:
         if self._scheduler is None or self._questions is None:
             return True
-        return self._scheduler.idle and self._questions.idle and self._services.speech.idle and self._links.over
+        serving = self._scheduler.idle and self._questions.idle and self._services.speech.idle and self._links.over
+        return serving and self._services.recordings.idle
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -398,8 +399,9 @@ class Server:
             client.channel.abort()
         self._loop.after_poll = self._loop.before_sleep = lambda: None
         services = self._services
-        threads = (self._compute, self._preparing, self._preparing_media, services.speech, services.recordings)
-        if all(thread.stop(JOIN_S) for thread in threads):
+        # All are told, whichever doesn't return; first the one whose work others were told is done.
+        threads = (services.recordings, self._compute, self._preparing, self._preparing_media, services.speech)
+        if all([thread.stop(JOIN_S) for thread in threads]):
             self._compute.collect()
             if self._engine is not None:
                 self._engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 import time
@@ -103,12 +104,12 @@ class LlamaEngine:
         template = self.info.chat_template
         self._template = None if template is None else ChatTemplate(template, self.info.bos, self.info.eos)
 
-    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
+    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if not self._memory:
             raise RequestError(Fault.BAD_REQUEST, f"model: {self.name} generates no text, it only makes embeddings")
         # Grammars first: they check the depth of the tools' schemas, which the template then walks.
         constraint = self._constraint(request)
-        prompt = self._prompt(request, tenant)
+        prompt = self._prompt(request, tenant, wanted)
         tokens = prompt.tokens
         if not tokens:
             raise RequestError(Fault.BAD_REQUEST, "prompt: expected text that makes at least one token, got none")
@@ -163,8 +164,11 @@ class LlamaEngine:
         self._projector.encode(chunk, pause, wanted)
 
     def shed(self) -> None:
-        """Keep nothing of media that no prompt uses."""
         self._media.shed()
+        # What is freed in pieces stays with the process otherwise. Other C libraries than glibc have no such call.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
     def _constraint(self, request: Generate) -> Constraint | None:
         sampling = request.sampling
@@ -187,7 +191,7 @@ class LlamaEngine:
     def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:
         return Sampler(self._model.n_vocab, tuple(self.end_tokens), sampling, constraint)
 
-    def _prompt(self, request: Generate, tenant: str) -> Prompt:
+    def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
         if isinstance(request.prompt, str | TokenIds):
             return Prompt(self._tokens(request.prompt, "prompt"), ())
         template = self._template
@@ -196,9 +200,11 @@ class LlamaEngine:
         if not any(turn.attachments for turn in request.prompt):
             text = template.render(request.prompt, request.tools, request.enable_thinking)
             return Prompt(self._model.tokenize(text), ())
-        tenant = tenant if request.cache_prompt else request.id
         return self._media.prompt(
-            request.prompt, lambda turns: template.render(turns, request.tools, request.enable_thinking), tenant
+            request.prompt,
+            lambda turns: template.render(turns, request.tools, request.enable_thinking),
+            tenant if request.cache_prompt else None,
+            wanted,
         )
 
     def _tokens(self, text: str | TokenIds, field: str) -> Sequence[int]:
@@ -249,8 +255,11 @@ class LlamaEngine:
             code = llama_cpp.llama_decode(self._model.context, self._batch.native)
         if code:
             log.error("llama_decode returned %d", code)
-            self._cells.move([Release(run.slot, run.start) for run in runs if run.span is not None])
-            return TickResult(Outcome.NO_CELLS if code == 1 else Outcome.FAILED, (), 0.0)
+            media = [Release(run.slot, run.start) for run in runs if run.span is not None]
+            self._cells.move(media)
+            # What was decoded before the rest found no place can't be taken back where no sequence can be cut.
+            unchanged = code == 1 and (not media or self._model.sequences_can_be_cut)
+            return TickResult(Outcome.NO_CELLS if unchanged else Outcome.FAILED, (), 0.0)
         tokens: list[Sequence[int]] = []
         logprobs: dict[int, list[Logprobs]] = {}
         rows = iter(self._logits(outputs))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,7 @@ from umaserve.media.images import Picture
 from umaserve.messages import Audio, ChatTurn, Image, Media, Video
 from umaserve.serving.ticks import Span, media_ids
 
+BASE64_STEP = 1 << 20
 SHRINKINGS = 6
 """Tries at a size that the projector cuts into few enough slices."""
 _OPEN_ID, _CLOSE_ID = "<image_id>", "</image_id>"
@@ -52,16 +53,21 @@ class MediaReader:
         self._cache = _Cache(cache_bytes)
         self._numbers_images = len(model.tokenize(_OPEN_ID, begins=False)) == 1
 
-    def prompt(self, turns: Sequence[ChatTurn], render: Callable[[Sequence[ChatTurn]], str], tenant: str) -> Prompt:
-        """What ``render`` makes of the turns, with their media in place; raises ``RequestError``."""
+    def prompt(
+        self,
+        turns: Sequence[ChatTurn],
+        render: Callable[[Sequence[ChatTurn]], str],
+        tenant: str | None,
+        wanted: Callable[[], bool],
+    ) -> Prompt:
+        """What ``render`` makes of the turns, with their media in place; raises ``RequestError``. Nothing is kept, nor
+        looked for, for the tenant ``None``."""
         media = [attachment.media for turn in turns for attachment in turn.attachments]
-        laid_out, tokens = [], 0
+        laid_out: list[list[Piece]] = []
+        room = _Room(self._most_tokens, wanted)
         for one in media:
-            laid_out.append(self._pieces(one, tenant))
-            tokens += sum(chunk.tokens for chunk in media_chunks(laid_out[-1]))
-            if tokens > self._most_tokens:
-                what = f"{tokens} tokens up to here, the context holds {self._most_tokens}"
-                raise RequestError(Fault.CONTEXT_EXCEEDED, f"{one.field}: {what}")
+            room.field = one.field
+            laid_out.append(self._pieces(one, tenant, room))
         # Nobody can guess it, so that no text of theirs is taken for a place.
         mark = f"[{secrets.token_hex(16)}]"
         texts = render(_marked(turns, mark)).split(mark)
@@ -90,21 +96,26 @@ class MediaReader:
 
     # -- one image, sound or film --------------------------------------------------------------------------------
 
-    def _pieces(self, media: Media, tenant: str) -> list[Piece]:
+    def _pieces(self, media: Media, tenant: str | None, room: _Room) -> list[Piece]:
         projector = self._capable(media)
         digest = _digest(media)
-        found = self._cache.get((tenant, digest))
+        found = None if tenant is None else self._cache.get((tenant, digest))
         if found is not None:
+            room.take(found)
             return found
+        pieces: list[Piece] = []
         try:
-            pieces = list(self._laid_out(media, projector, digest))
+            for some in self._laid_out(media, projector, digest):
+                room.take(some)
+                pieces += some
         except (MediaError, ValueError) as error:
             raise _refused(media, str(error)) from None
         for chunk in media_chunks(pieces):
             if chunk.whole and chunk.tokens > self._n_ubatch:
                 what = f"the model takes {chunk.tokens} tokens of it at once, and the daemon {self._n_ubatch}"
                 raise _refused(media, f"{what}: raise --n-batch and --n-ubatch")
-        self._cache.put((tenant, digest), pieces)
+        if tenant is not None:
+            self._cache.put((tenant, digest), pieces)
         return pieces
 
     def _capable(self, media: Media) -> Projector:
@@ -119,31 +130,49 @@ class MediaReader:
             raise _refused(media, "the daemon's projector takes no audio: expected omni_mode to be false")
         return self._projector
 
-    def _laid_out(self, media: Media, projector: Projector, digest: bytes) -> Iterator[Piece]:
+    def _laid_out(self, media: Media, projector: Projector, digest: bytes) -> Iterator[list[Piece]]:
         data = _decoded(media.data)
         match media:
             case Image():
-                yield from _few_slices(projector, images.decode(data), digest, media.max_slices)
+                yield _few_slices(projector, images.decode(data), digest, media.max_slices)
             case Audio():
-                yield from projector.lay_out(_heard(data, media.sample_rate, projector.sample_rate), digest)
+                yield projector.lay_out(_heard(data, media.sample_rate, projector.sample_rate), digest)
             case Video():
                 yield from self._film(videos.decode(data, media.stack_frames), media, projector, digest)
 
-    def _film(self, film: videos.Film, media: Video, projector: Projector, digest: bytes) -> Iterator[Piece]:
-        """Its pictures, each followed by the sound until the next one, or by all of it behind the last."""
-        samples = None
+    def _film(self, film: videos.Film, media: Video, projector: Projector, digest: bytes) -> Iterator[list[Piece]]:
+        """Its pictures with the sound behind them: of all, or of as many as the projector hears in one go."""
+        samples, rate, begin = None, projector.sample_rate, 0.0
         if film.samples is not None and projector.hears:
-            samples = sounds.resampled(film.samples, film.rate, projector.sample_rate)
-        times = [frame.time_s for frame in film.frames] if media.omni else [0.0]
-        cuts = [round(time * projector.sample_rate) for time in times[1:]]
-        heard = [] if samples is None else np.split(samples, cuts)
+            samples = sounds.resampled(film.samples, film.rate, rate)
         for i, frame in enumerate(film.frames):
             for j, picture in enumerate(frame.pictures):
-                yield from _few_slices(projector, picture, _part(digest, "picture", i, j), media.max_slices)
-            behind = heard[i : i + 1] if media.omni else heard if i == len(film.frames) - 1 else []
-            for sound in behind:
-                if len(sound):
-                    yield from projector.lay_out(np.ascontiguousarray(sound), _part(digest, "sound", i))
+                yield _few_slices(projector, picture, _part(digest, "picture", i, j), media.max_slices)
+            until = film.frames[i + 1].time_s if i + 1 < len(film.frames) else math.inf
+            if samples is not None and (until == math.inf or (media.omni and until - begin >= projector.window_s)):
+                heard = samples[round(begin * rate) : None if until == math.inf else round(until * rate)]
+                begin = until
+                if len(heard):
+                    yield projector.lay_out(np.ascontiguousarray(heard), _part(digest, "sound", i))
+
+
+class _Room:
+    """What the media of one prompt may still take; ``field`` names the one that is being laid out."""
+
+    def __init__(self, most_tokens: int, wanted: Callable[[], bool]) -> None:
+        self.field = ""
+        self._most = most_tokens
+        self._tokens = 0
+        self._wanted = wanted
+
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Raises ``RequestError`` where there is no room for them, or nobody waits for the prompt any more."""
+        if not self._wanted():
+            raise RequestError(Fault.TIMED_OUT, f"{self.field}: nobody waits for it any more")
+        self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
+        if self._tokens > self._most:
+            what = f"{self._tokens} tokens up to here, the context holds {self._most}"
+            raise RequestError(Fault.CONTEXT_EXCEEDED, f"{self.field}: {what}")
 
 
 class _Cache:
@@ -152,30 +181,32 @@ class _Cache:
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, bytes], tuple[list[Piece], int]] = {}
-        self._bytes = 0
+        self._kept: dict[tuple[str, bytes], list[Piece]] = {}
 
     def get(self, key: tuple[str, bytes]) -> list[Piece] | None:
         with self._lock:
             found = self._kept.pop(key, None)
-            if found is None:
-                return None
-            self._kept[key] = found
-            return found[0]
+            if found is not None:
+                self._kept[key] = found
+            return found
 
     def put(self, key: tuple[str, bytes], pieces: list[Piece]) -> None:
-        size = sum(chunk.n_bytes for chunk in media_chunks(pieces))
         with self._lock:
-            self._kept[key] = pieces, size
-            self._bytes += size
-            while self._bytes > self._most and self._kept:
-                _pieces, dropped = self._kept.pop(next(iter(self._kept)))
-                self._bytes -= dropped
+            if _n_bytes(pieces) > self._most:
+                return
+            self._kept[key] = pieces
+            # Counted anew, since what was encoded meanwhile takes less.
+            total = sum(map(_n_bytes, self._kept.values()))
+            while total > self._most:
+                total -= _n_bytes(self._kept.pop(next(iter(self._kept))))
 
     def clear(self) -> None:
         with self._lock:
             self._kept.clear()
-            self._bytes = 0
+
+
+def _n_bytes(pieces: Sequence[Piece]) -> int:
+    return sum(chunk.n_bytes for chunk in media_chunks(pieces))
 
 
 def _refused(media: Media, message: str) -> RequestError:
@@ -183,14 +214,23 @@ def _refused(media: Media, message: str) -> RequestError:
 
 
 def _decoded(data: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MediaError(f"expected base64: {error}") from None
+    """Bit by bit, since other threads wait for as long as one call takes."""
+    decoded = bytearray()
+    for start in range(0, len(data), BASE64_STEP):
+        piece = data[start : start + BASE64_STEP]
+        try:
+            decoded += binascii.a2b_base64(piece, strict_mode=True)
+        except ValueError as error:
+            raise MediaError(f"expected base64: {error}") from None
+        if piece.endswith("=") and start + BASE64_STEP < len(data):
+            raise MediaError("expected base64: its end is in the middle")
+    return bytes(decoded)
 
 
 def _heard(data: bytes, rate: int | None, wanted: int) -> Samples:
     if rate is not None:
+        if len(data) // 4 > sounds.MAX_SECONDS * rate:
+            raise MediaError(f"expected at most {sounds.MAX_SECONDS} s of sound, got {len(data) // 4 // rate} s")
         return sounds.resampled(sounds.samples_of(data), rate, wanted)
     return sounds.resampled(*sounds.decode_file(data), wanted)
 
@@ -210,8 +250,9 @@ def _few_slices(projector: Projector, picture: Picture, digest: bytes, most: int
 
 def _digest(media: Media) -> bytes:
     """Of the content and all that decides what is made of it."""
-    found = hashlib.sha256(media.data.encode())
-    found.update(repr(replace(media, data="", field="")).encode())
+    found = hashlib.sha256(repr(replace(media, data="", field="")).encode())
+    for start in range(0, len(media.data), BASE64_STEP):
+        found.update(media.data[start : start + BASE64_STEP].encode())
     return found.digest()
 
 

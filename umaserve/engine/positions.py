@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.serving.ticks import Copy, Load, Move, Release, Save
+from umaserve.serving.ticks import Copy, Load, Move, Release, Save, Shed
 
 Gaps = tuple[tuple[int, int], ...]
 """Behind which token of the sequence, and by how many positions all that follow stand nearer to its start."""
@@ -30,19 +30,22 @@ class Positions:
         """Do to the gaps what ``move`` does to the cells."""
         match move:
             case Release(slot, start):
-                self._set(slot, self._before(slot, start))
+                _set(self._gaps, slot, self._before(slot, start))
             case Copy(source, target, length):
-                self._set(target, self._before(source, length))
+                _set(self._gaps, target, self._before(source, length))
             case Save(slot, offset, _size):
-                self._saved[offset] = self._gaps.get(slot, ())
+                _set(self._saved, offset, self._gaps.get(slot, ()))
             case Load(offset, _size, slot):
-                self._set(slot, self._saved.get(offset, ()))
+                _set(self._gaps, slot, self._saved.get(offset, ()))
+            case Shed():
+                self._saved.clear()
 
     def _before(self, slot: int, index: int) -> Gaps:
         return tuple((end, size) for end, size in self._gaps.get(slot, ()) if end <= index)
 
-    def _set(self, slot: int, gaps: Gaps) -> None:
-        if gaps:
-            self._gaps[slot] = gaps
-        else:
-            self._gaps.pop(slot, None)
+
+def _set(gaps: dict[int, Gaps], key: int, its: Gaps) -> None:
+    if its:
+        gaps[key] = its
+    else:
+        gaps.pop(key, None)

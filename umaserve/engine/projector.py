@@ -25,11 +25,15 @@ log = logging.getLogger(__name__)
 
 SLICE_S = 0.01
 """Of encoding, before the others have their turn: less than most ticks take."""
+LEAST_SHARE = 0.25
+"""Of the time that the others took last: beside long ticks it would have no end."""
 MAX_ASPECT = 100
 MIN_SAMPLES = 1600
 """Of a sound, which is filled up with silence."""
 _DIGEST_BYTES = 16
-_FLOAT_BYTES = 4
+PICTURE_BYTES = 512 * 512 * 3 * 4
+"""Of floats, for a picture or a slice."""
+LONGEST_WINDOW_S = 32
 
 Samples = npt.NDArray[np.float32]
 Embeddings = npt.NDArray[np.float32]
@@ -45,9 +49,9 @@ class MediaChunk:
     def __init__(
         self, native: Any, digest: int, whole: bool, places: npt.NDArray[np.int32] | None, n_bytes: int
     ) -> None:
-        """``n_bytes``: what it takes in memory, about, before it is encoded or after, whichever is more."""
+        """``n_bytes``: what it takes in memory before it is encoded, about."""
         self.native = native
-        self.n_bytes = n_bytes
+        self._n_bytes = n_bytes
         self.digest = digest
         self.whole = whole
         self.places = places
@@ -55,6 +59,11 @@ class MediaChunk:
         self.positions: int = mtmd_cpp.mtmd_input_chunk_get_n_pos(native)
         self.embeddings: Embeddings | None = None
         self._free = weakref.finalize(self, mtmd_cpp.mtmd_input_chunk_free, native)
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return self._n_bytes if self.embeddings is None else self.embeddings.nbytes
 
     @property
     def encoded(self) -> bool:
@@ -82,7 +91,7 @@ class Projector:
         self._pause: Pause | None = None
         self._wanted: Callable[[], bool] = lambda: True
         self._given_up = False
-        self._paused_at = 0.0
+        self._paused_at, self._slice_s = 0.0, SLICE_S
         # Kept, since llama.cpp holds no reference to it.
         self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         params = mtmd_cpp.mtmd_context_params_default()
@@ -103,6 +112,8 @@ class Projector:
         self.sample_rate: int = mtmd_cpp.mtmd_get_audio_sample_rate(self._native) if self.hears else 0
         """Samples a second that it hears; 0 where it hears nothing."""
         self._mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._native)
+        self.window_s = self._window_s()
+        """Sound that it takes in one go: what is shorter is filled up with silence, and costs as much."""
 
     def lay_out(self, content: Picture | Samples, digest: bytes) -> list[Piece]:
         """The pieces that stand for a picture, or for sound at ``sample_rate``; ``digest`` is that of the content. From
@@ -119,7 +130,8 @@ class Projector:
             if mtmd_cpp.mtmd_tokenize(self._native, chunks, ctypes.byref(text), bitmaps, 1):
                 raise ValueError("the projector refuses it; run with --log-level debug to see why")
             n = mtmd_cpp.mtmd_input_chunks_size(chunks)
-            n_bytes = (len(content.rgb) if isinstance(content, Picture) else len(content)) * _FLOAT_BYTES // n
+            # mtmd doesn't tell how large it makes a picture; most kinds see about so much at once.
+            n_bytes = PICTURE_BYTES if isinstance(content, Picture) else content.nbytes // n
             return [self._piece(mtmd_cpp.mtmd_input_chunks_get(chunks, i), digest, i, n_bytes) for i in range(n)]
         finally:
             mtmd_cpp.mtmd_input_chunks_free(chunks)
@@ -130,7 +142,7 @@ class Projector:
         if chunk.encoded or not wanted():
             return
         self._pause, self._wanted, self._paused_at = pause, wanted, time.perf_counter()
-        self._given_up = False
+        self._given_up, self._slice_s = False, SLICE_S
         try:
             failed = mtmd_cpp.mtmd_encode_chunk(self._native, chunk.native)
         finally:
@@ -149,15 +161,29 @@ class Projector:
     def free(self) -> None:
         mtmd_cpp.mtmd_free(self._native)
 
+    def _window_s(self) -> int:
+        if not self.hears:
+            return 1
+        seconds, tokens = 1, self._tokens_of_silence(1)
+        while seconds < LONGEST_WINDOW_S and self._tokens_of_silence(2 * seconds) == tokens:
+            seconds *= 2
+        return seconds
+
+    def _tokens_of_silence(self, seconds: int) -> int:
+        return sum(c.tokens for c in media_chunks(self.lay_out(np.zeros(seconds * self.sample_rate, np.float32), b"")))
+
     def _on_node(self, _tensor: object, ask: bool, _user_data: object) -> bool:
         """Asked before each node whether to stop behind it, and told when it did; false then ends the encoding, or on a
         GPU a part of it, so that it is said again."""
         if ask:
-            # Behind every one: the largest takes 36 ms of SmolVLM's 1.6 s on two cores, and stopping costs nothing.
+            # Behind every one, which costs nothing: one node, which can't be parted, takes up to 36 ms of SmolVLM's
+            # 1.6 s on two cores, and 1.5 s of Gemma 3's 68 s on one.
             return True
-        if self._pause is not None and time.perf_counter() - self._paused_at >= SLICE_S:
+        if self._pause is not None and time.perf_counter() - self._paused_at >= self._slice_s:
+            paused_at = time.perf_counter()
             self._pause()
             self._paused_at = time.perf_counter()
+            self._slice_s = max(SLICE_S, LEAST_SHARE * (self._paused_at - paused_at))
         self._given_up = self._given_up or not self._wanted()
         return not self._given_up
 
@@ -170,7 +196,6 @@ class Projector:
         whole = mtmd_cpp.mtmd_decode_use_non_causal(self._native, native)
         digest = hashlib.blake2b(content_digest + index.to_bytes(4, "little"), digest_size=_DIGEST_BYTES).digest()
         places = self._places(native) if self._mrope else None
-        n_bytes = max(n_bytes, mtmd_cpp.mtmd_input_chunk_get_n_tokens(native) * self._n_embd * _FLOAT_BYTES)
         copy = mtmd_cpp.mtmd_input_chunk_copy(native)
         return MediaChunk(copy, int.from_bytes(digest, "little"), whole, places, n_bytes)
 
@@ -179,9 +204,14 @@ class Projector:
         n = mtmd_cpp.mtmd_input_chunk_get_n_tokens(native)
         if mtmd_cpp.mtmd_input_chunk_get_type(native) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_AUDIO:
             return np.tile(np.arange(n, dtype=np.int32), (4, 1))
-        found = (mtmd_cpp.mtmd_decoder_pos * n)()
         image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(native)
+        found, further = ((mtmd_cpp.mtmd_decoder_pos * n)() for _ in range(2))
         mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, 0, found)
+        mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, 1, further)
+        if any(
+            (one.t + 1, one.y + 1, one.x + 1) != (two.t, two.y, two.x) for one, two in zip(found, further, strict=True)
+        ):
+            raise ValueError("the daemon can't say where the images of this kind of projector stand (HunyuanVL's)")
         return np.array([(at.t, at.y, at.x, at.z) for at in found], np.int32).T
 
 

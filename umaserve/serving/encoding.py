@@ -1,38 +1,56 @@
-"""Media that are encoded before their prompts can go on: one chunk at a time, between the ticks of all streams."""
+"""Media that are encoded before their prompts can start: one chunk at a time, between the ticks of all streams."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
+from umaserve.messages import Priority
 from umaserve.metrics import ServingMetrics
+from umaserve.serving.policy import AGING_S
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Chunk, Engine, Worker
+from umaserve.serving.turns import Turns
 
 log = logging.getLogger(__name__)
 
 
 class Encoding:
-    """Has the most urgent chunk encoded on the compute thread, for all prompts that wait for it."""
+    """Has one chunk after the other encoded on the compute thread, for all prompts that wait for it.
 
-    def __init__(self, sessions: SessionManager, engine: Engine, compute: Worker, metrics: ServingMetrics) -> None:
+    Interactive ones go first, and those of the background that have waited ``AGING_S``; of them tenants take turns, so
+    that nobody's films hold up another's picture for longer than one chunk takes.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionManager,
+        engine: Engine,
+        compute: Worker,
+        metrics: ServingMetrics,
+        clock: Callable[[], float],
+    ) -> None:
         self._sessions = sessions
         self._engine = engine
         self._compute = compute
         self._metrics = metrics
+        self._now = clock
         self._busy = False
+        self._waiting: Sequence[tuple[Session, Chunk]] = ()
+        self._turns = Turns()
 
     @property
     def idle(self) -> bool:
         return not self._busy
 
     def next(self, waiting: Sequence[tuple[Session, Chunk]]) -> None:
-        """Begin with the first of ``waiting``, unless one is under way; it ends early when all that wait have left."""
+        """Begin with one of ``waiting``, unless one is under way; that ends early when nobody waits for it any more."""
+        self._waiting = waiting
         if self._busy or not waiting:
             return
-        _session, chunk = waiting[0]
-        takers = [session for session, wanted in waiting if wanted is chunk]
+        session, chunk = min(waiting, key=self._order)
+        self._turns.take(session.origin.tenant)
 
         def encoded(result: BaseException | None) -> None:
             self._busy = False
@@ -42,12 +60,20 @@ class Encoding:
             if not isinstance(result, RequestError):
                 log.error("encoding media failed", exc_info=result)
                 result = RequestError(Fault.DECODE_FAILED, "messages: the projector failed on an image or a recording")
-            for session in takers:
-                if session.running:
-                    self._sessions.fail(session, RequestError(result.fault, result.message))
-
-        def wanted() -> bool:
-            return any(session.running for session in takers)
+            for taker in self._takers(chunk):
+                self._sessions.fail(taker, RequestError(result.fault, result.message))
 
         self._busy = True
-        self._compute.submit_lengthy(lambda pause: self._engine.encode(chunk, pause, wanted), encoded)
+        self._compute.submit_lengthy(
+            lambda pause: self._engine.encode(chunk, pause, lambda: bool(self._takers(chunk))), encoded
+        )
+
+    def _takers(self, chunk: Chunk) -> list[Session]:
+        return [session for session, wanted in self._waiting if wanted is chunk and session.running]
+
+    def _order(self, one: tuple[Session, Chunk]) -> tuple[bool, int, float]:
+        session, _chunk = one
+        assert session.request is not None
+        late = self._now() - session.requested_at >= AGING_S
+        first = session.request.priority is Priority.INTERACTIVE or late
+        return not first, self._turns.last(session.origin.tenant), session.requested_at

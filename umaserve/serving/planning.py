@@ -75,7 +75,7 @@ class Planning:
         self._drafting_s = 0.0
         """What one guess by the draft model takes."""
         self.to_encode: list[tuple[Session, Chunk]] = []
-        """Prompts that can't go on before a chunk of media is encoded, the most urgent first, as of the last plan."""
+        """Prompts that can't start before a chunk of media is encoded, oldest first, as of the last plan."""
 
     def next(self, cost: Callable[[], Cost], threads: int) -> Work:
         """The next tick, which may have nothing to do. ``cost`` is asked only where it matters."""
@@ -212,8 +212,9 @@ class Planning:
             self._look_up(session)
         waiting = [session for session in sessions if session.slot is not None or not self._follows(session)]
         blocked = [(session, chunk) for session in waiting if (chunk := _not_encoded(session)) is not None]
-        self.to_encode = sorted(blocked, key=lambda one: (_priority(one[0]), self._deadline(one[0])))
-        return [self._prompt(session) for session in waiting if not blocked or _not_encoded(session) is None]
+        self.to_encode = blocked
+        without = {session.id for session, _chunk in blocked}
+        return [self._prompt(session) for session in waiting if session.id not in without]
 
     def _look_up(self, session: Session) -> None:
         """What it can reuse, and whom it does better to wait for, since that one computes more of it just now."""
@@ -336,20 +337,16 @@ def _sequence(session: Session) -> Sequence[int]:
     return [*prompt, *session.generated] if session.generated else prompt
 
 
-def _priority(session: Session) -> Priority:
-    assert session.request is not None
-    return session.request.priority
-
-
 def _not_encoded(session: Session) -> Chunk | None:
-    """What has to be encoded before the next token of this prompt can be computed."""
+    """What has to be encoded before this prompt can start, which then has its place for no longer than it computes; or
+    before it goes on, where it had seemed to be reusable."""
     prepared = session.prepared
     assert prepared is not None
-    if not prepared.spans:
-        return None
     start = session.reusable if session.slot is None else session.computed
-    _end, span = _piece(prepared, start, start + 1)
-    return None if span is None or span.chunk.encoded else span.chunk
+    for span in prepared.spans:
+        if span.end > start and not span.chunk.encoded:
+            return span.chunk
+    return None
 
 
 def _piece(prepared: Prepared, start: int, last: int) -> tuple[int, Span | None]:

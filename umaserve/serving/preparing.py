@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
@@ -13,10 +13,12 @@ from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Engine, Prepared, Worker
+from umaserve.serving.turns import Turns
 
 log = logging.getLogger(__name__)
 
-TENANTS_REMEMBERED = 1024
+MOST_MEDIA_AHEAD = 4
+"""Prompts with media that are prepared and haven't started: their pixels and spectra are larger than their files."""
 
 
 class Preparing:
@@ -39,9 +41,7 @@ class Preparing:
         self._shares_prefixes = shared_prefixes
         self._waiting: list[Session] = []
         self._busy = False
-        self._turn = 0
-        self._turns: dict[str, int] = {}
-        """When each tenant had its last turn."""
+        self._turns = Turns()
 
     def add(self, sessions: Iterable[Session]) -> None:
         self._waiting += sessions
@@ -51,11 +51,13 @@ class Preparing:
         if self._busy or not self._waiting:
             return
         self._waiting = [session for session in self._waiting if session.running]
-        if not self._waiting:
+        media_ahead = sum(map(_is_ahead_with_media, self._sessions.running()))
+        ready = [s for s in self._waiting if media_ahead < MOST_MEDIA_AHEAD or not _has_media(s)]
+        if not ready:
             return
-        session = min(self._waiting, key=self._order)
+        session = min(ready, key=self._order)
         self._waiting.remove(session)
-        self._took_turn(session.origin.tenant)
+        self._turns.take(session.origin.tenant)
         request, tenant = session.request, "" if self._shares_prefixes else session.origin.tenant
         assert request is not None
 
@@ -74,24 +76,17 @@ class Preparing:
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
 
         self._busy = True
-        self._worker.submit(lambda: self._prepare(request, tenant), prepared)
+        self._worker.submit(lambda: self._prepare(request, tenant, lambda: session.running), prepared)
 
     def _order(self, session: Session) -> tuple[int, int, int]:
         assert session.request is not None
-        return session.request.priority, self._turns.get(session.origin.tenant, 0), session.id
+        return session.request.priority, self._turns.last(session.origin.tenant), session.id
 
-    def _took_turn(self, tenant: str) -> None:
-        self._turn += 1
-        self._turns.pop(tenant, None)
-        self._turns[tenant] = self._turn
-        if len(self._turns) > TENANTS_REMEMBERED:
-            del self._turns[next(iter(self._turns))]
-
-    def _prepare(self, request: Generate, tenant: str) -> Prepared:
+    def _prepare(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prepared:
         """On the preparing thread."""
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        return self._engine.prepare(request, tenant)
+        return self._engine.prepare(request, tenant, wanted)
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All that the client puts before the model."""
@@ -113,6 +108,16 @@ class Preparing:
 def has_media(request: Generate) -> bool:
     """Whether preparing ``request`` takes decoding images, sounds or films."""
     return isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt)
+
+
+def _has_media(session: Session) -> bool:
+    assert session.request is not None
+    return has_media(session.request)
+
+
+def _is_ahead_with_media(session: Session) -> bool:
+    spans = () if session.prepared is None else session.prepared.spans
+    return bool(spans) and session.started_at is None and not session.holds
 
 
 def _without_media(request: Generate) -> Generate:

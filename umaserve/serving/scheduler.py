@@ -61,7 +61,7 @@ class Scheduler:
             Preparing(sessions, engine, worker, content_filter, shared_prefixes=shared_prefixes)
             for worker in (preparing, preparing_media)
         )
-        self._encoding = Encoding(sessions, engine, compute, self.metrics)
+        self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
         self._planning = Planning(
             sessions, engine.capacity, targets, clock, self._started, shared_prefixes=shared_prefixes
@@ -115,7 +115,7 @@ class Scheduler:
     def shed_caches(self) -> None:
         """The box's memory is short: drop what is kept for later prompts."""
         self._planning.slots.forget_kept()
-        self._engine.shed()
+        self._compute.submit(self._engine.shed, lambda _result: None)
 
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
 

@@ -241,9 +241,9 @@ class Engine(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
-    def prepare(self, request: Generate, tenant: str = "") -> Prepared:
-        """Template, tokenize and compile ``request``; raises ``RequestError``. Media that were prepared before are
-        found again for the same ``tenant``."""
+    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
+        """Template, tokenize and compile ``request``; raises ``RequestError``, also when it isn't ``wanted`` any more.
+        Media that were prepared before are found again for the same ``tenant``."""
 
     def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
         """Encode ``chunk``, and give up when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds,
@@ -257,7 +257,7 @@ class Engine(Protocol):
         """What ``query`` asks, save for ``Embed``; raises ``RequestError``."""
 
     def shed(self) -> None:
-        """Memory is short: keep nothing of media that no request uses. Called on the loop's thread."""
+        """Memory is short: keep nothing of media that no request uses. Called on the compute thread."""
 
     def embed(self, query: Embed) -> Embedded:
         """The vectors of all inputs; raises ``RequestError`` where the model makes none."""
