@@ -20,12 +20,13 @@ import numpy as np
 import openai
 import PIL.Image
 import pytest
-import tiny_projectors
 from daemon import Daemon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_e2e_chat import ask, chat_streaming, failure, open_chat
 from tiny_voices import write_voice
+
+from bench import standin_projectors as projectors
 
 Message = dict[str, Any]
 
@@ -36,7 +37,7 @@ GREEDY = {"max_new_tokens": 4, "temperature": 0}
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon that sees and hears, and keeps what is said."""
     folder = tmp_path_factory.mktemp("seeing")
-    projector = tiny_projectors.both(folder / "mmproj.gguf")
+    projector = projectors.both(folder / "mmproj.gguf")
     (folder / "voice.wav").write_bytes(media_files.wav(media_files.sine(seconds=1.5, rate=24_000), 24_000))
     flags = ("--http", "127.0.0.1:0", "--mmproj", str(projector), "--ref-audio", str(folder / "voice.wav"))
     daemon = Daemon(folder, *flags, "--recordings", str(folder / "recordings"), env={"UMA_THREADS": "1"})
@@ -49,7 +50,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon that hears, and speaks with any voice that it has heard."""
     folder = tmp_path_factory.mktemp("talking")
-    projector = tiny_projectors.audio(folder / "projector.gguf")
+    projector = projectors.audio(folder / "projector.gguf")
     model, mmproj = write_voice(folder)
     (folder / "voice.wav").write_bytes(media_files.wav(media_files.sine(seconds=1.5)))
     voice = ("--tts-model", model, "--tts-mmproj", mmproj, "--ref-audio", str(folder / "voice.wav"))
@@ -103,7 +104,7 @@ def test_media_reach_the_model_as_the_projectors_tokens(seeing: Daemon) -> None:
     with_image = tokens(seeing, text("Look: "), image(), text("What is it?"))
     with_sound = tokens(seeing, text("Look: "), audio(), text("What is it?"))
     with_both = tokens(seeing, text("Look: "), image(), audio(), text("What is it?"))
-    sound = tiny_projectors.FRAMES // 2 // tiny_projectors.STACKED
+    sound = projectors.FRAMES // 2 // projectors.STACKED
     assert with_image > words
     assert abs(with_sound - words - sound) <= 3
     assert with_image < with_both < with_image + sound + 6

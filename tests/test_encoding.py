@@ -154,9 +154,9 @@ def test_short_memory_sheds_what_is_kept_of_media() -> None:
     assert encoded(world) == 2
 
 
-def test_prompts_that_wait_for_an_encoding_hold_no_places(places: int = 4) -> None:
-    world = World(slots=places)
-    films = [world.arrive(turns("see: ", "cat" * n, "?", "dog" * n, "!"), max_tokens=3) for n in range(1, places + 1)]
+def test_prompts_that_wait_for_an_encoding_hold_no_places() -> None:
+    world = World(slots=4)
+    films = [world.arrive(turns("see: ", "cat" * n, "?", "dog" * n, "!"), max_tokens=3) for n in range(1, 5)]
     world.turns(2)
     text = world.arrive("text", OTHER, max_tokens=3)
     while not text.session.ended:

@@ -14,9 +14,9 @@ import media_files
 import numpy as np
 import PIL.Image
 import pytest
-import tiny_projectors
 from llama_cpp import mtmd_cpp
 
+from bench import standin_projectors as projectors
 from umaserve.config import Config
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.projector import MediaChunk
@@ -34,8 +34,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
     def engine(kind: str) -> LlamaEngine:
         if kind not in made:
-            projector = getattr(tiny_projectors, "mrope_vision" if kind == "mrope" else kind)(folder / f"{kind}.gguf")
-            model = str(tiny_projectors.mrope_model(folder / "model.gguf")) if kind == "mrope" else ""
+            projector = getattr(projectors, "mrope_vision" if kind == "mrope" else kind)(folder / f"{kind}.gguf")
+            model = str(projectors.mrope_model(folder / "model.gguf")) if kind == "mrope" else ""
             made[kind] = load(replace(CONFIG, model=model, mmproj=str(projector)), lambda _fraction: True)
         return made[kind]
 
@@ -244,7 +244,7 @@ def test_a_large_image_is_cut_into_slices_and_max_slices_makes_them_fewer(
 
 
 def test_slices_that_cannot_be_fewer_are_an_error(tmp_path: Path) -> None:
-    engine = load(replace(CONFIG, mmproj=str(tiny_projectors.vision(tmp_path / "p", 256))), lambda _: True)
+    engine = load(replace(CONFIG, mmproj=str(projectors.vision(tmp_path / "p", 256))), lambda _: True)
     try:
         with pytest.raises(RequestError, match="image: the daemon's projector can't do with 4 slices") as refused:
             prepared(engine, Image(picture(256, 256), "image", 4), "?")
@@ -338,7 +338,7 @@ def test_nothing_is_kept_of_a_prompt_that_must_not_be(engines: Callable[[str], L
 
 def test_what_is_larger_than_the_cache_drives_out_nothing(tmp_path: Path) -> None:
     engine = load(
-        replace(CONFIG, mmproj=str(tiny_projectors.vision(tmp_path / "p")), media_cache_bytes=8 << 20), lambda _: True
+        replace(CONFIG, mmproj=str(projectors.vision(tmp_path / "p")), media_cache_bytes=8 << 20), lambda _: True
     )
     try:
         small = prepared(engine, Image(picture(seed=1), "i"), "?")
@@ -359,7 +359,7 @@ def test_a_daemon_without_a_projector_says_what_to_load() -> None:
 
 
 def test_a_projector_for_another_model_is_refused(tmp_path: Path) -> None:
-    path = tiny_projectors.mrope_vision(tmp_path / "projector.gguf")
+    path = projectors.mrope_vision(tmp_path / "projector.gguf")
     with pytest.raises(ModelError, match=r"mmproj .*projector.gguf: llama.cpp could not load it for the model"):
         load(replace(CONFIG, mmproj=str(path)), lambda _fraction: True)
 

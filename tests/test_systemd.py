@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import media_files
 import pytest
-import tiny_projectors
 from daemon import Daemon
 
+from bench import standin_projectors as projectors
 from umaserve.config import Config
 from umaserve.errors import ConfigError
 from umaserve.net import systemd
@@ -454,7 +454,7 @@ def has_libseccomp() -> bool:
     ctypes.CDLL(None).prctl(PR_GET_MDWE, 0, 0, 0, 0) < 0, reason="no PR_SET_MDWE in this kernel (Linux 6.3)"
 )
 def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
-    flags = ("--http", "127.0.0.1:0", "--mmproj", str(tiny_projectors.audio(tmp_path / "mmproj.gguf")))
+    flags = ("--http", "127.0.0.1:0", "--mmproj", str(projectors.audio(tmp_path / "mmproj.gguf")))
     daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"}, preexec_fn=confinement())
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{daemon.process.pid}/status").read_text().splitlines())
     assert {key: int(status[key], 16) for key in ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp")} == {

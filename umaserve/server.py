@@ -401,7 +401,9 @@ class Server:
         services = self._services
         # All are told, whichever doesn't return; first the one whose work others were told is done.
         threads = (services.recordings, self._compute, self._preparing, self._preparing_media, services.speech)
-        if all([thread.stop(JOIN_S) for thread in threads]):
+        until = time.monotonic() + JOIN_S
+        stopped = [thread.stop(max(0.0, until - time.monotonic())) for thread in threads]
+        if all(stopped):
             self._compute.collect()
             if self._engine is not None:
                 self._engine.close()

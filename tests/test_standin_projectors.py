@@ -12,9 +12,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-import tiny_projectors
 from llama_cpp import mtmd_cpp
 
+from bench import standin_projectors as projectors
 from umaserve.config import Config
 from umaserve.engine.model import Model, find
 
@@ -135,13 +135,13 @@ def decoded(model: Model, context: Any, media: np.ndarray) -> tuple[int, np.ndar
 def test_each_kind_makes_different_embeddings_of_different_media(
     model: Model, tmp_path: Path, name: str, media: np.ndarray, another: np.ndarray, tokens: list[int]
 ):
-    projector = getattr(tiny_projectors, name)(tmp_path / "mmproj.gguf")
+    projector = getattr(projectors, name)(tmp_path / "mmproj.gguf")
     image_or_sound = (
         mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_IMAGE if media.dtype == np.uint8 else mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_AUDIO
     )
     made, again, other = (encoded(model, projector, given) for given in (media, media, another))
     assert [chunk.kind for chunk in made] == [image_or_sound] * len(tokens)
-    assert [chunk.embeddings.shape for chunk in made] == [(n, tiny_projectors.TEXT_WIDTH) for n in tokens]
+    assert [chunk.embeddings.shape for chunk in made] == [(n, projectors.TEXT_WIDTH) for n in tokens]
     assert [chunk.positions for chunk in made] == tokens
     assert all(np.isfinite(chunk.embeddings).all() and chunk.embeddings.any(axis=1).all() for chunk in made)
     assert all(np.array_equal(a.embeddings, b.embeddings) for a, b in zip(made, again, strict=True))
@@ -164,7 +164,7 @@ def test_each_kind_makes_different_embeddings_of_different_media(
 def test_a_smaller_image_makes_fewer_slices_unless_all_are_scaled_to_one_edge(
     model: Model, tmp_path: Path, longest_edge: int, size: tuple[int, int], slices: int
 ):
-    projector = tiny_projectors.vision(tmp_path / "mmproj.gguf", longest_edge)
+    projector = projectors.vision(tmp_path / "mmproj.gguf", longest_edge)
     overview = 1
     assert len(encoded(model, projector, image(*size))) == slices + overview
 
@@ -181,7 +181,7 @@ def test_a_smaller_image_makes_fewer_slices_unless_all_are_scaled_to_one_edge(
 def test_what_each_kind_can_do_is_known(
     model: Model, tmp_path: Path, name: str, sees: bool, hears: bool, all_at_once: bool
 ):
-    projector = getattr(tiny_projectors, name)(tmp_path / "mmproj.gguf")
+    projector = getattr(projectors, name)(tmp_path / "mmproj.gguf")
     caps = mtmd_cpp.mtmd_get_cap_from_file(str(projector).encode())
     assert (caps.inp_vision, caps.inp_audio) == (sees, hears)
     with opened(model, projector) as context:
@@ -194,10 +194,10 @@ def test_what_each_kind_can_do_is_known(
 def test_with_mrope_an_image_takes_fewer_positions_than_tokens_and_changes_what_follows(
     load: Callable[[str], Model], tmp_path: Path
 ):
-    model = load(str(tiny_projectors.mrope_model(tmp_path / "model.gguf")))
-    projector = tiny_projectors.mrope_vision(tmp_path / "mmproj.gguf")
+    model = load(str(projectors.mrope_model(tmp_path / "model.gguf")))
+    projector = projectors.mrope_vision(tmp_path / "mmproj.gguf")
     (chunk,) = encoded(model, projector, image(96, 64))
-    assert chunk.embeddings.shape == (6 * 4, tiny_projectors.MROPE_WIDTH)
+    assert chunk.embeddings.shape == (6 * 4, projectors.MROPE_WIDTH)
     assert chunk.positions == 6
     logits = []
     with opened(model, projector) as context:
@@ -213,7 +213,7 @@ def test_with_mrope_an_image_takes_fewer_positions_than_tokens_and_changes_what_
 
 @pytest.mark.parametrize("name", ["vision", "audio", "both", "whole", "mrope_vision", "mrope_model"])
 def test_a_file_is_small_and_always_the_same(tmp_path: Path, name: str):
-    write = getattr(tiny_projectors, name)
+    write = getattr(projectors, name)
     first, second = (write(tmp_path / file).read_bytes() for file in ("a.gguf", "b.gguf"))
     assert first == second
     assert len(first) < 2 << 20
