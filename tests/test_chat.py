@@ -42,6 +42,7 @@ from umaserve.messages import (
     Waiting,
 )
 from umaserve.net.loop import Loop
+from umaserve.protocol import chat, fields
 from umaserve.protocol.chat import OURS, ChatDialect
 from umaserve.protocol.chat_request import MODES, joined
 from umaserve.protocol.dialect import Dialect, Reply
@@ -230,6 +231,16 @@ def test_without_a_recording_the_daemons_own_voice_speaks(tts: Message) -> None:
     assert tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts=tts).speaker is None
 
 
+@pytest.mark.parametrize("name", ["auth", "\\u0061uth"])
+def test_what_is_to_be_recorded_has_no_key_in_it(name: str) -> None:
+    asked = ChatDialect(LIMITS, None, lambda: "chat_1", recorded=True)
+    request = asked.receive(f'{{"{name}":"uma-secret","messages":[{{"role":"user","content":"Hello!"}}]}}'.encode())
+    assert request.recorded is not None
+    assert json.loads(request.recorded) == {"messages": HELLO}
+    plain = b'{ "messages": [{"role":"user","content":"Hello!"}] }'
+    assert ChatDialect(LIMITS, None, lambda: "chat_1", recorded=True).receive(plain).recorded == plain
+
+
 def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_is_named() -> None:
     own = Audio("ab", "ref_audio", 16_000)
     voice = VoiceInfo(("en",), clones=True, reference=own, reference_path="voices/eve.wav")
@@ -244,6 +255,30 @@ def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_
 def test_a_mode_that_clones_wants_a_recording(mode: str) -> None:
     with pytest.raises(RequestError, match=f'tts.ref_audio_data: expected a recording where mode is "{mode}"'):
         tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts={"mode": mode})
+
+
+def test_a_path_is_the_daemons_own_and_of_no_use_to_a_voice_that_does_not_clone() -> None:
+    voice = VoiceInfo(("en",), clones=True, reference=Audio("ab", "ref_audio", 16_000), reference_path="eve.wav")
+    assert refusal(dialect(voice=voice), tts={"ref_audio_path": "/etc/passwd"}).message == (
+        "tts.ref_audio_path: expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
+    )
+    error = refusal(dialect(voice=replace(voice, clones=False)), tts={"ref_audio_path": "eve.wav"})
+    assert (error.fault, error.message) == (
+        Fault.BAD_REQUEST,
+        f"tts.ref_audio_path: expected to be absent, {CANT}",
+    )
+
+
+def test_a_recording_of_more_than_a_minute_is_refused_by_its_length() -> None:
+    voice = VoiceInfo(("en",), clones=True)
+    longest = base64.b64encode(bytes(60 * 16_000 * 4)).decode()
+    assert tell(dialect(voice=voice), tts={"ref_audio_data": longest}).speaker is not None
+    error = refusal(dialect(voice=voice), tts={"ref_audio_data": longest + "AAAA"})
+    assert (error.fault, error.message) == (
+        Fault.BAD_REQUEST,
+        "tts.ref_audio_data: expected at most 60 s of float32 samples of 16000 Hz in base64, 5120000 characters, "
+        "got 5120004",
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -333,11 +368,7 @@ CANT = "since this daemon's voice can't take on another one"
             {"tts": {"mode": "voice_cloning"}},
             f'tts.mode: expected "default" or "audio_assistant" or "omni", {CANT}, got "voice_cloning"',
         ),
-        (
-            {"tts": {"ref_audio_path": "../voice.wav"}},
-            "tts.ref_audio_path: expected to be absent, or what the daemon's --ref-audio names; "
-            "send ref_audio_data instead",
-        ),
+        ({"tts": {"ref_audio_path": "../voice.wav"}}, f"tts.ref_audio_path: expected to be absent, {CANT}"),
         (
             {"tts": {"language": "zh"}},
             'tts.language: expected "en" or "de", which this daemon\'s voice speaks, got "zh"',
@@ -406,7 +437,35 @@ def test_the_close_code_tells_the_clients_faults_from_ours(fault: Fault) -> None
     assert (reply.close, reply.code) == (True, 1011 if fault in OURS else 1008)
 
 
+@pytest.mark.parametrize("filler", [b"[]", b"{}", b'"a,b"', b"0"])
+def test_a_message_of_too_many_values_is_not_parsed(filler: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "MOST_VALUES", 40)
+    monkeypatch.setattr(fields, "_COUNTED_AT_ONCE", 16)
+    with pytest.raises(RequestError) as raised:
+        dialect().receive(b"[" + b",".join([filler] * 41))
+    assert raised.value.message == "payload: expected at most 40 commas and brackets, got more"
+    assert tell(dialect(), x="." * 1000) == READ
+
+
+@given(st.recursive(st.integers(0, 9), lambda inner: st.lists(inner) | st.dictionaries(st.just("k"), inner)))
+@untimed
+def test_no_more_values_are_parsed_than_may_be(value: Any) -> None:
+    payload, n = json.dumps(value).encode(), n_values(value)
+    if n > 1:
+        with pytest.raises(RequestError, match=r"^payload: expected at most"):
+            fields.parse_json(payload, min(n - 2, len(payload) - 1))
+    assert fields.parse_json(payload, 2 * n) == value
+
+
+def n_values(value: Any) -> int:
+    inner = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return 1 + sum(map(n_values, inner))
+
+
 # What comes back.
+
+
+SAID = {"text": "Hello", "generated_tokens": 15, "input_tokens": 42}
 
 
 def test_a_stream_and_its_messages() -> None:
@@ -418,7 +477,7 @@ def test_a_stream_and_its_messages() -> None:
         {"type": "chunk", "text_delta": "Hel", "audio_data": None},
         {"type": "chunk", "text_delta": "", "audio_data": base64.b64encode(b"1234").decode()},
         {"type": "chunk", "text_delta": "lo", "audio_data": None},
-        {"type": "done", "text": "Hello", "generated_tokens": 15, "input_tokens": 42, "audio_data": None},
+        {"type": "done", **SAID, "audio_data": None, "recording_session_id": None},
     ]
     assert [reply.close for reply in replies if reply] == [False] * 4 + [True]
     assert replies[-1] is not None
@@ -431,8 +490,13 @@ def test_without_a_stream_the_end_has_it_all(tts: Message | None, audio: str | N
     spoken = [Spoken(b"1234"), Spoken(b"5678")] if tts is not None else []
     assert sent(asked, Prefilled(42), Token("Hel", 1), *spoken, Token("lo", 2), DONE) == [
         {"type": "prefill_done", "input_tokens": 42},
-        {"type": "done", "text": "Hello", "generated_tokens": 15, "input_tokens": 42, "audio_data": audio},
+        {"type": "done", **SAID, "audio_data": audio, "recording_session_id": None},
     ]
+
+
+def test_the_end_names_the_recording() -> None:
+    done = sent(running(), replace(DONE, recording="chat_0a1b2c3d4e5f"))[-1]
+    assert done["recording_session_id"] == "chat_0a1b2c3d4e5f"
 
 
 def test_who_waits_is_told_where_and_who_does_not_is_told_nothing() -> None:
@@ -503,7 +567,7 @@ class Answer:
         self.worker = SteppedWorker()
         self.over: list[SpokenAnswer] = []
         voice = StandInVoice(*unspeakable)
-        self.spoken = SpokenAnswer(voice, self.worker.submit_lengthy, self.outputs.append, self.over.append, speaker)
+        self.spoken = SpokenAnswer(voice, self.worker, self.outputs.append, self.over.append, speaker)
 
     def take(self, *texts: str) -> None:
         for text in texts:
@@ -582,7 +646,8 @@ def test_a_failing_voice_ends_the_answer_with_its_words() -> None:
 
 def test_a_recording_that_is_none_ends_the_answer_as_the_clients_mistake() -> None:
     one = Answer(speaker=Audio("AAAA", "tts.ref_audio_data", 16_000))
-    one.take("One. Two. Three. ")
+    one.spoken.hold()
+    one.spoken.take(Prefilled(3))
     one.worker.step()
     failure = one.outputs[-1]
     assert isinstance(failure, RequestError)
@@ -679,7 +744,7 @@ class Daemon:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 60.0, 1 << 20), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None,
+            Recordings("", 0, 0, lambda: None), None, None,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.sessions, engine, self.compute, self.preparing, self.preparing, Targets(1.0, 0.08), lambda: self.now

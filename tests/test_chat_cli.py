@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
+import errno
 import io
 import wave
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from umaserve import chat_media
-from umaserve.chat_cli import _prompts
+from umaserve import chat_cli, chat_media
+from umaserve.chat_cli import ChatError, Message, _prompts
 from umaserve.chat_media import FileError
 from umaserve.chat_status import Status
 
@@ -120,6 +124,83 @@ def test_files_that_are_named_go_with_the_next_question(
     assert prompts == ["What is it?", "/images are not a command", "image a.png", "And now?"]
     assert files == [["image", "video", "image"], [], [], ["video", "video"]]
     assert ("/image FILE" in capsys.readouterr().err) == watched, "there is a hint for those who type"
+
+
+@pytest.mark.parametrize("space", ["\t", " \t ", "\u00a0"])
+def test_any_white_space_parts_a_command_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: str
+) -> None:
+    (tmp_path / "a b.png").write_bytes(b"x")
+    line = f"/image{space}{tmp_path}/a b.png"
+    assert typed(monkeypatch, f"{line}\nWhat?\n", watched=True) == (["What?"], [["image"]])
+
+
+def test_a_script_that_ends_without_a_question_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(ChatError, match=r"^nothing was asked about the files: "):
+        typed(monkeypatch, f"What?\n/image {tmp_path}/a.png\n", watched=False)
+    assert typed(monkeypatch, f"/image {tmp_path}/a.png\n", watched=True) == ([], [])
+
+
+def test_an_interrupt_at_the_prompt_gives_a_fresh_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter([KeyboardInterrupt, "What?", KeyboardInterrupt, EOFError])
+
+    def read(_prompt: str) -> str:
+        line = next(lines)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", read)
+    assert typed(monkeypatch, "", watched=True) == (["What?"], [[]])
+    assert capsys.readouterr().err.endswith("\n\n"), "the prompts have lines of their own"
+    lines = iter([KeyboardInterrupt])
+    with pytest.raises(KeyboardInterrupt):
+        typed(monkeypatch, "", watched=False)
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, said: str, replies: Sequence[ChatError | None], *, watched: bool
+) -> tuple[int, Any]:
+    """The exit status after two questions, and the messages of each request."""
+    requests: list[list[Message]] = []
+    left = iter(replies)
+
+    def ask(_url: str, _key: object, request: Message, _status: object) -> Iterator[Message]:
+        requests.append(request["messages"])
+        if said:
+            yield {"type": "chunk", "text_delta": said, "audio_data": None}
+        if (failure := next(left)) is not None:
+            raise failure
+
+    monkeypatch.setattr("sys.stdin", Typed("One?\nTwo?\n", watched))
+    monkeypatch.setattr("umaserve.chat_cli._ask", ask)
+    return chat_cli.run(argparse.ArgumentParser(), [], lambda text: print(text, end="")), requests
+
+
+@pytest.mark.parametrize("said", ["", "Well"])
+def test_a_refusal_ends_a_script_and_no_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    replies = [ChatError("Refused."), None]
+    one, two = ({"role": "user", "content": text} for text in ("One?", "Two?"))
+    begun = f"{said}\n" if said else ""
+    assert asked(monkeypatch, said, replies, watched=True) == (0, [[one], [two]])
+    printed, told = capsys.readouterr()
+    assert told.endswith("umaserve: Refused.\n")
+    assert printed.replace("> ", "") == f"{begun}{said}\n"
+    assert asked(monkeypatch, said, replies, watched=False) == (1, [[one]])
+    assert capsys.readouterr() == (begun, "umaserve: Refused.\n")
+
+
+def test_a_connection_that_breaks_is_a_refusal_too() -> None:
+    with (
+        pytest.raises(ChatError, match=r"^http://box: Connection reset by peer: see whether"),
+        chat_cli._told("http://box"),
+    ):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 
 @pytest.mark.parametrize("line", ["/image /nowhere.png", "/audio", "/video  "])

@@ -71,7 +71,9 @@ def test_a_stream_of_text_is_the_same_text_as_the_one_in_one_piece(daemon: Daemo
     assert all(sorted(chunk) == ["audio_data", "text_delta", "type"] for chunk in chunks)
     assert "".join(chunk["text_delta"] for chunk in chunks) == done["text"]
     assert {chunk["audio_data"] for chunk in chunks} == {None}
-    assert sorted(done) == ["audio_data", "generated_tokens", "input_tokens", "text", "type"]
+    assert sorted(done) == [
+        "audio_data", "generated_tokens", "input_tokens", "recording_session_id", "text", "type",
+    ]  # fmt: skip
     assert (done["type"], done["generated_tokens"], done["audio_data"]) == ("done", 12, None)
     assert ask(daemon, streaming=False) == ([prefill, done], 1000)
 
@@ -203,8 +205,8 @@ def test_a_message_may_be_larger_than_a_frame_elsewhere(daemon: Daemon):
 
 def test_a_message_over_the_cap_is_refused_by_its_header(own_daemon):
     daemon = own_daemon("--http", "127.0.0.1:0", "--max-chat-bytes", "1000")
-    messages, code = ask(daemon, padding="x" * 1000)
-    assert (messages, code) == ([], 1009)
+    (error,), code = ask(daemon, padding="x" * 1000)
+    assert (error["error"].startswith("message: expected at most 1000 bytes, got 1"), code) == (True, 1009)
 
 
 def test_a_client_that_leaves_ends_its_answer(daemon: Daemon):
@@ -263,7 +265,8 @@ def test_a_key_comes_with_the_handshake_or_in_the_message(keyed: tuple[Daemon, s
 def test_who_has_no_key_is_sent_away_and_may_not_send_much(keyed: tuple[Daemon, str]):
     daemon, _key = keyed
     assert failure(daemon).startswith("auth: expected a valid key in the first message")
-    assert ask(daemon, padding="x" * (2 << 20)) == ([], 1009)
+    (error,), code = ask(daemon, padding="x" * (2 << 20))
+    assert (error["error"].startswith("message: expected at most 1048576 bytes, got 2"), code) == (True, 1009)
 
 
 @with_voice

@@ -73,7 +73,10 @@ def test_what_is_wrong_is_said_in_one_line(daemon: Daemon) -> None:
         ),
         (("--url", "box", "hello"), "--url: expected one such as http://127.0.0.1:8080, got box"),
         (("--url", f"http://{daemon.http}/elsewhere", "hello"), "is it a daemon of this version"),
-        (("--speak", "/nowhere/answer.wav", "hello"), "No such file"),
+        (
+            ("--speak", "/nowhere/answer.wav", "hello"),
+            "--speak /nowhere/answer.wav: No such file or directory: name a file that you may write",
+        ),
         (
             ("--image", "/nowhere.png", "hello"),
             "/nowhere.png: No such file or directory: name a file that you may read",
@@ -105,7 +108,7 @@ def test_a_message_that_is_too_large_is_told_with_what_helps(daemon: Daemon, tmp
     path.write_bytes(bytes(12 << 20))
     done = chat(daemon, "--image", str(path), "What is it?")
     assert (done.returncode, done.stdout) == (1, "")
-    said = "umaserve: the daemon did not answer: message: expected at most 1048576 bytes, got "
+    said = "umaserve: message: expected at most 1048576 bytes, got "
     assert done.stderr.startswith(said)
     assert done.stderr.endswith(": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes\n")
 

@@ -253,6 +253,17 @@ def test_a_daemon_that_ends_reads_to_the_end_and_begins_nothing_new(own_daemon) 
     assert daemon.process.wait(ANSWER_S) == 0
 
 
+def test_the_operators_filter_is_asked_about_texts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patterns = tmp_path_factory.mktemp("filter") / "patterns"
+    patterns.write_text("forbidden\n")
+    for daemon in serving(tmp_path_factory, "--content-filter", str(patterns)):
+        asked = [
+            ask(daemon, "POST", "/v1/audio/speech", {"input": f"This is {what}."}) for what in ("forbidden", "fine")
+        ]
+        assert [answer.status for answer in asked] == [400, 200]
+        assert asked[0].error["message"] == "input: it holds text that this server does not allow"
+
+
 def test_a_reading_counts_as_a_request(tmp_path_factory: pytest.TempPathFactory) -> None:
     for daemon in serving(tmp_path_factory, "--rate-requests", "1"):
         statuses = [ask(daemon, "POST", "/v1/audio/speech", {"input": "Yes."}).status for _ in range(2)]

@@ -291,6 +291,35 @@ def test_a_path_may_have_its_own_size_of_bodies(path: bytes, n_bytes: int, taken
     assert (refused is None) if taken else (refused is not None and refused[0] == 413)
 
 
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("method", [b"OPTIONS", b"PUT", b"GET", b"post"])
+def test_a_large_body_is_for_posts_only(method: bytes, chunked: bool) -> None:
+    codec = HttpCodec(MAX_HEAD, MAX_BODY, {"/big": 200})
+    framed = b"Transfer-Encoding: chunked\r\n\r\n41\r\n" if chunked else b"Content-Length: 65\r\n\r\n"
+    requests, refused = decode([POST.replace(b"POST /", method + b" /big", 1) + framed], codec)
+    assert (requests, refused is not None and refused[0]) == ([], 413)
+
+
+@pytest.mark.parametrize(
+    ("wire", "path"),
+    [
+        (POST + b"Content-Length: 65\r\n\r\n", "/"),
+        (POST + b"Expect: a miracle\r\nContent-Length: 1\r\n\r\n", "/"),
+        (POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "/"),
+        (CHUNKED + b"41\r\n", "/"),
+        (GET.replace(b"/", b"/a", 1) + CHUNKED + b"41\r\n", "/"),
+        (POST + b"A b\r\n\r\n", None),
+        (GET + b"nonsense\r\n\r\n", None),
+    ],
+)
+def test_who_is_refused_is_known_if_its_head_was_good(wire: bytes, path: str | None) -> None:
+    for chunks in ([wire], single_bytes(wire)):
+        codec = new()
+        assert decode(chunks, codec)[1] is not None
+        assert (None if codec.refused is None else codec.refused.path) == path
+        assert (codec.head, codec.phase) == (None, Phase.RESPONSE)
+
+
 def test_a_body_that_is_too_large_is_refused_before_it_comes() -> None:
     codec = HttpCodec(MAX_HEAD, MAX_BODY, {"/big": 200})
     head = POST.replace(b"/", b"/big", 1) + b"Content-Length: 201\r\n\r\n"

@@ -35,7 +35,8 @@ from umaserve.messages import (
 )
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
-from umaserve.protocol.openai_speech import pcm16
+from umaserve.protocol.pcm import pcm16
+from umaserve.protocol.websocket import Message, WebSocketCodec
 from umaserve.recordings import Recordings
 from umaserve.services import Services
 from umaserve.serving.questions import Question, Questions
@@ -45,6 +46,7 @@ from umaserve.spoken import Speech
 pytest.register_assert_rewrite("standin")
 from standin import StandInEngine, StandInVoice, SteppedWorker  # noqa: E402
 
+PAGE = "https://a.example"
 CONFIG = Config(
     header_timeout=10.0,
     body_timeout=20.0,
@@ -81,13 +83,13 @@ class World:
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
             lambda: engine.info if self.loaded else None, lambda: Metrics({}), 0, lambda: b"",
             lambda _feedback, _origin: False, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None,
+            Recordings("", 0, 0, lambda: None), None, None,
         )  # fmt: skip
         self.lost: list[Client] = []
         ours, self.client = socket.socketpair()
         self.client.setblocking(False)
         channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
-        site = DaemonSite(services, Gate(Names("", (), (), ()), None, self.loop.now))
+        site = DaemonSite(services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
         self.connection = HttpConnection(self.loop, site, channel, peer, lambda _old, _new: None, self.lost.append)
 
     def turn(self, seconds: float = 0.0) -> None:
@@ -211,6 +213,67 @@ def test_a_body_has_its_own_time_and_an_answer_has_none(world: World) -> None:
     assert world.statuses() == [200]
 
 
+# What ends a conversation.
+
+
+def upgraded(world: World, path: str) -> WebSocketCodec:
+    """The client's end of a WebSocket."""
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    world.send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
+    assert world.received().startswith(b"HTTP/1.1 101 ")
+    return WebSocketCodec(1 << 20, client=True)
+
+
+def last_words(world: World, codec: WebSocketCodec) -> list[Any]:
+    """The messages that came, and the code of the close frame after them."""
+    codec.receive_data(world.received().removesuffix(b"<closed>"))
+    words: list[Any] = []
+    while (payload := codec.next_payload()) is not None:
+        words.append(json.loads(payload))
+    return [*words, codec.close_code]
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    ("message", "error", "code"),
+    [
+        (Message(b"x" * 5001, True), "message: expected at most 5000 bytes, got 5001", 1009),
+        (Message(b"{}", False), "message: expected text, got binary", 1003),
+        (Message(b"\xff", True), "text: expected UTF-8", 1007),
+    ],
+)
+def test_a_chat_that_the_codec_ends_is_told_why(
+    world: World, message: Message, error: str, code: int, running: bool
+) -> None:
+    codec = upgraded(world, "/ws/chat")
+    if running:
+        world.send(codec.send(b'{"messages":[{"role":"user","content":"Hi"}]}'))
+        assert len(list(world.sessions.running())) == 1
+    world.send(codec.send_message(message))
+    assert last_words(world, codec) == [{"type": "error", "error": error}, code]
+    assert not list(world.sessions.running())
+
+
+def test_a_chat_whose_message_does_not_come_in_time_is_told_so(world: World) -> None:
+    codec = upgraded(world, "/ws/chat")
+    large = codec.send(b"x" * 4000)
+    for start in range(0, 3000, 500):
+        world.send(large[start : start + 500])
+        world.turn(10.0)
+    assert last_words(world, codec) == [{"type": "error", "error": "request: it did not come in time"}, 1001]
+
+
+def test_of_a_generation_the_close_code_says_it_all(world: World) -> None:
+    codec = upgraded(world, "/generate")
+    world.send(codec.send_message(Message(b"{}", False)))
+    assert last_words(world, codec) == [1003]
+    other = World()
+    codec = upgraded(other, "/generate")
+    other.turn(60.0)
+    assert last_words(other, codec) == [1001]
+    other.close()
+
+
 # Refused by the head alone.
 
 
@@ -262,6 +325,23 @@ def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None
             world.send(b"{}" + b" " * (n_bytes - 2))
         assert world.statuses() == [status]
         world.close()
+
+
+@pytest.mark.parametrize(
+    "framed",
+    [b"Content-Length: 5001\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n1389\r\n", b"Expect: more\r\n\r\n"],
+)
+def test_a_page_may_read_why_its_body_was_refused(
+    world: World, framed: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    line = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    world.send(line + b"Origin: %b\r\n" % PAGE.encode() + framed)
+    received = world.received()
+    assert received[:12] in (b"HTTP/1.1 413", b"HTTP/1.1 417")
+    assert b"\r\nAccess-Control-Allow-Origin: %b\r\n" % PAGE.encode() in received
+    (refused,) = [record for record in caplog.records if record.message == "request refused"]
+    assert vars(refused)["fields"]["path"] == "/v1/chat/completions"
 
 
 def test_each_request_is_judged_by_itself(world: World) -> None:
@@ -555,7 +635,7 @@ def test_a_failure_before_the_first_sound_is_an_error_and_a_later_one_the_end(
 
 
 def test_a_text_is_refused_like_any_request(spoken: World) -> None:
-    spoken.send(reading("") + reading(voice="bob"))
+    spoken.send(reading("") + reading(voice=5))
     assert spoken.statuses() == [400, 400]
     spoken.loaded = False
     spoken.send(reading())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +46,7 @@ from umaserve.messages import (
     Usage,
     Waiting,
 )
+from umaserve.protocol import openai_requests
 from umaserve.protocol.openai import SSE_DONE, ChatBody, CompletionBody
 from umaserve.protocol.openai_errors import error_body, http_error
 from umaserve.protocol.openai_models import model, models, props
@@ -112,6 +113,17 @@ def completion_body(**wanted: Any) -> bytes:
 def chat_request(**wanted: Any) -> Generate:
     [request] = chat().receive(chat_body(**wanted))
     return request
+
+
+@pytest.mark.parametrize(("body", "content"), [(chat, chat_body), (completion, completion_body)])
+def test_a_body_of_too_many_values_is_not_parsed(
+    body: Callable[[], Exchange], content: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_requests, "MOST_VALUES", 40)
+    with pytest.raises(RequestError) as raised:
+        body().receive(content(x=[{}] * 40))
+    assert raised.value.message == "payload: expected at most 40 commas and brackets, got more"
+    body().receive(content(x="." * 1000))
 
 
 def turns(*messages: Any) -> object:

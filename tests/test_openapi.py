@@ -25,8 +25,10 @@ from umaserve.config import Config
 from umaserve.errors import RequestError
 from umaserve.http.routes import ECHO_PATH, ROUTES
 from umaserve.keys import KeyFile
+from umaserve.messages import VoiceInfo
+from umaserve.protocol.fields import Fields
 from umaserve.protocol.openai_errors import error_body
-from umaserve.protocol.openai_speech import VOICES
+from umaserve.protocol.openai_speech import text_to_speech
 from umaserve.services import Services
 
 DOCUMENT = json.loads(resources.files("umaserve.http").joinpath("openapi.json").read_bytes())
@@ -336,6 +338,7 @@ PNG = "data:image/png;base64,"
     [
         ([TEXT, {"type": "image_url", "image_url": {"url": PNG + "QUJD", "detail": "low"}}], True),
         ([{"type": "image_url", "image_url": {"url": "DATA:image/PNG;x=y;BASE64,QUJD"}}], True),
+        ([{"type": "image_url", "image_url": {"url": PNG + "QUJD", "detail": "original"}}], True),
         ([{"type": "image_url", "image_url": {"url": PNG}}], False),
         ([{"type": "image_url", "image_url": {"url": "https://a.example/"}}], False),
         ([{"type": "image_url", "image_url": {"url": PNG + "QUJD", "detail": "some"}}], False),
@@ -361,8 +364,30 @@ def test_media_are_taken_as_described(content: Any, good: bool):
             receive(json.dumps(body).encode())
 
 
-def test_the_voices_are_those_that_are_described():
-    assert DOCUMENT["components"]["schemas"]["Voice"]["enum"] == list(VOICES)
+@pytest.mark.parametrize(
+    ("voice", "good"),
+    [
+        ("alloy", True),
+        ("marin", True),
+        ("x" * 64, True),
+        ({"id": "voice_1"}, True),
+        ("", False),
+        ("x" * 65, False),
+        (5, False),
+        ({}, False),
+        ({"id": ""}, False),
+    ],
+)
+def test_voices_are_taken_as_described(voice: Any, good: bool):
+    schema = request_schema(POSTS["/v1/audio/speech"])
+    body = {"input": "Hello.", "voice": voice}
+    described = jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
+    assert described.is_valid(body) is good
+    if good:
+        text_to_speech(Fields(body), VoiceInfo(("en",), clones=False))
+    else:
+        with pytest.raises(RequestError, match=r"^voice(\.id)?: expected "):
+            text_to_speech(Fields(body), VoiceInfo(("en",), clones=False))
 
 
 # -- the WebSocket -----------------------------------------------------------------------------------------------

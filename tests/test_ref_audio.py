@@ -63,6 +63,12 @@ def test_channels_are_mixed(tmp_path: Path) -> None:
     assert np.abs(samples - tone(0.5) / 2).max() < 0.001
 
 
+def test_its_length_is_not_counted_at_each_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ref_audio.load(str(wav(tmp_path / "a.wav", tone(0.5))))
+    monkeypatch.delattr(base64, "b64decode")
+    assert orjson.loads(loaded.reply())["duration"] == 0.5
+
+
 @pytest.mark.parametrize("name", ["a.f32", "a.PCM"])
 def test_raw_samples_are_taken_as_they_are(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -97,7 +97,7 @@ def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pyte
     response = client.post(x=[[]] * 40).receive()
     assert (response.status, response.error["message"]) == (
         400,
-        "body: expected at most 40 commas and brackets, got more",
+        "payload: expected at most 40 commas and brackets, got more",
     )
     client.post(x="." * 1000)
     assert json.loads(worker.answer()["body"])["x"] == "." * 1000

@@ -6,11 +6,15 @@ import base64
 import importlib.util
 import io
 import itertools
+import json
 import logging
 import subprocess
 import sys
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +22,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from standin import SteppedWorker
 
+from umaserve.config import Config
+from umaserve.http.exchange import Reading
+from umaserve.protocol import pcm as wire
+from umaserve.serving import content_filter
+from umaserve.serving.sessions import Origin, SessionManager
+from umaserve.speech import reference as under_test
 from umaserve.speech.load import load
 from umaserve.speech.plain_text import PlainText
-from umaserve.speech.reference import MOST_FILE_BYTES, MOST_S, Reference
+from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import FIRST_CLAUSE, LIMIT, Sentences
 from umaserve.speech.speaker import Speaker
-from umaserve.speech.voice import SAMPLE_RATE, BadReference, Samples, SpeechError
+from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, BadReference, Samples, SpeechError
+from umaserve.spoken import Speech
 from umaserve.threads import Pause
 
 
@@ -185,7 +196,9 @@ class Answer:
         self.heard: list[str] = []
         self.ends: list[SpeechError | None] = []
         self.on_audio: Callable[[], None] = lambda: None
-        self.speaker = Speaker(self.voice, self.worker.submit_lengthy, self._spoken, self.ends.append, reference)
+        self.speaker = Speaker(self.voice, self.worker.submit_lengthy, self._spoken, self.ends.append)
+        if reference is not None:
+            self.speaker.become(reference, self.worker.submit)
 
     def _spoken(self, audio: bytes) -> None:
         self.heard.append(heard(audio))
@@ -352,10 +365,9 @@ def wav(seconds: float, rate: int) -> str:
     [
         (Reference(pcm(1, 16_000), "f", 16_000), 1),
         (Reference(pcm(0.5, SAMPLE_RATE), "f", SAMPLE_RATE), 0.5),
-        (Reference(pcm(MOST_S, 8000), "f", 8000), MOST_S),
-        (Reference(wav(2, 44_100), "f", None), 2),
+        (Reference(pcm(60, 8000), "f", 8000), MOST_HEARD_S),
     ],
-    ids=["16 kHz", "24 kHz", "long", "file"],
+    ids=["16 kHz", "24 kHz", "long"],
 )
 def test_a_recording_is_decoded_once_for_all_sentences(reference: Reference, seconds: float) -> None:
     answer = Answer(reference=reference)
@@ -373,36 +385,58 @@ def test_a_recording_is_decoded_once_for_all_sentences(reference: Reference, sec
 
 
 @pytest.mark.parametrize(
-    ("data", "rate", "message"),
+    ("data", "message"),
     [
-        ("", 16_000, "expected float32 samples, 4 bytes each, at least one, got 0 bytes"),
-        ("AAAA", 16_000, "expected float32 samples, 4 bytes each, at least one, got 3 bytes"),
-        ("AA", 16_000, "expected base64, got 2 characters that are none"),
-        ("AAAA\n", 16_000, "expected base64, got 5 characters that are none"),
-        ("é", 16_000, "expected base64, got 1 characters that are none"),
-        (pcm(0.4, 16_000), 16_000, "expected 0.5 to 60 s of somebody's voice, got 0.40 s"),
-        (wav(61, 8000), None, "expected 0.5 to 60 s of somebody's voice, got 61.00 s"),
-        (
-            "A" * (MOST_S * 1000 * 4 * 4 // 3 + 4),
-            1000,
-            "expected at most 60 s of sound in base64, got 320004 characters",
-        ),
-        ("A" * (MOST_FILE_BYTES * 4 // 3 + 4), None, "expected a file of at most 11520000 bytes in base64"),
-        (base64_of(b"no sound at all"), None, "expected"),
-        (base64_of(np.full(20_000, np.nan, "<f4").tobytes()), 16_000, "expected finite samples, got nan at index 0"),
+        ("", "expected float32 samples, 4 bytes each, at least one, got 0 bytes"),
+        ("AAAA", "expected float32 samples, 4 bytes each, at least one, got 3 bytes"),
+        ("AA", "expected base64, got 2 characters that are none"),
+        ("AAAA\n", "expected base64, got 5 characters that are none"),
+        ("é", "expected base64, got 1 characters that are none"),
+        (pcm(0.4, 16_000), "expected at least 0.5 s of somebody's voice, got 0.40 s"),
+        (wav(2, 16_000), "expected float32 samples, got a WAV file"),
+        (wav(2.00003, 16_000), "expected float32 samples, got a WAV file"),
+        (base64_of(np.full(20_000, np.nan, "<f4").tobytes()), "expected finite samples, got nan at index 0"),
     ],
     ids=lambda value: str(value)[:12],
 )
+@pytest.mark.parametrize("text", ["", "One. Two. "])
 def test_what_is_no_recording_of_a_voice_is_refused_by_the_name_of_its_field(
-    data: str, rate: int | None, message: str
+    data: str, message: str, text: str
 ) -> None:
-    answer = Answer(reference=Reference(data, "tts.ref_audio_data", rate))
-    answer.speaker.push("One. Two. ")
+    answer = Answer(reference=Reference(data, "tts.ref_audio_data", 16_000))
+    answer.speaker.push(text)
+    answer.speaker.finish()
+    assert answer.ends == [], "the end waits for it, whatever was said"
     answer.run()
     assert (answer.voice.said, answer.heard) == ([], [])
     [error] = answer.ends
     assert isinstance(error, BadReference)
     assert str(error).startswith(f"tts.ref_audio_data: {message}")
+
+
+def test_a_recording_is_decoded_before_there_is_text_and_what_is_not_heard_is_not_resampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(under_test, "resampled", lambda samples, *_: lengths.append(len(samples)) or samples)
+    answer = Answer(reference=Reference(pcm(60, 16_000), "f", 16_000))
+    answer.run()
+    assert lengths == [MOST_HEARD_S * 16_000]
+    answer.speaker.push("One. Two. ")
+    answer.speaker.finish()
+    answer.run()
+    assert (answer.heard, answer.ends, len(lengths)) == (["One.", "Two."], [None], 1)
+
+
+def test_whoever_leaves_before_a_recording_is_decoded_hears_nothing_of_it() -> None:
+    answer = Answer(reference=Reference("!", "f", 16_000))
+    answer.speaker.abandon()
+    answer.run()
+    assert (answer.heard, answer.ends) == ([], [])
+
+
+def test_voices_and_what_carries_their_speech_have_one_rate() -> None:
+    assert SAMPLE_RATE == wire.SAMPLE_RATE
 
 
 def test_the_client_may_be_gone_while_it_is_given_audio() -> None:
@@ -420,6 +454,117 @@ def test_the_end_of_the_text_may_come_while_audio_is_given() -> None:
     answer.speaker.push("One.\n")
     answer.run()
     assert (answer.heard, answer.ends) == (["One."], [None])
+
+
+# A text read aloud
+
+
+class Reply:
+    """Implements ``http.exchange.Responder``."""
+
+    congested = False
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    def begin(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        self.status, self.headers = status, dict(headers)
+
+    def write(self, data: bytes) -> None:
+        self.body += data
+
+    def respond(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        self.begin(status, headers)
+        self.write(body)
+
+    def end(self) -> None:
+        self.body += b"<end>"
+
+    def abort(self) -> None:
+        raise AssertionError("a mistake of ours")
+
+
+class Reader:
+    """Reads texts aloud for whoever asks, with a filter and a cap, when its thread is told to."""
+
+    def __init__(self, folder: Path, patterns: str = "forbidden", most: int = 256) -> None:
+        (folder / "patterns").write_text(patterns)
+        self.worker = SteppedWorker()
+        self.speech = Speech(StandInVoice(), lambda: None, self.worker)
+        self.services: Any = SimpleNamespace(
+            speech=self.speech,
+            content_filter=content_filter.load(str(folder / "patterns")),
+            config=Config(max_queue=most),
+            sessions=SessionManager(clock=lambda: 0.0),
+            loop=SimpleNamespace(now=lambda: 0.0),
+            loaded=lambda: None,
+        )
+
+    def ask(self, text: str) -> tuple[Reading, Reply]:
+        reply = Reply()
+        reading = Reading(self.services, reply, Origin("openai", "ip:127.0.0.1"))
+        reading.start(json.dumps({"input": text, "response_format": "pcm"}).encode())
+        return reading, reply
+
+    def run(self) -> None:
+        while self.worker.jobs:
+            self.worker.step()
+
+
+def test_what_the_filter_does_not_allow_is_not_read(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    _reading, reply = reader.ask("It rains. This is FORBIDDEN text.")
+    assert reply.status == 0, "it is looked at away from the loop"
+    reader.run()
+    assert reply.status == 400
+    message = json.loads(reply.body)["error"]["message"]
+    assert message == "input: it holds text that this server does not allow"
+    assert reader.speech.idle
+    _reading, reply = reader.ask("It rains. It pours.")
+    reader.run()
+    assert (reply.status, reply.body) == (200, wire.pcm16(spoken("It rains.") + spoken("It pours.")) + b"<end>")
+
+
+def spoken(text: str) -> bytes:
+    return StandInVoice().speak(text, None, lambda: None).astype("<f4").tobytes()
+
+
+@pytest.mark.parametrize("text", ["forbidden", "allowed"])
+def test_whoever_leaves_while_the_filter_looks_hears_nothing(tmp_path: Path, text: str) -> None:
+    reader = Reader(tmp_path)
+    reading, reply = reader.ask(text)
+    reading.abandon()
+    reader.run()
+    assert (reply.status, reply.body, reader.speech.idle) == (0, b"", True)
+
+
+def test_a_mistake_of_ours_in_the_filter_is_an_error_reply(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reader = Reader(tmp_path)
+
+    def fail(_text: str) -> None:
+        raise LookupError("of ours")
+
+    reader.services.content_filter.check_prompt = fail
+    _reading, reply = reader.ask("It rains.")
+    reader.run()
+    assert (reply.status, reader.speech.idle) == (500, True)
+    assert b"input: the server failed on it" in reply.body
+    assert "LookupError: of ours" in caplog.text
+
+
+def test_no_more_are_read_at_once_than_may_wait(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, most=2)
+    (first, _reply), (_second, heard) = [reader.ask("It rains.") for _ in range(2)]
+    _reading, refused = reader.ask("It rains.")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    message = json.loads(refused.body)["error"]["message"]
+    assert message == "request: 2 texts are being spoken already; try again later"
+    first.abandon()
+    _reading, another = reader.ask("It rains.")
+    reader.run()
+    assert (heard.status, another.status, reader.speech.idle) == (200, 200, True)
 
 
 def test_there_is_a_voice_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:

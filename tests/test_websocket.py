@@ -23,6 +23,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
+from umaserve.errors import Fault
 from umaserve.protocol.http11 import HttpCodec
 from umaserve.protocol.http_head import Refusal, Request
 from umaserve.protocol.websocket import MOST_FRAME_BYTES, PIECES_PER_CALL, Message, WebSocketCodec
@@ -499,6 +500,27 @@ def test_a_clients_mistake_is_explained_to_it(kind: type[Websockets | Wsproto]) 
     client.say(Message(b"x" * (CAP + 1), True))
     client.take(feed(codec, [client.written()])[1])
     assert client.goodbye == (1009, f"message: expected at most {CAP} bytes, got {CAP + 1}")
+
+
+@clients
+def test_an_explanation_goes_before_the_close_frame_of_a_mistake(kind: type[Websockets | Wsproto]) -> None:
+    client, codec = kind(), WebSocketCodec(CAP)
+    codec.explain(b"nothing is wrong")
+    assert codec.take_output() == b""
+    client.say(Message(b"x" * (CAP + 1), True))
+    codec.receive_data(client.written())
+    assert codec.next_message() is None
+    assert codec.mistake is not None
+    assert (codec.mistake.fault, codec.mistake.message) == (
+        Fault.FRAME_TOO_LARGE,
+        f"message: expected at most {CAP} bytes, got {CAP + 1}",
+    )
+    codec.explain(b"too much")
+    codec.explain(b"twice")
+    explained, goodbye = frames_of(codec.take_output())
+    assert (explained.opcode, explained.data) == (Opcode.TEXT, b"too much")
+    assert (goodbye.opcode, goodbye.data[:2]) == (Opcode.CLOSE, struct.pack("!H", 1009))
+    assert (codec.mistake, codec.take_output(), codec.closed) == (None, b"", True)
 
 
 # -- any split ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.messages import Metrics
 from umaserve.net.loop import Loop
+from umaserve.protocol.fields import MOST_VALUES
 from umaserve.protocol.relay_codec import encode, parse_from_worker
 from umaserve.protocol.relay_messages import Request, TokenCounts
 from umaserve.protocol.relay_messages import ResponseComplete as Complete
@@ -74,7 +75,7 @@ class Daemon:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
-            Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None,
+            Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
         )  # fmt: skip
         self.backend = DaemonBackend(services)
 
@@ -111,6 +112,24 @@ def test_a_relayed_body_may_be_no_larger_than_any_others(daemon: Daemon, path: s
     assert daemon.backend.load == 0
 
 
+class Counted(str):
+    """Counts how often it is encoded."""
+
+    n = 0
+
+    def encode(self, *arguments: str) -> bytes:
+        self.n += 1
+        return super().encode(*arguments)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_is_encoded_once(daemon: Daemon, path: str) -> None:
+    body = Counted(json.dumps(BODIES[path]))
+    job, _reply = daemon.start(path, body)
+    assert job is not None
+    assert body.n == 1
+
+
 def test_nor_may_a_message_of_a_conversation(daemon: Daemon) -> None:
     job, reply = daemon.start(GENERATE)
     assert job is not None
@@ -135,6 +154,12 @@ def test_an_aborted_job_leaves_no_session_and_its_reply_hears_no_more(daemon: Da
     job.frame("{}")
     daemon.turn()
     assert daemon.backend.load == 0
+
+
+def test_of_what_a_client_may_not_send_a_relays_messages_may_have_more() -> None:
+    # Or a client could have its worker's link closed, by a body with just as many as may be.
+    parsed = parse_from_worker(encode(Complete("r-1", 200, {}, "," * (MOST_VALUES + 1))))
+    assert parsed == Complete("r-1", 200, {}, "," * (MOST_VALUES + 1))
 
 
 def test_an_embedding_that_nobody_wants_any_more_is_forgotten(daemon: Daemon) -> None:

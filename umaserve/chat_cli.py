@@ -14,13 +14,13 @@ import wave
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import orjson
 
 from umaserve import chat_media
 from umaserve.chat_media import FileError
 from umaserve.chat_status import Status
 from umaserve.net.tls import client_context
+from umaserve.protocol.pcm import SAMPLE_RATE, pcm16
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.protocol.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
@@ -42,12 +42,12 @@ Ctrl-C ends an answer, Ctrl-D the chat. To ask about a file, say /image FILE, /a
 """
 DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_MESSAGE_BYTES = 1 << 30
-SAMPLE_RATE = 24_000
 TICK_S = 1.0
 _CHUNK = 64 * 1024
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _TOO_BIG = 1009
 """A close code (RFC 6455, 7.4.1)."""
+_ENDED = "the connection ended before the answer did"
 
 Write = Callable[[str], None]
 Message = dict[str, Any]
@@ -84,14 +84,25 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
             tts = _tts(options)
             wav = opened.enter_context(_wav(options.speak)) if options.speak else None
             for prompt in [options.prompt] if options.prompt else _prompts(attached):
-                messages.append({"role": "user", "content": _content(prompt, attached)})
+                question = {"role": "user", "content": _content(prompt, attached)}
                 attached.clear()
-                answer = _turn(options, messages, tts, write, wav)
-                messages.append({"role": "assistant", "content": answer})
+                try:
+                    answer = _turn(options, [*messages, question], tts, write, wav)
+                except ChatError as error:
+                    if options.prompt or not sys.stdin.isatty():
+                        raise
+                    # As if it had not been asked: whoever types may ask another one.
+                    _complain(error)
+                else:
+                    messages += [question, {"role": "assistant", "content": answer}]
         except (ChatError, FileError, OSError) as error:
-            print(f"umaserve: {error}", file=sys.stderr)
+            _complain(error)
             return 1
     return 0
+
+
+def _complain(error: Exception) -> None:
+    print(f"umaserve: {error}", file=sys.stderr)
 
 
 def _named(kind: str, path: str) -> tuple[str, str]:
@@ -116,8 +127,13 @@ def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:
 
 @contextlib.contextmanager
 def _wav(path: str) -> Iterator[wave.Wave_write]:
-    """A WAV file for the answers: mono, 16 bit."""
-    with open(path, "wb") as file, wave.open(file) as wav:
+    """A WAV file for the answers: mono, 16 bit. Raises ``FileError``."""
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(open(path, "wb"))
+        except OSError as error:
+            raise FileError(f"--speak {path}: {error.strerror}: name a file that you may write") from None
+        wav = opened.enter_context(wave.open(file))
         wav.setnchannels(1)
         wav.setsampwidth(2)
         wav.setframerate(SAMPLE_RATE)
@@ -125,7 +141,8 @@ def _wav(path: str) -> Iterator[wave.Wave_write]:
 
 
 def _prompts(attached: list[Message]) -> Iterator[str]:
-    """What is typed, or comes through a pipe, a line each; files that are named in lines of their own are attached."""
+    """What is typed, or comes through a pipe, a line each; files that are named in lines of their own are attached.
+    Raises ``FileError`` in a pipe, and ``ChatError`` where it ends without a question about them."""
     watched = sys.stdin.isatty()
     if watched:
         with contextlib.suppress(ImportError):
@@ -135,21 +152,28 @@ def _prompts(attached: list[Message]) -> Iterator[str]:
         try:
             line = input("> " if watched else "").strip()
         except EOFError:
+            if attached and not watched:
+                raise ChatError("nothing was asked about the files: end with a line that is a question") from None
             return
-        command, _, path = line.partition(" ")
+        except KeyboardInterrupt:
+            if not watched:
+                raise
+            # Like a shell: what was typed is gone, and there is a fresh line for more.
+            sys.stderr.write("\n")
+            continue
+        command, *path = line.split(maxsplit=1) or [""]
         if command.removeprefix("/") in chat_media.KINDS and command.startswith("/"):
             try:
-                attached.append(_attachment(command, path))
+                attached.append(_attachment(command, "".join(path)))
             except FileError as error:
                 if not watched:  # A question without what it is about makes no sense.
                     raise
-                print(f"umaserve: {error}", file=sys.stderr)
+                _complain(error)
         elif line:
             yield line
 
 
 def _attachment(command: str, path: str) -> Message:
-    path = path.strip()
     if not path:
         raise FileError(f"{command}: expected a file behind it, such as {command} FILE")
     # Terminals put quotes around a file that is dragged into them.
@@ -185,21 +209,22 @@ def _turn(
                         said.append(message["text_delta"])
                         write(message["text_delta"])
                         if wav is not None and message["audio_data"] is not None:
-                            samples = np.frombuffer(base64.b64decode(message["audio_data"]), "<f4")
-                            wav.writeframes((samples * 32767).astype("<i2").tobytes())
-                    case "error":
-                        raise ChatError(message["error"])
+                            wav.writeframes(pcm16(base64.b64decode(message["audio_data"])))
     except KeyboardInterrupt:
         if options.prompt:
             raise
+    except ChatError:
+        if said:
+            write("\n")
+        raise
     write("\n")
     return "".join(said)
 
 
 def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterator[Message]:
-    """The daemon's messages, up to its goodbye."""
+    """The daemon's messages, up to its goodbye; raises ``ChatError`` with its error."""
     codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
-    with _connected(url) as sock:
+    with _told(url), _connected(url) as sock:
         # Whoever waits is told so meanwhile.
         sock.settimeout(TICK_S)
         parts = urllib.parse.urlsplit(url)
@@ -209,7 +234,10 @@ def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterato
         received = b""
         try:
             while (answer := read_answer(received)) is None:
-                received += _some(sock, status)
+                data = _some(sock, status)
+                if not data:
+                    raise ChatError(f"{url}: {_ENDED}")
+                received += data
             code, answered, rest = answer
             check_accept(code, answered, nonce)
         except HandshakeFailed as error:
@@ -221,14 +249,31 @@ def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterato
         while True:
             while (payload := codec.next_payload()) is not None:
                 message = orjson.loads(payload)
-                yield message
+                if message["type"] != "error":
+                    yield message
             if codec.closed:
                 break
             sock.sendall(codec.take_output())
             if not codec.more:
-                codec.receive_data(_some(sock, status))
-    if message["type"] not in ("done", "error"):
-        raise _cut_short(codec)
+                data = _some(sock, status)
+                if not data:
+                    break
+                codec.receive_data(data)
+    if message["type"] == "error":
+        # Only the close that follows says what kind of error it is.
+        raise ChatError(message["error"] + _advice(codec))
+    if message["type"] != "done":
+        reason = codec.close_reason or (_ENDED if codec.close_code is None else f"close code {codec.close_code}")
+        raise ChatError(f"the daemon did not answer: {reason}{_advice(codec)}")
+
+
+@contextlib.contextmanager
+def _told(url: str) -> Iterator[None]:
+    """A connection that breaks, as a ``ChatError``."""
+    try:
+        yield
+    except OSError as error:
+        raise ChatError(f"{url}: {error.strerror or error}: see whether the daemon still runs") from None
 
 
 def _send(sock: socket.socket, data: bytes, status: Status) -> None:
@@ -245,11 +290,10 @@ def _send(sock: socket.socket, data: bytes, status: Status) -> None:
         return
 
 
-def _cut_short(codec: WebSocketCodec) -> ChatError:
-    reason = codec.close_reason or f"it closed the connection with code {codec.close_code}"
+def _advice(codec: WebSocketCodec) -> str:
     if codec.close_code == _TOO_BIG:
-        reason += ": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes"
-    return ChatError(f"the daemon did not answer: {reason}")
+        return ": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes"
+    return ""
 
 
 def _connected(url: str) -> socket.socket:
@@ -267,12 +311,9 @@ def _connected(url: str) -> socket.socket:
 
 
 def _some(sock: socket.socket, status: Status) -> bytes:
+    """More of what comes; nothing at the end."""
     while True:
         try:
-            data = sock.recv(_CHUNK)
-            break
+            return sock.recv(_CHUNK)
         except TimeoutError:
             status.tick()
-    if not data:
-        raise ChatError("the daemon closed the connection before the end of its answer")
-    return data

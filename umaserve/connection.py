@@ -263,7 +263,10 @@ class Connection:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         elif self.channel.open:
             log.info("%s: closed, since no request came for %g s", self._origin.peer, self._idle_timeout)
-            self.close()
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        self.close()
 
 
 Lost = Callable[[Connection], None]

@@ -11,16 +11,15 @@ import os
 import re
 import secrets
 import stat
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import orjson
 
 from umaserve.errors import ConfigError
+from umaserve.protocol.pcm import WAV_HEADER_BYTES, pcm16, wav_header
 from umaserve.settings import printable
 from umaserve.threads import WorkerThread
 
@@ -30,7 +29,6 @@ MOST_WAITING_BYTES = 256 << 20
 """What may wait to be written: two of the largest messages that are taken by default."""
 OVERHEAD_BYTES = 16 << 10
 """A recording's folder, and what its files leave of their last blocks."""
-SAMPLE_RATE = 24_000
 TIDY_S = 3600.0
 """How often to call `Recordings.tidy`."""
 
@@ -38,9 +36,6 @@ REQUEST, ANSWER, AUDIO = "request.json", "answer.json", "answer.wav"
 _FILES = frozenset((REQUEST, ANSWER, AUDIO))
 _NAME = re.compile(r"chat_[0-9a-f]{12}")
 _UNFINISHED = re.compile(r"\.chat_[0-9a-f]{12}\.part")
-_AUTH = re.compile(rb'"(?:a|\\u0061)(?:u|\\u0075)(?:t|\\u0074)(?:h|\\u0068)"\s*:')
-"""The name of the field that may hold a client's key, as JSON may spell it (RFC 8259, section 7)."""
-_WAV_HEADER_BYTES = 44
 
 Failed = Callable[[BaseException], None]
 Write = Callable[[Callable[[], None], int, Failed], bool]
@@ -71,7 +66,7 @@ class Recordings:
             self._write(self._shelf.read, 0, functools.partial(_tell, directory))
 
     def begin(self, payload: bytes) -> Recording | None:
-        """A new recording of the request in ``payload``, JSON as it came; a key in it is not kept.
+        """A new recording of the request in ``payload``, JSON without any key.
 
         ``None`` where nothing is recorded, or too much waits to be written.
         """
@@ -275,17 +270,19 @@ class _Shelf:
     def begin(self, name: str, payload: bytes) -> None:
         self._unfinished[name] = 0
         with self._whole_or_not_at_all(name):
-            self._reserve(name, OVERHEAD_BYTES)
+            self._reserve(name, OVERHEAD_BYTES + len(payload))
             os.mkdir(_unfinished(name), 0o700, dir_fd=self._fd)
-            self._append(name, REQUEST, _without_key(payload))
+            self._append(name, REQUEST, payload)
 
     def hear(self, name: str, pcm: bytes) -> None:
         with self._whole_or_not_at_all(name):
-            samples = np.clip(np.frombuffer(pcm, "<f4"), -1.0, 1.0)
-            self._append(name, AUDIO, (samples * 32767).astype("<i2").tobytes(), begin=bytes(_WAV_HEADER_BYTES))
+            sound = pcm16(pcm)
+            self._reserve(name, len(sound))
+            self._append(name, AUDIO, sound, begin=bytes(WAV_HEADER_BYTES))
 
     def finish(self, name: str, answer: bytes) -> None:
         with self._whole_or_not_at_all(name):
+            self._reserve(name, len(answer))
             self._append(name, ANSWER, answer)
             with self._opened(_unfinished(name)) as folder:
                 for file in os.listdir(folder):
@@ -312,8 +309,7 @@ class _Shelf:
             raise
 
     def _append(self, name: str, file: str, data: bytes, begin: bytes = b"") -> None:
-        """Add ``data`` to a recording's file, which is begun with ``begin``."""
-        self._reserve(name, len(begin) + len(data))
+        """Add ``data``, for which there is room, to a recording's file, which is begun with ``begin``."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             self._opened(_unfinished(name)) as folder,
@@ -324,9 +320,10 @@ class _Shelf:
             opened.write(data)
 
     def _reserve(self, name: str, size: int) -> None:
-        self._make_room(size)
-        if self._used + size > self._max_bytes:
+        # Refused before anything makes way for it, or one that can't be kept would cost all that are.
+        if sum(self._unfinished.values()) + size > self._max_bytes:
             raise OSError(errno.EFBIG, "larger than recordings_bytes allows, with those that are being recorded")
+        self._make_room(size)
         self._used += size
         self._unfinished[name] += size
 
@@ -364,22 +361,7 @@ def _complete(file: str, folder: int) -> None:
     fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if file == AUDIO:
-            os.pwrite(fd, _wav_header(os.fstat(fd).st_size - _WAV_HEADER_BYTES), 0)
+            os.pwrite(fd, wav_header(os.fstat(fd).st_size - WAV_HEADER_BYTES), 0)
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _wav_header(size: int) -> bytes:
-    """Before ``size`` bytes of samples: PCM, mono, 16 bit (Multimedia Programming Interface 1.0, chapter 3)."""
-    about = (b"fmt ", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
-    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVE", *about, b"data", size)
-
-
-def _without_key(payload: bytes) -> bytes:
-    """The request without its field ``auth``; what has none is as it came."""
-    if not _AUTH.search(payload):
-        return payload
-    values = orjson.loads(payload)
-    values.pop("auth", None)
-    return orjson.dumps(values)

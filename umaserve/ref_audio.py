@@ -28,15 +28,15 @@ class RefAudio:
 
     path: str
     audio: Audio
+    n_samples: int
 
     def reply(self) -> bytes:
         """To ``GET /api/default_ref_audio``: a JSON object with its ``name``, its ``duration`` in seconds,
         ``sample_rate``, and ``base64``, which is float32 of 16 kHz, mono."""
-        n_samples = len(base64.b64decode(self.audio.data)) // 4
         return orjson.dumps(
             {
                 "name": os.path.basename(self.path),
-                "duration": round(n_samples / SAMPLE_RATE, 3),
+                "duration": round(self.n_samples / SAMPLE_RATE, 3),
                 "sample_rate": SAMPLE_RATE,
                 "base64": self.audio.data,
             }
@@ -51,7 +51,8 @@ def load(path: str) -> RefAudio:
         raise _wrong(path, f"can't be read: {error.strerror}") from error
     except MediaError as error:
         raise _wrong(path, str(error)) from error
-    return RefAudio(path, Audio(base64.b64encode(samples.astype("<f4").tobytes()).decode(), "ref_audio", SAMPLE_RATE))
+    data = base64.b64encode(samples.astype("<f4").tobytes()).decode()
+    return RefAudio(path, Audio(data, "ref_audio", SAMPLE_RATE), len(samples))
 
 
 def _samples(path: str) -> Samples:

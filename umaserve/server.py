@@ -136,6 +136,7 @@ class Server:
                 config.recordings, config.recordings_bytes, config.recordings_age * 86400, self._loop.wake
             ),
             ref_audio=reference,
+            content_filter=self._content_filter,
         )
         self._links = DaemonLinks(self._loop, config, self._services)
         self._entrances: Entrances | None = None
@@ -422,7 +423,7 @@ class Server:
 
 def _own_voice(recording: Audio) -> Samples:
     try:
-        return Reference(recording.data, "ref_audio", recording.sample_rate).samples()
+        return Reference(recording.data, "ref_audio", ref_audio.SAMPLE_RATE).samples()
     except BadReference as error:
         raise ConfigError(str(error)) from error
 

@@ -12,6 +12,7 @@ from umaserve.messages import Feedback, Metrics, ModelInfo
 from umaserve.net.loop import Loop
 from umaserve.recordings import Recordings
 from umaserve.ref_audio import RefAudio
+from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import Origin, SessionManager
 from umaserve.spoken import Speech
@@ -38,6 +39,7 @@ class Services:
     speech: Speech
     recordings: Recordings
     ref_audio: RefAudio | None
+    content_filter: ContentFilter | None
 
     def loaded(self) -> tuple[ModelInfo, Questions]:
         """The model and who answers for it; raises ``RequestError`` while it loads."""

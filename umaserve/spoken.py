@@ -10,8 +10,9 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Audio, Finished, Output, Spoken, Token, VoiceInfo
 from umaserve.protocol.thinking import WithoutThinking
 from umaserve.serving.sessions import Sink
+from umaserve.serving.ticks import Worker
 from umaserve.speech.reference import Reference
-from umaserve.speech.speaker import Speaker, Submit
+from umaserve.speech.speaker import Speaker
 from umaserve.speech.voice import SAMPLE_RATE, BadReference, SpeechError, Voice
 from umaserve.threads import Done, LengthyJob, WorkerThread
 
@@ -45,10 +46,20 @@ class Speech:
         """One answer that is to be spoken; ``speaker`` is as in ``Generate``."""
         assert self._voice is not None
         assert self._thread is not None
-        submit = self._thread.submit_lengthy
-        answer = SpokenAnswer(self._voice, submit, deliver, self._answers.discard, speaker)
+        answer = SpokenAnswer(self._voice, self._thread, deliver, self._answers.discard, speaker)
         self._answers.add(answer)
         return answer
+
+    def check_room(self, most: int) -> None:
+        """Raises ``RequestError`` where ``most`` answers are being spoken."""
+        if len(self._answers) >= most:
+            message = f"request: {most} texts are being spoken already; try again later"
+            raise RequestError(Fault.MEMORY_PRESSURE, message, retry_after_s=1)
+
+    def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Do a short job on the thread that speaks, in its turn."""
+        assert self._thread is not None
+        self._thread.submit(job, done)
 
     def fail_all(self, error: RequestError) -> None:
         """End all answers: the time to drain is over."""
@@ -74,17 +85,21 @@ class SpokenAnswer:
     def __init__(
         self,
         voice: Voice,
-        submit: Submit,
+        thread: Worker,
         deliver: Sink,
         over: Callable[[SpokenAnswer], None],
         speaker: Audio | None = None,
     ) -> None:
-        """``over`` is told of its end, whichever that is."""
-        self._submit = submit
+        """``over`` is told of its end, whichever that is. A ``speaker`` who can't be heard ends it at once."""
+        self._thread = thread
         self._deliver = deliver
         self._over = over
-        reference = None if speaker is None else Reference(speaker.data, speaker.field, speaker.sample_rate)
-        self._speaker = Speaker(voice, self._submit_unless_held, self._on_spoken, self._on_ended, reference)
+        self._speaker = Speaker(voice, self._submit_unless_held, self._on_spoken, self._on_ended)
+        if speaker is not None:
+            assert speaker.sample_rate is not None, "a speaker in a file"
+            reference = Reference(speaker.data, speaker.field, speaker.sample_rate)
+            # No lengthy job, since those wait for other answers' sentences.
+            self._speaker.become(reference, thread.submit)
         self._text = WithoutThinking()
         self._finished: Finished | None = None
         self._held = False
@@ -132,9 +147,9 @@ class SpokenAnswer:
     def _submit_unless_held(self, job: LengthyJob, done: Done) -> None:
         # The speaker has one sentence in work at a time, so that no second one comes to wait.
         if self._held:
-            self._waiting = functools.partial(self._submit, job, done)
+            self._waiting = functools.partial(self._thread.submit_lengthy, job, done)
         else:
-            self._submit(job, done)
+            self._thread.submit_lengthy(job, done)
 
     def _on_spoken(self, pcm: bytes) -> None:
         for start in range(0, len(pcm), MOST_PCM_BYTES):

@@ -18,11 +18,9 @@ from umaserve.engine.model import Model, log_line
 from umaserve.errors import ModelError
 from umaserve.serving.ticks import Pause
 from umaserve.speech.sentences import LIMIT
-from umaserve.speech.voice import SAMPLE_RATE, Samples
+from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, Samples
 
 ARCHITECTURE = "pockettts"
-MOST_HEARD_S = 5
-"""Of a recording: llama.cpp encodes it anew for each sentence, which takes a core a fifth of its length."""
 FRAMES_A_SECOND = 12.5
 MOST_S, MOST_S_A_CHARACTER = 3.0, 0.25
 """Speech has some 15 characters a second, numbers in digits 3: what goes on longer has lost its way."""

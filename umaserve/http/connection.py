@@ -178,9 +178,7 @@ class HttpConnection:
             request = self._codec.next_request()
             head = request or self._codec.head
             if head is not None and self._serve is None:
-                self._served += 1
-                self._path = head.path
-                self._cors = self._site.cors_headers(head)
+                self._begin_request(head)
                 self._serve = self._site.judge(head, self.peer)
             self.channel.write(self._codec.take_output())
             if request is None:
@@ -190,11 +188,18 @@ class HttpConnection:
             assert self._serve is not None
             self._serve(self, request)
         except Refusal as refusal:
+            if self._codec.refused is not None:
+                self._begin_request(self._codec.refused)
             self._refuse(refusal.status, http_error(refusal.status, refusal.message), refusal.headers)
         except RequestError as error:
             status, body, headers = error_body(error)
             self._refuse(status, body, headers)
         return True
+
+    def _begin_request(self, head: Request) -> None:
+        self._served += 1
+        self._path = head.path
+        self._cors = self._site.cors_headers(head)
 
     def _refuse(self, status: int, body: bytes, headers: Headers) -> None:
         """The reply to a request that set nothing going."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from umaserve.errors import RequestError
+from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON
 from umaserve.messages import (
     Answer,
@@ -25,7 +26,8 @@ from umaserve.messages import (
 )
 from umaserve.protocol.openai_errors import error_body
 from umaserve.protocol.openai_requests import body_fields
-from umaserve.protocol.openai_speech import UNKNOWN_SIZE, pcm16, text_to_speech, wav, wav_header
+from umaserve.protocol.openai_speech import text_to_speech
+from umaserve.protocol.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 from umaserve.services import Services
 from umaserve.serving.questions import Question as AskedQuestion
 from umaserve.serving.sessions import Hold, Origin, Session
@@ -38,6 +40,8 @@ AS_IT_COMES = (
     ("X-Accel-Buffering", "no"),  # or nginx would hold tokens back
 )
 EVENT_STREAM = (("Content-Type", "text/event-stream"), *AS_IT_COMES)
+_PROMPT = re.compile("^prompt(?=:)")
+"""What the content filter calls any text."""
 
 
 Parse = Callable[[bytes, Services], tuple[Query, Callable[[Answer], bytes]]]
@@ -252,18 +256,41 @@ class Reading:
         self._begun = False
 
     def start(self, content: bytes) -> None:
+        speech, content_filter = self._services.speech, self._services.content_filter
         try:
             self._services.loaded()
-            asked = text_to_speech(body_fields(content), self._services.speech.voice)
+            asked = text_to_speech(body_fields(content), speech.voice)
+            speech.check_room(self._services.config.max_queue)
             self._services.sessions.admit(self._origin, self._asked_at)
         except RequestError as error:
             self._refuse(error)
             return
         self._as_wav = asked.as_wav
-        self._spoken = self._services.speech.answer(self._deliver)
+        self._spoken = speech.answer(self._deliver)
+        if content_filter is None:
+            self._read(self._spoken, asked.text)
+        else:
+            # Away from the loop, since patterns may take their time.
+            check = functools.partial(content_filter.check_prompt, asked.text)
+            speech.submit(check, functools.partial(self._checked, asked.text))
+
+    def _checked(self, text: str, error: BaseException | None) -> None:
+        """What the operator's filter says of the text."""
+        if self._spoken is None:  # The client has gone, or the daemon's time to drain is over.
+            return
+        if error is None:
+            self._read(self._spoken, text)
+        elif isinstance(error, RequestError):
+            error.message = _PROMPT.sub("input", error.message)
+            self._spoken.take(error)
+        else:
+            log.error("%s: the content filter failed", self._origin.peer, exc_info=error)
+            self._spoken.take(RequestError(Fault.DECODE_FAILED, "input: the server failed on it"))
+
+    def _read(self, spoken: SpokenAnswer, text: str) -> None:
         # The voice hears it as an answer that a model gave in one piece.
-        self._spoken.take(Token(asked.text, 0))
-        self._spoken.take(Finished(FinishReason.STOP, Usage(0, 0)))
+        spoken.take(Token(text, 0))
+        spoken.take(Finished(FinishReason.STOP, Usage(0, 0)))
 
     def release(self) -> None:
         """The reader has caught up."""

@@ -17,6 +17,7 @@ class ResumableConnection(WebSocketConnection):
     """Its dialect is a ``ResumableDialect``."""
 
     _dialect: ResumableDialect
+    _explains = False  # Its contract's errors are of requests, and the connection goes on after them.
     _watched: str | None = None
     _missed: Iterator[bytes] | None = None
     _parted = False

@@ -31,6 +31,8 @@ class WebSocketConnection(Connection):
     """
 
     _codec: WebSocketCodec
+    _explains = True
+    """Whether an error message goes before the close frame where the codec or the timer ends the conversation."""
 
     def __init__(
         self,
@@ -77,6 +79,8 @@ class WebSocketConnection(Connection):
         super().connection_lost()
 
     def _input_handled(self) -> None:
+        if self._codec.mistake is not None and self._explains:
+            self._codec.explain(self._dialect.fail(self._codec.mistake).payload)
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
             # Neither a goodbye nor a breach of the protocol is a lost connection.
@@ -104,6 +108,12 @@ class WebSocketConnection(Connection):
 
     def close(self) -> None:
         self._close(GOING_AWAY if self._authenticated else POLICY_VIOLATION)
+
+    def _end_idle(self) -> None:
+        if self._explains:
+            error = RequestError(Fault.TIMED_OUT, "request: it did not come in time")
+            self.channel.write(self._codec.send(self._dialect.fail(error).payload))
+        self.close()
 
     def _end(self, code: int) -> None:
         self._close(code)

@@ -13,7 +13,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, Generate, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
 from umaserve.protocol.chat_request import Asked, read_request
 from umaserve.protocol.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Reply
-from umaserve.protocol.fields import Fields, bad_request, parse_json
+from umaserve.protocol.fields import MOST_VALUES, Fields, bad_request, parse_json
 from umaserve.protocol.parameters import Limits, check_key
 from umaserve.protocol.thinking import WithoutThinking
 
@@ -60,14 +60,18 @@ class ChatDialect:
         """The request in ``payload``; raises ``RequestError``, for every payload after the first as well."""
         if self._answer is not None or self._ended:
             raise RequestError(Fault.BUSY, "payload: expected one message on a connection, got another")
-        values = parse_json(payload)
+        values = parse_json(payload, MOST_VALUES)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
         if self._authenticate is not None:
             check_key(values.get("auth"), self._authenticate, '{"auth":"KEY","messages":[…]}')
         asked = read_request(Fields(values), self._limits, self._voice, self._new_id())
         self._answer = _Answer(asked)
-        return replace(asked.request, recorded=payload) if self._recorded else asked.request
+        if not self._recorded:
+            return asked.request
+        # A key is kept nowhere.
+        kept = payload if "auth" not in values else orjson.dumps({k: v for k, v in values.items() if k != "auth"})
+        return replace(asked.request, recorded=kept)
 
     def send(self, output: Output) -> Reply | None:
         """The message for ``output``, or ``None`` where the contract or the request wants none."""
@@ -144,14 +148,13 @@ class _Answer:
         # A stream's last segment is a chunk as all of them are, and clients that play those would hear it twice.
         audio = _base64(b"".join(self._pcm)) if self._spoken and not self._streaming else None
         usage = finished.usage
-        recording = {} if finished.recording is None else {"recording_session_id": finished.recording}
         done = _dump(
             "done",
             text="".join(self._text),
             generated_tokens=usage.completion_tokens,
             input_tokens=usage.prompt_tokens,
             audio_data=audio,
-            **recording,
+            recording_session_id=finished.recording,
         )
         return Reply(done, close=True, before=rest)
 

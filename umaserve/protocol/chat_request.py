@@ -28,10 +28,11 @@ MAX_ITEMS = 256
 MAX_SLICES = 64
 MIN_SAMPLE_RATE, SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 16_000, 384_000
 """Samples a second of recordings, the middle one where none is said."""
+MAX_VOICE_S = 60
 MAX_STACKED_FRAMES = 16
 MAX_LANGUAGE_BYTES = 64
-ROLES = {role: role for role in ("system", "user", "assistant")}
-KINDS = {kind: kind for kind in ("text", "image", "audio", "video")}
+ROLES = ("system", "user", "assistant")
+KINDS = ("text", "image", "audio", "video")
 NO_VOICE = "since this daemon has no voice: pip install 'umaserve[speech]' gives it one"
 
 _SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
@@ -108,7 +109,7 @@ def _look(fields: Fields) -> _Look:
 
 
 def _turn(fields: Fields, look: _Look) -> ChatTurn:
-    role = fields.required_choice("role", ROLES)
+    role = fields.required_one_of("role", ROLES)
     value, path = fields.values.get("content"), fields.name("content")
     if isinstance(value, str):
         return ChatTurn(role, value)
@@ -122,7 +123,7 @@ def _turn(fields: Fields, look: _Look) -> ChatTurn:
 
 def _item(fields: Fields, look: _Look) -> str | Media:
     """One item of a content list. What is in ``data`` is looked at later, away from the loop."""
-    kind = fields.required_choice("type", KINDS)
+    kind = fields.required_one_of("type", KINDS)
     if kind == "text":
         return string(fields.values.get("text"), fields.name("text"), empty=True)
     field = fields.name("data")
@@ -153,7 +154,7 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio 
     if voice is None:
         raise RequestError(Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, {NO_VOICE}")
     if not voice.clones:
-        _check_not_cloned(tts, mode, recording)
+        _check_not_cloned(tts, mode, recording, path)
     if path and not recording and path != voice.reference_path:
         message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
         raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
@@ -162,6 +163,7 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio 
         raise out_of_range(tts.name("language"), expected, f'"{language}"')
     field = tts.name("ref_audio_data")
     if recording:
+        _check_length(recording, field)
         return mode, Audio(recording, field, SAMPLE_RATE)
     if mode in CLONING and voice.reference is None:
         message = f'expected a recording where mode is "{mode}", since the daemon has none of its own'
@@ -169,11 +171,19 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio 
     return mode, voice.reference if path or mode in CLONING else None
 
 
-def _check_not_cloned(tts: Fields, mode: str, recording: str) -> None:
+def _check_length(recording: str, field: str) -> None:
+    """What else may be wrong with it is found where it is decoded, away from the loop."""
+    most = -(-MAX_VOICE_S * SAMPLE_RATE * 4 // 3) * 4
+    if len(recording) > most:
+        expected = f"at most {MAX_VOICE_S} s of float32 samples of {SAMPLE_RATE} Hz in base64, {most} characters"
+        raise out_of_range(field, expected, len(recording))
+
+
+def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None:
     why = "since this daemon's voice can't take on another one"
-    if recording:
-        message = f"{tts.name('ref_audio_data')}: expected to be absent, {why}"
-        raise RequestError(Fault.BAD_REQUEST, message)
+    for key, given in (("ref_audio_data", recording), ("ref_audio_path", path)):
+        if given:
+            raise RequestError(Fault.BAD_REQUEST, f"{tts.name(key)}: expected to be absent, {why}")
     if mode in CLONING:
         others = " or ".join(f'"{one}"' for one in MODES if one not in CLONING)
         raise out_of_range(tts.name("mode"), f"{others}, {why}", f'"{mode}"')

@@ -43,8 +43,8 @@ class HttpCodec:
     """One connection's requests and responses in turn, in HTTP/1.1 (RFC 9112) and 1.0.
 
     A head may have ``max_head_bytes`` with its blank line, a body ``max_body_bytes``, or what ``bodies`` says for its
-    path. What a client sends after a request waits, unread, until that one's response is complete. A 1.0 connection
-    ends with its first response.
+    path where it is POSTed. What a client sends after a request waits, unread, until that one's response is complete.
+    A 1.0 connection ends with its first response.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class HttpCodec:
         self._blank_skipped = False
         self._request: Request | None = None
         """The request whose body is being read."""
+        self._refused: Request | None = None
         self._body: _SizedBody | _ChunkedBody = _SizedBody(0)
         self._owes_continue = False
         self._bodiless = False
@@ -89,6 +90,11 @@ class HttpCodec:
     def head(self) -> Request | None:
         """The request whose body is still to come, without it: who won't have it can say so before."""
         return self._request
+
+    @property
+    def refused(self) -> Request | None:
+        """The request that ``next_request`` refused, without its body, where its head was good."""
+        return self._refused
 
     @property
     def keep_alive(self) -> bool:
@@ -120,6 +126,7 @@ class HttpCodec:
             if request is None and self._eof and not self.more and self.phase is not Phase.IDLE:
                 raise Refusal(400, "request: the connection's input ended before it was whole")
         except Refusal:
+            self._refused = self._request
             self._read_no_more()
             raise
         return request
@@ -129,7 +136,8 @@ class HttpCodec:
             head = self._take_head()
             if head is None:
                 return None
-            self._request = self._begin_body(head)
+            self._request, version = parse_head(head)
+            self._begin_body(self._request, version, head)
         body = self._body.take(self._buffer)
         if body is None:
             self.more = self._body.stopped
@@ -162,13 +170,13 @@ class HttpCodec:
         self._searched = len(buffer)
         return None
 
-    def _begin_body(self, head: bytes) -> Request:
-        request, version = parse_head(head)
+    def _begin_body(self, request: Request, version: bytes, head: bytes) -> None:
         length = body_length(request, version)
         self._http.receive_data(head + b"\r\n\r\n")
         self._http.next_event()
         self._bodiless = request.method == "HEAD"
-        most = self._bodies.get(request.path, self._max_body)
+        # What needs no key, such as OPTIONS, has no large body.
+        most = self._bodies.get(request.path, self._max_body) if request.method == "POST" else self._max_body
         if length is not None and length > most:
             raise Refusal(413, f"Content-Length: expected at most {most}, got {length}")
         expectations = request.header_values("expect")
@@ -177,7 +185,6 @@ class HttpCodec:
         self._body = _ChunkedBody(most) if length is None else _SizedBody(length)
         # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
         self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
-        return request
 
     def _read_no_more(self) -> None:
         """After a refusal nobody can say where a next request would begin."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token, ToolCall
-from umaserve.protocol.openai_speech import pcm16, wav
+from umaserve.protocol.pcm import pcm16, wav
 from umaserve.protocol.thinking import WithoutThinking
 from umaserve.protocol.tool_calls import ToolCallParser
 

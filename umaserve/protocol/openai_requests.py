@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sampling, TokenIds, VoiceInfo
-from umaserve.protocol.fields import Fields, bad_request, kind_of, out_of_range, parse_json, string
+from umaserve.protocol.fields import MOST_VALUES, Fields, bad_request, kind_of, out_of_range, parse_json, string
 from umaserve.protocol.openai_speech import wanted_audio
 from umaserve.protocol.openai_turns import chosen_tools, tools, turns
 from umaserve.protocol.parameters import (
@@ -114,7 +114,7 @@ def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:
 
 
 def body_fields(body: bytes) -> Fields:
-    values = parse_json(body)
+    values = parse_json(body, MOST_VALUES)
     if not isinstance(values, dict):
         raise bad_request("body", "an object", values)
     return Fields(values)
@@ -224,9 +224,7 @@ def _response_schema(fields: Fields) -> str | None:
     wanted = fields.object("response_format")
     if wanted is None:
         return None
-    kind = wanted.choice("type", {kind: kind for kind in ("text", "json_object", "json_schema")}, None)
-    if kind is None:
-        raise bad_request(wanted.name("type"), '"text" or "json_object" or "json_schema"', None)
+    kind = wanted.required_one_of("type", ("text", "json_object", "json_schema"))
     if kind == "json_object":
         return _ANY_OBJECT
     if kind == "text":

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-
-import numpy as np
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import VoiceInfo
@@ -13,17 +10,11 @@ from umaserve.protocol.chat_request import NO_VOICE
 from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, string
 from umaserve.protocol.parameters import MAX_ID_BYTES
 
-SAMPLE_RATE = 24_000
-"""Samples a second; they are mono, 16 bit, little-endian."""
 MAX_INPUT_CHARS = 4096
 MAX_INSTRUCTIONS_BYTES = 16 * 1024
-_OPENAI_VOICES = ("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse")
-VOICES = dict.fromkeys(("default", *_OPENAI_VOICES), True)
-"""All of them the one voice that the daemon has."""
-_CHAT_FORMATS = {name: name for name in ("wav", "pcm16")}
-_TEXT_FORMATS = {name: name for name in ("wav", "pcm")}
-UNKNOWN_SIZE = 0xFFFFFFFF
-"""What a WAV header says where the sound is still being made."""
+MAX_VOICE_BYTES = 64
+_CHAT_FORMATS = ("wav", "pcm16")
+_TEXT_FORMATS = ("wav", "pcm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +32,9 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> TextToSpeech:
     text = string(fields.values.get("input"), "input")
     if len(text) > MAX_INPUT_CHARS:
         raise out_of_range("input", f"at most {MAX_INPUT_CHARS} characters", f"{len(text)} characters")
-    fields.choice("voice", VOICES, True)
-    audio_format = fields.choice("response_format", _TEXT_FORMATS, "wav")
-    fields.choice("stream_format", {"audio": True}, True)
+    _check_voice(fields)
+    audio_format = fields.one_of("response_format", _TEXT_FORMATS) or "wav"
+    fields.one_of("stream_format", ("audio",))
     if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
         raise RequestError(
             Fault.BAD_REQUEST, "instructions: expected to be absent, since this daemon's voice follows none"
@@ -61,8 +52,8 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
     wanted = _modalities(fields)
     audio = fields.object("audio")
     if audio is not None:
-        audio.choice("voice", VOICES, True)
-        audio.choice("format", _CHAT_FORMATS, "")
+        _check_voice(audio)
+        audio.one_of("format", _CHAT_FORMATS)
     if "audio" not in wanted:
         if audio is not None:
             raise RequestError(Fault.BAD_REQUEST, 'audio: expected to be absent where modalities lack "audio"')
@@ -71,28 +62,20 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
         raise RequestError(Fault.BAD_REQUEST, f'modalities: expected ["text"], {NO_VOICE}')
     if audio is None:
         raise bad_request("audio", "an object with voice and format", None)
-    audio_format = audio.required_choice("format", _CHAT_FORMATS)
+    audio_format = audio.required_one_of("format", _CHAT_FORMATS)
     if fields.boolean("stream", False) and audio_format != "pcm16":
         raise out_of_range("audio.format", '"pcm16" where stream is true', f'"{audio_format}"')
     return audio_format
 
 
-def pcm16(pcm: bytes) -> bytes:
-    """Samples from -1 to 1, little-endian float32, as 16-bit numbers."""
-    samples = np.frombuffer(pcm, "<f4") * np.float32(32767)
-    return samples.round().clip(-32768, 32767).astype("<i2").tobytes()
-
-
-def wav(sound: bytes) -> bytes:
-    """A WAV file of 16-bit samples."""
-    return wav_header(len(sound)) + sound
-
-
-def wav_header(n_bytes: int) -> bytes:
-    """What stands before ``n_bytes`` of 16-bit samples in a WAV file (44 bytes); or before ``UNKNOWN_SIZE``."""
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
-    size = n_bytes if n_bytes == UNKNOWN_SIZE else n_bytes + 36
-    return struct.pack("<4sI4s", b"RIFF", size, b"WAVE") + fmt + struct.pack("<4sI", b"data", n_bytes)
+def _check_voice(fields: Fields) -> None:
+    """A name, or an object with one as its ``id``: whichever it is, it is the one voice that the daemon has."""
+    value = fields.values.get("voice")
+    if isinstance(value, dict):
+        voice = Fields.of(value, fields.name("voice"))
+        string(voice.values.get("id"), voice.name("id"), max_bytes=MAX_VOICE_BYTES)
+    else:
+        fields.string("voice", max_bytes=MAX_VOICE_BYTES)
 
 
 def _modalities(fields: Fields) -> list[object]:

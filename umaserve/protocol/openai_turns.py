@@ -21,9 +21,9 @@ MAX_PARTS = 256
 MAX_TOOLS = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
-_DETAILS = {detail: detail for detail in ("auto", "high", "low")}
+_DETAILS = ("auto", "high", "low", "original")
 """A wish, which no projector knows: each has its own way to be short of detail."""
-_RECORDINGS = {"wav": True, "mp3": True}
+_RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
 """How a data: URL (RFC 2397) begins."""
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
@@ -116,19 +116,19 @@ def _parts(fields: Fields, content: object, what: str) -> list[Fields]:
 
 
 def _part(fields: Fields) -> str | Media:
-    kind = fields.required_choice("type", {kind: kind for kind in ("text", "image_url", "input_audio")})
+    kind = fields.required_one_of("type", ("text", "image_url", "input_audio"))
     if kind == "text":
         return _text(fields)
     inner = Fields.of(fields.values.get(kind), fields.name(kind))
     if kind == "image_url":
-        inner.choice("detail", _DETAILS, "auto")
+        inner.one_of("detail", _DETAILS)
         return Image(_image_data(inner), inner.name("url"))
-    inner.required_choice("format", _RECORDINGS)  # The decoder sees for itself.
+    inner.required_one_of("format", _RECORDINGS)  # The decoder sees for itself.
     return Audio(string(inner.values.get("data"), inner.name("data")), inner.name("data"))
 
 
 def _text(fields: Fields) -> str:
-    fields.required_choice("type", {"text": True})
+    fields.required_one_of("type", ("text",))
     return string(fields.values.get("text"), fields.name("text"), empty=True)
 
 
@@ -183,7 +183,7 @@ def _tool(fields: Fields) -> Tool:
 
 
 def _function_type(fields: Fields) -> None:
-    fields.choice("type", {"function": True}, True)
+    fields.one_of("type", ("function",))
 
 
 def _function(fields: Fields) -> Fields:

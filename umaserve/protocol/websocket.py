@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from wsproto.frame_protocol import CloseReason, Frame, FrameProtocol, Opcode, ParseFailed, XorMaskerSimple
 
+from umaserve.errors import Fault, RequestError
+
 PIECES_PER_CALL = 256
 """Frame headers and pieces of payloads handled in one call: a message of tiny fragments must not hold the loop."""
 MOST_FRAME_BYTES = 8 * 1024 * 1024
@@ -36,7 +38,8 @@ class WebSocketCodec:
     Received bytes are judged only by ``next_message`` and ``next_payload``; the caller writes ``take_output`` after
     each of them. The peer's mistake is answered there with a close frame (RFC 6455 7.4.1): 1002 for a breach of the
     protocol, 1003 for a binary message where they are not taken, 1007 for text that is not UTF-8, and 1009 for a
-    message over ``max_message_bytes``, from the frame's header, before its payload is stored.
+    message over ``max_message_bytes``, from the frame's header, before its payload is stored. ``mistake`` then says
+    what it was, and ``explain`` puts a message before that close frame.
     """
 
     def __init__(self, max_message_bytes: int, *, binary: bool = False, client: bool = False) -> None:
@@ -54,6 +57,8 @@ class WebSocketCodec:
         self._fragmented = False
         """Whether a message has begun whose last frame hasn't come."""
         self._output = bytearray()
+        self._goodbye = b""
+        """The close frame that answers the peer's mistake, until it is taken."""
         self._eof = False
         self.more = False
         """Whether the last call stopped for its bound of work, not for want of bytes: call again in a later turn."""
@@ -66,6 +71,8 @@ class WebSocketCodec:
         self.close_code: int | None = None
         """What that frame gave as its code, and as its reason; 1005 where it had none (RFC 6455 7.1.5)."""
         self.close_reason = ""
+        self.mistake: RequestError | None = None
+        """The peer's, until it is explained or its answer is taken."""
 
     @property
     def buffered(self) -> int:
@@ -112,8 +119,11 @@ class WebSocketCodec:
         except ParseFailed as mistake:
             # Where wsproto met the bad byte depends on how the text was split, so its own words are of no use.
             utf8 = mistake.code is CloseReason.INVALID_FRAME_PAYLOAD_DATA
-            goodbye = self.close(mistake.code, "text: expected UTF-8" if utf8 else str(mistake))
-            self._output += goodbye
+            reason = "text: expected UTF-8" if utf8 else str(mistake)
+            if not self.closing:
+                self._goodbye = self.close(mistake.code, reason)
+                too_big = mistake.code is CloseReason.MESSAGE_TOO_BIG
+                self.mistake = RequestError(Fault.FRAME_TOO_LARGE if too_big else Fault.BAD_REQUEST, reason)
             self._end()
             return None
         self.more = not self.closed
@@ -247,9 +257,16 @@ class WebSocketCodec:
 
     def take_output(self) -> bytes:
         """What the codec has to say of itself: pongs, and the close frame that answers the peer's or its mistake."""
-        output = bytes(self._output)
+        output = bytes(self._output) + self._goodbye
         self._output.clear()
+        self._goodbye, self.mistake = b"", None
         return output
+
+    def explain(self, payload: bytes) -> None:
+        """Have one text message of ``payload`` go before the close frame that answers ``mistake``, if that is there."""
+        if self.mistake is not None:
+            self._output += self._frame(_FINAL_TEXT, payload)
+            self.mistake = None
 
     def ping(self, data: bytes = b"") -> bytes:
         """A ping with ``data``, at most 125 bytes; ``b""`` once a close frame was made."""

@@ -16,7 +16,7 @@ from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
 from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.metrics import PROMETHEUS
 from umaserve.net.loop import Loop
-from umaserve.protocol.fields import Fields, parse_json
+from umaserve.protocol.fields import MOST_VALUES, Fields, parse_json
 from umaserve.protocol.http_head import Headers, Refusal, Request
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.relay.admin import Admin
@@ -36,8 +36,6 @@ RELAYED = frozenset(
 )  # fmt: skip
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_NAME_BYTES = 256
-MOST_VALUES = 1_000_000
-"""Of a body in JSON: 32 MiB of empty arrays would hold the loop, and so everybody, for seconds."""
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
@@ -131,7 +129,7 @@ class RelaySite:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
-        fields = Fields(Fields.of(_parsed(request.body), "body").values)
+        fields = Fields(Fields.of(parse_json(request.body, MOST_VALUES), "body").values)
         model = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if model is None:
             raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
@@ -254,7 +252,7 @@ def _model_of(request: Request, text: str) -> str:
     if named:
         return _shortened(named)
     try:
-        value = _parsed(text.encode())
+        value = parse_json(text.encode(), MOST_VALUES)
     except RequestError:
         return ""  # The worker says what is wrong with it.
     model = value.get("model") if isinstance(value, dict) else None
@@ -263,10 +261,3 @@ def _model_of(request: Request, text: str) -> str:
 
 def _shortened(name: str) -> str:
     return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
-
-
-def _parsed(body: bytes) -> object:
-    """As `parse_json`. Each value but the first comes after one of these characters, which texts may have as well."""
-    if len(body) > MOST_VALUES and sum(body.count(before) for before in (b",", b"[", b"{")) > MOST_VALUES:
-        raise RequestError(Fault.BAD_REQUEST, f"body: expected at most {MOST_VALUES} commas and brackets, got more")
-    return parse_json(body)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import Sentences
-from umaserve.speech.voice import SpeechError, Voice
+from umaserve.speech.voice import Samples, SpeechError, Voice
 from umaserve.threads import Done, LengthyJob, Pause
 
 log = logging.getLogger(__name__)
 
 Submit = Callable[[LengthyJob, Done], None]
+SubmitDecoding = Callable[[Callable[[], Samples], Done], None]
 Spoken = Callable[[bytes], None]
 Ended = Callable[[SpeechError | None], None]
 
@@ -28,14 +29,12 @@ class Speaker:
     ``spoken`` gets a sentence's audio: mono samples at ``SAMPLE_RATE``, little-endian float32. ``ended`` is called
     once and last: from within ``finish`` where nothing is left to say, and with an error even while text still comes,
     which is dropped then. One sentence is in work at a time, so that answers that are spoken at once take turns; the
-    text that waits is at most the answer's. ``reference`` is of the one whose voice it is to be, where that clones.
+    text that waits is at most the answer's.
     """
 
-    def __init__(
-        self, voice: Voice, submit: Submit, spoken: Spoken, ended: Ended, reference: Reference | None = None
-    ) -> None:
+    def __init__(self, voice: Voice, submit: Submit, spoken: Spoken, ended: Ended) -> None:
         self._voice = voice
-        self._reference = reference
+        self._speaker: Samples | None = None
         self._submit = submit
         self._spoken = spoken
         self._ended = ended
@@ -44,6 +43,25 @@ class Speaker:
         self._in_work = False
         self._finishing = False
         self._over = False
+
+    def become(self, reference: Reference, submit: SubmitDecoding) -> None:
+        """Before all else: speak as the one of that recording, where the voice clones.
+
+        It is decoded now, as ``submit`` has it, so that one that can't be used ends an answer before it begins. All
+        that is to be said waits for that, and so does the end.
+        """
+        self._in_work = True
+        submit(reference.samples, self._decoded)
+
+    def _decoded(self, result: Samples | BaseException) -> None:
+        self._in_work = False
+        if self._over:
+            return
+        if isinstance(result, BaseException):
+            self._end(_for_client(result))
+        else:
+            self._speaker = result
+            self._next()
 
     def push(self, text: str) -> None:
         """More of the answer's text, cut anywhere."""
@@ -86,9 +104,8 @@ class Speaker:
 
         if self._over:
             return b""
-        speaker = None if self._reference is None else self._reference.samples()
         try:
-            return self._voice.speak(sentence, speaker, pause_if_wanted).astype("<f4").tobytes()
+            return self._voice.speak(sentence, self._speaker, pause_if_wanted).astype("<f4").tobytes()
         except _Abandoned:
             return b""
 

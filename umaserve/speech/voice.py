@@ -12,6 +12,9 @@ from umaserve.threads import Pause
 
 SAMPLE_RATE = 24_000
 """Samples a second, of every voice."""
+MOST_HEARD_S = 5
+"""Of a recording of the one who is to speak: llama.cpp encodes it anew for each sentence, which takes a core a fifth of
+its length."""
 
 Samples = npt.NDArray[np.float32]
 

@@ -49,28 +49,25 @@ class DaemonBackend:
         client = (request.headers or {}).get(CLIENT_HEADER, "")
         origin = Origin("" if route is None else route.dialect, f"relay:{client}")
         most_bytes = most_body_bytes(route, self._services.config)
-        if len(request.body.encode()) > most_bytes:
+        content = request.body.encode()
+        if len(content) > most_bytes:
             reply.complete(413, _JSON, _too_large(most_bytes))
             return None
         match None if route is None else route.endpoint:
             case Question() as question:
                 responder = _Responder(reply)
-                return _Posted(
-                    responder, Inquiry(self._services, responder, question.parse, origin), request.body.encode()
-                ).begun()
+                return _Posted(responder, Inquiry(self._services, responder, question.parse, origin), content).begun()
             case Stream() as stream:
                 responder = _Responder(reply)
                 body = stream.new_body(self._services)
-                return _Posted(
-                    responder, Exchange(self._services, responder, body, origin), request.body.encode()
-                ).begun()
+                return _Posted(responder, Exchange(self._services, responder, body, origin), content).begun()
             case Socket() as socket:
                 wire = _Wire(self._services.loop, reply)
                 dialect = socket.new_dialect(self._services, None)
                 # As far as a connection uses its channel, the wire is one.
                 Connection(self._services, cast(Channel, wire), _Frames(), dialect, origin, _forget)
                 conversation = _Conversation(wire, most_bytes)
-                conversation.frame(request.body)
+                conversation.receive(content)
                 return conversation
         error = http_error(404, f"path: there is no {request.endpoint_path[:64]} here")
         reply.complete(404, _JSON, error.decode())
@@ -148,7 +145,10 @@ class _Conversation:
             self._wire.handler.drained()
 
     def frame(self, text: str) -> None:
-        data = text.encode()
+        self.receive(text.encode())
+
+    def receive(self, data: bytes) -> None:
+        """A message of its client's."""
         if len(data) > self._most_bytes:
             self._wire.refuse(413, _too_large(self._most_bytes))
         elif self._wire.open:
