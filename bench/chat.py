@@ -35,6 +35,8 @@ ALONE_S, BESIDE_S = 10.0, 20.0
 STREAM_TARGET_MS = 30
 """Of the stream that is watched: with the default of 80 a prompt may delay it for as long."""
 ANSWER_TOKENS = 64
+MOST_PICTURES = 200
+"""More than are encoded meanwhile, save by a GPU."""
 SAMPLE_RATE = 24_000
 
 _NOTES = """\
@@ -143,8 +145,10 @@ def _speech(at: Served, repeats: int) -> str:
 
 def _beside(at: Served) -> str:
     seeds = iter(range(1000, 10**6))
+    # Made before, since making them would take a core from the daemon.
+    pictures = iter([_picture(EDGES[0], next(seeds)) for _ in range(MOST_PICTURES)])
     works: dict[str, Callable[[], object]] = {
-        "pictures are encoded": lambda: _ask(at, [_user(_picture(EDGES[0], next(seeds)), "What is it?")], 1),
+        "pictures are encoded": lambda: _ask(at, [_user(next(pictures), "What is it?")], 1),
         "answers are spoken": lambda: _ask(
             at, [_user(f"Tell me {next(seeds)} things about the sea.")], ANSWER_TOKENS, spoken=True
         ),

@@ -45,7 +45,7 @@ from umaserve.serving.ticks import Engine
 from umaserve.speech.load import load as load_voice
 from umaserve.speech.reference import Reference
 from umaserve.speech.voice import BadReference, Samples, Voice
-from umaserve.spoken import Speech
+from umaserve.spoken import NICE, Speech
 from umaserve.threads import WorkerThread
 from umaserve.worker.daemon_links import DaemonLinks
 
@@ -99,7 +99,7 @@ class Server:
         self._loop = Loop()
         self._compute = WorkerThread("compute", self._loop.wake)
         self._preparing = WorkerThread("preparing", self._loop.wake)
-        self._preparing_media = WorkerThread("media", self._loop.wake)
+        self._preparing_media = WorkerThread("media", self._loop.wake, nice=NICE)
         self._admission = Admission(
             Rates(config.rate_requests, config.rate_tokens), config.max_queue, config.memory_reserve, available_bytes
         )

@@ -18,6 +18,9 @@ from umaserve.threads import Done, LengthyJob, WorkerThread
 
 log = logging.getLogger(__name__)
 
+NICE = 10
+"""Of the voice's own thread: llama.cpp's threads wait for each other, so that who takes a core from one holds up all.
+It speaks ten times as fast as anybody listens."""
 MOST_PCM_BYTES = 4 * 2 * SAMPLE_RATE
 """Two seconds: in base64 a quarter of what WebSocket clients take in one message by default, 1 MiB."""
 
@@ -29,7 +32,7 @@ class Speech:
         """``compute``: the thread for a voice that llama.cpp computes, which is somebody else's to collect and to stop;
         without it the voice gets one of its own."""
         self._voice = voice
-        self._own = WorkerThread("speech", wake) if voice is not None and compute is None else None
+        self._own = WorkerThread("speech", wake, nice=NICE) if voice is not None and compute is None else None
         self._thread = compute or self._own
         self._answers: set[SpokenAnswer] = set()
 

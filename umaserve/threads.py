@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -60,8 +61,9 @@ class WorkerThread:
 
     def _run(self) -> None:
         if self._nice:
-            # On Linux a thread has a niceness of its own.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+            # On Linux a thread has a niceness of its own. Where a sandbox forbids it, the others wait a little longer.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
             # Idle, the thread must not keep the last job's sessions and samplers alive.
