@@ -48,7 +48,7 @@ Answers of {ANSWER_TOKENS} tokens, spoken while they are written. In ms from the
 speech made in a second, from the request to the end.
 """
 _GAPS_NOTES = f"""\
-Gaps in ms between the tokens of one stream with a target of {STREAM_TARGET_MS} ms between tokens: alone for
+Gaps in ms between the tokens of one stream at a time with a target of {STREAM_TARGET_MS} ms between tokens: alone for
 {ALONE_S:.0f} s, then for {BESIDE_S:.0f} s beside a client that asks one thing after another; its answers are counted.
 """
 
@@ -66,14 +66,14 @@ class Told:
 
 @dataclass(slots=True)
 class Watched:
-    """The arrival of a stream's tokens."""
+    """The arrival of the tokens of streams, one after the other."""
 
-    at: list[float] = field(default_factory=list)
+    streams: list[list[float]] = field(default_factory=list)
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """In ms, of the tokens that came between these times."""
-        within = [at for at in self.at if begin <= at <= end]
-        return [1000 * gap for gap in np.diff(within)]
+        """In ms, within each stream, of the tokens that came between these times."""
+        within = [[at for at in stream if begin <= at <= end] for stream in self.streams]
+        return [1000 * gap for stream in within for gap in np.diff(stream)]
 
 
 def main() -> None:
@@ -158,7 +158,7 @@ def _beside(at: Served) -> str:
     over = threading.Event()
     watching = threading.Thread(target=_watch, args=(at, watched, over))
     watching.start()
-    while not watched.at:
+    while not watched.streams:
         time.sleep(0.05)
     rows = [_row("alone", *_during(watched, ALONE_S, None))]
     for name, work in works.items():
@@ -194,9 +194,11 @@ def _row(name: str, done: int, gaps: Sequence[float]) -> list[str]:
 def _watch(at: Served, watched: Watched, over: threading.Event) -> None:
     while not over.is_set():
         options = {"max_tokens": 512, "ignore_eos": True, "slo": {"target_tbt_ms": STREAM_TARGET_MS}}
+        tokens: list[float] = []
+        watched.streams.append(tokens)
         with Client(at.socket).generate("Once upon a time", temperature=1.0, **options) as stream:
             for _event in stream:
-                watched.at.append(time.monotonic())
+                tokens.append(time.monotonic())
                 if over.is_set():
                     break
 
