@@ -111,7 +111,8 @@ def test_media_reach_the_model_as_the_projectors_tokens(seeing: Daemon) -> None:
 
 
 def test_the_answer_depends_on_the_image_and_not_on_the_way_it_came(seeing: Daemon) -> None:
-    one, again, other = (said(seeing, image(noise(seed, 200)), text("What is it?")) for seed in (1, 1, 2))
+    # Once before, so that all that follow reuse it: llama.cpp rounds otherwise where it computes a prompt.
+    _, one, again, other = (said(seeing, image(noise(seed, 200)), text("What is it?")) for seed in (1, 1, 1, 2))
     assert one["text"] == again["text"]
     whole = said(seeing, image(noise(1, 200)), text("What is it?"), streaming=False)
     assert whole["text"] == one["text"]
