@@ -464,7 +464,9 @@ class StandInVoice:
     def __init__(self, *unspeakable: str) -> None:
         self.unspeakable = unspeakable
 
-    def speak(self, text: str, speaker: object = None, pause: object = None) -> npt.NDArray[np.float32]:
+    def speak(
+        self, text: str, speaker: object = None, language: str = "", pause: object = None
+    ) -> npt.NDArray[np.float32]:
         if any(words in text for words in self.unspeakable):
             raise SpeechError("tts: told to fail")
         return np.array([ord(char) / 2**21 for char in text], np.float32)

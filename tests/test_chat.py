@@ -33,6 +33,7 @@ from umaserve.messages import (
     Placed,
     Prefilled,
     Sampling,
+    Speaking,
     Spoken,
     Started,
     Token,
@@ -127,7 +128,7 @@ def test_the_contracts_own_example_but_for_its_recording() -> None:
         omni_mode=False,
         enable_thinking=True,
     )
-    assert (request.max_tokens, request.spoken, request.enable_thinking) == (256, True, True)
+    assert (request.max_tokens, request.spoken, request.enable_thinking) == (256, Speaking(), True)
     assert request.sampling == Sampling(temperature=0.7, top_p=0.8, length_penalty=1.1)
 
 
@@ -223,12 +224,19 @@ def test_media_are_no_part_of_a_prompts_bytes() -> None:
 def test_a_voice_that_clones_is_given_the_recording(mode: str) -> None:
     asked = dialect(voice=VoiceInfo(("en",), clones=True))
     tts = {"mode": mode, "ref_audio_data": "ab", "ref_audio_path": "ignored.wav"}
-    assert tell(asked, tts=tts).speaker == Audio("ab", "tts.ref_audio_data", 16_000)
+    assert tell(asked, tts=tts).spoken == Speaking(Audio("ab", "tts.ref_audio_data", 16_000))
 
 
-@pytest.mark.parametrize("tts", [{}, {"ref_audio_data": ""}, {"ref_audio_data": "ab", "enabled": False}])
-def test_without_a_recording_the_daemons_own_voice_speaks(tts: Message) -> None:
-    assert tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts=tts).speaker is None
+@pytest.mark.parametrize(
+    ("tts", "spoken"),
+    [
+        ({}, Speaking()),
+        ({"ref_audio_data": ""}, Speaking()),
+        ({"ref_audio_data": "ab", "enabled": False}, None),
+    ],
+)
+def test_without_a_recording_the_daemons_own_voice_speaks(tts: Message, spoken: Speaking | None) -> None:
+    assert tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts=tts).spoken == spoken
 
 
 @pytest.mark.parametrize("name", ["auth", "\\u0061uth"])
@@ -245,10 +253,10 @@ def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_
     own = Audio("ab", "ref_audio", 16_000)
     voice = VoiceInfo(("en",), clones=True, reference=own, reference_path="voices/eve.wav")
     for tts in ({"mode": "voice_cloning"}, {"mode": "audio_roleplay"}, {"ref_audio_path": "voices/eve.wav"}):
-        assert tell(dialect(voice=voice), tts=tts).speaker is own
-    assert tell(dialect(voice=voice), tts={}).speaker is None
-    theirs = tell(dialect(voice=voice), tts={"mode": "voice_cloning", "ref_audio_data": "cd"}).speaker
-    assert theirs == Audio("cd", "tts.ref_audio_data", 16_000)
+        assert tell(dialect(voice=voice), tts=tts).spoken == Speaking(own)
+    assert tell(dialect(voice=voice), tts={}).spoken == Speaking()
+    theirs = tell(dialect(voice=voice), tts={"mode": "voice_cloning", "ref_audio_data": "cd"}).spoken
+    assert theirs == Speaking(Audio("cd", "tts.ref_audio_data", 16_000))
 
 
 @pytest.mark.parametrize("mode", ["audio_roleplay", "voice_cloning"])
@@ -272,7 +280,8 @@ def test_a_path_is_the_daemons_own_and_of_no_use_to_a_voice_that_does_not_clone(
 def test_a_recording_of_more_than_a_minute_is_refused_by_its_length() -> None:
     voice = VoiceInfo(("en",), clones=True)
     longest = base64.b64encode(bytes(60 * 16_000 * 4)).decode()
-    assert tell(dialect(voice=voice), tts={"ref_audio_data": longest}).speaker is not None
+    spoken = tell(dialect(voice=voice), tts={"ref_audio_data": longest}).spoken
+    assert spoken == Speaking(Audio(longest, "tts.ref_audio_data", 16_000))
     error = refusal(dialect(voice=voice), tts={"ref_audio_data": longest + "AAAA"})
     assert (error.fault, error.message) == (
         Fault.BAD_REQUEST,
@@ -294,9 +303,11 @@ def test_a_mode_gives_a_system_prompt_to_a_conversation_that_has_none(mode: str)
     )
 
 
-@pytest.mark.parametrize("language", ["en", "EN", "en-GB", "de_AT", "", None])
-def test_languages_that_the_voice_speaks(language: str | None) -> None:
-    assert tell(dialect(), tts={"language": language}).spoken
+@pytest.mark.parametrize(
+    ("tag", "language"), [("en", "en"), ("EN", "en"), ("en-GB", "en"), ("de_AT", "de"), ("", ""), (None, "")]
+)
+def test_languages_that_the_voice_speaks(tag: str | None, language: str) -> None:
+    assert tell(dialect(), tts={"language": tag}).spoken == Speaking(language=language)
 
 
 def user(content: object) -> Message:
@@ -567,7 +578,7 @@ class Answer:
         self.worker = SteppedWorker()
         self.over: list[SpokenAnswer] = []
         voice = StandInVoice(*unspeakable)
-        self.spoken = SpokenAnswer(voice, self.worker, self.outputs.append, self.over.append, speaker)
+        self.spoken = SpokenAnswer(voice, self.worker, self.outputs.append, self.over.append, Speaking(speaker))
 
     def take(self, *texts: str) -> None:
         for text in texts:

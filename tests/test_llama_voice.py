@@ -23,7 +23,7 @@ from umaserve.engine.llama_voice import (
 )
 from umaserve.engine.model import find
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.messages import Audio, Finished, FinishReason, Output, Spoken, Token, Usage
+from umaserve.messages import Audio, Finished, FinishReason, Output, Speaking, Spoken, Token, Usage
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import SAMPLE_RATE, Samples
 from umaserve.spoken import Speech
@@ -68,7 +68,7 @@ def tone(seconds: float, pitch: float = 200.0) -> Samples:
 
 @pytest.mark.parametrize("speaker", [None, tone(1.0)], ids=["nobody", "somebody"])
 def test_a_text_becomes_whole_frames_of_sound(voice: LlamaVoice, speaker: Samples | None) -> None:
-    samples = voice.speak(TEXT, speaker, no_pause)
+    samples = voice.speak(TEXT, speaker, "", no_pause)
     assert (samples.dtype, samples.shape) == (np.float32, (TAIL_FRAMES * FRAME,))
     assert np.isfinite(samples).all()
     assert 0 < np.abs(samples).max() <= 1
@@ -76,35 +76,37 @@ def test_a_text_becomes_whole_frames_of_sound(voice: LlamaVoice, speaker: Sample
 
 
 def test_the_same_text_and_speaker_give_the_same_sound(voice: LlamaVoice, tmp_path: Path) -> None:
-    first = voice.speak(TEXT, None, no_pause)
-    assert np.array_equal(voice.speak(TEXT, None, no_pause), first)
-    by_another = voice.speak(TEXT, tone(1.0), no_pause)
-    other_text = voice.speak("Good bye.", None, no_pause)
-    assert np.array_equal(voice.speak(TEXT, None, no_pause), first)
-    assert np.array_equal(voice.speak(TEXT, tone(1.0), no_pause), by_another)
+    first = voice.speak(TEXT, None, "", no_pause)
+    assert np.array_equal(voice.speak(TEXT, None, "", no_pause), first)
+    by_another = voice.speak(TEXT, tone(1.0), "", no_pause)
+    other_text = voice.speak("Good bye.", None, "", no_pause)
+    assert np.array_equal(voice.speak(TEXT, None, "", no_pause), first)
+    assert np.array_equal(voice.speak(TEXT, tone(1.0), "", no_pause), by_another)
     again = loaded(tmp_path)
-    assert np.array_equal(again.speak(TEXT, None, no_pause), first)
+    assert np.array_equal(again.speak(TEXT, None, "", no_pause), first)
     again.close()
     assert not np.array_equal(other_text, first)
 
 
 def test_each_speaker_sounds_different(voice: LlamaVoice) -> None:
-    sounds = [voice.speak(TEXT, speaker, no_pause) for speaker in (None, tone(1.0), tone(1.0, 300.0), tone(0.01))]
+    sounds = [voice.speak(TEXT, speaker, "", no_pause) for speaker in (None, tone(1.0), tone(1.0, 300.0), tone(0.01))]
     assert len({sound.tobytes() for sound in sounds}) == len(sounds)
 
 
 def test_a_voice_of_its_own_speaks_for_whoever_asks_for_no_other(voice: LlamaVoice, tmp_path: Path) -> None:
     own = LlamaVoice(config(write_voice(tmp_path)), tone(1.0))
     own.load()
-    assert np.array_equal(own.speak(TEXT, None, no_pause), voice.speak(TEXT, tone(1.0), no_pause))
-    assert np.array_equal(own.speak(TEXT, tone(1.0, 300.0), no_pause), voice.speak(TEXT, tone(1.0, 300.0), no_pause))
+    assert np.array_equal(own.speak(TEXT, None, "", no_pause), voice.speak(TEXT, tone(1.0), "", no_pause))
+    assert np.array_equal(
+        own.speak(TEXT, tone(1.0, 300.0), "", no_pause), voice.speak(TEXT, tone(1.0, 300.0), "", no_pause)
+    )
     own.close()
 
 
 def test_of_a_long_recording_only_the_beginning_is_heard(voice: LlamaVoice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_voice, "MOST_HEARD_S", 1)
     short, long = tone(1.0), np.concatenate([tone(1.0), tone(2.0, 300.0)])
-    assert np.array_equal(voice.speak(TEXT, short, no_pause), voice.speak(TEXT, long, no_pause))
+    assert np.array_equal(voice.speak(TEXT, short, "", no_pause), voice.speak(TEXT, long, "", no_pause))
 
 
 @pytest.mark.parametrize(
@@ -113,36 +115,36 @@ def test_of_a_long_recording_only_the_beginning_is_heard(voice: LlamaVoice, monk
     ids=["a", "nul", "surrogate", "other script", "emoji", "digits", "long in bytes", "control"],
 )
 def test_odd_text_gives_sound_too(voice: LlamaVoice, text: str) -> None:
-    samples = voice.speak(text, tone(0.5), no_pause)
+    samples = voice.speak(text, tone(0.5), "", no_pause)
     assert len(samples) in (TAIL_FRAMES * FRAME, (TAIL_FRAMES + 2) * FRAME)
     assert np.isfinite(samples).all()
 
 
 def test_a_text_of_several_sentences_is_spoken_in_parts(voice: LlamaVoice) -> None:
     sentence = "This is a sentence of some forty letters. "
-    assert len(voice.speak(sentence * 4, tone(0.5), no_pause)) == 4 * TAIL_FRAMES * FRAME
+    assert len(voice.speak(sentence * 4, tone(0.5), "", no_pause)) == 4 * TAIL_FRAMES * FRAME
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t "])
 def test_nothing_to_say_gives_no_samples(voice: LlamaVoice, text: str) -> None:
-    assert len(voice.speak(text, None, no_pause)) == 0
+    assert len(voice.speak(text, None, "", no_pause)) == 0
 
 
 @pytest.mark.parametrize("length", [20, LIMIT])
 def test_a_voice_that_finds_no_end_is_stopped(endless: LlamaVoice, length: int) -> None:
-    samples = endless.speak("9" * length, None, no_pause)
+    samples = endless.speak("9" * length, None, "", no_pause)
     assert len(samples) == int((MOST_S + MOST_S_A_CHARACTER * length) * FRAMES_A_SECOND) * FRAME
     assert np.isfinite(samples).all()
 
 
 def test_the_longest_text_and_recording_have_room(endless: LlamaVoice) -> None:
-    samples = endless.speak("9" * LIMIT, tone(MOST_HEARD_S + 1.0), no_pause)
+    samples = endless.speak("9" * LIMIT, tone(MOST_HEARD_S + 1.0), "", no_pause)
     assert len(samples) == int((MOST_S + MOST_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * FRAME
 
 
 def test_what_is_no_number_is_not_heard(tmp_path: Path) -> None:
     voice = loaded(tmp_path, nan=True)
-    samples = voice.speak(TEXT, None, no_pause)
+    samples = voice.speak(TEXT, None, "", no_pause)
     voice.close()
     assert len(samples) == TAIL_FRAMES * FRAME
     assert np.isfinite(samples).all()
@@ -150,7 +152,7 @@ def test_what_is_no_number_is_not_heard(tmp_path: Path) -> None:
 
 def test_an_ordinary_sentence_warns_of_nothing(voice: LlamaVoice, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        voice.speak(TEXT, tone(1.0), no_pause)
+        voice.speak(TEXT, tone(1.0), "", no_pause)
     assert caplog.records == []
 
 
@@ -172,15 +174,15 @@ def test_it_ends_at_any_pause_and_speaks_as_before_afterwards(
             raise Interrupted
 
     last = 0
-    whole = voice.speak(TEXT, speaker, pause)
+    whole = voice.speak(TEXT, speaker, "", pause)
     most = pauses
     assert most > 50, "the encoding of the recording and the making of sound have pauses within"
     for last in [*range(1, most, most // 10), most]:
         pauses = 0
         with pytest.raises(Interrupted):
-            voice.speak(TEXT, speaker, pause)
+            voice.speak(TEXT, speaker, "", pause)
         assert pauses == last, "nothing is asked for after the end"
-    assert np.array_equal(voice.speak(TEXT, speaker, no_pause), whole)
+    assert np.array_equal(voice.speak(TEXT, speaker, "", no_pause), whole)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def test_an_answer_is_spoken_on_the_compute_thread_while_ticks_run(compute: Comp
             compute.thread.submit(tick, lambda result: None)
 
     compute.thread.submit(tick, lambda result: None)
-    answer = compute.speech.answer(lambda output: order.append(type(output).__name__), RECORDING)
+    answer = compute.speech.answer(lambda output: order.append(type(output).__name__), Speaking(RECORDING))
     answer.take(Token("Hello there.\nGood", 1))
     answer.take(DONE)
     compute.run()
@@ -278,7 +280,7 @@ def test_an_answer_is_spoken_on_the_compute_thread_while_ticks_run(compute: Comp
 
 def heard(compute: Compute, speaker: Audio | None) -> bytes:
     compute.outputs.clear()
-    answer = compute.speech.answer(compute.outputs.append, speaker)
+    answer = compute.speech.answer(compute.outputs.append, Speaking(speaker))
     answer.take(Token("Hello there.", 1))
     answer.take(DONE)
     compute.run()
@@ -293,7 +295,7 @@ def test_the_speaker_of_an_answer_is_heard(compute: Compute) -> None:
 
 def test_a_bad_recording_ends_the_answer_as_the_clients_mistake_before_there_is_any(compute: Compute) -> None:
     compute.outputs.clear()
-    compute.speech.answer(compute.outputs.append, Audio("!", "tts.ref_audio_data", 16_000))
+    compute.speech.answer(compute.outputs.append, Speaking(Audio("!", "tts.ref_audio_data", 16_000)))
     compute.run()
     error = compute.outputs[-1]
     assert isinstance(error, RequestError)

@@ -32,6 +32,7 @@ from umaserve.messages import (
     Placed,
     Prefilled,
     Scored,
+    Speaking,
     Spoken,
     Started,
     Token,
@@ -214,13 +215,12 @@ def test_only_text_counts_as_the_prompts_bytes() -> None:
 def test_an_answer_to_be_heard(voice: object, modalities: list[str], audio_format: str, stream: bool) -> None:
     wanted = {"modalities": modalities, "audio": {"voice": voice, "format": audio_format}, "stream": stream}
     one = request(**wanted, n=1, tools=[], parallel_tool_calls=True)
-    assert one.spoken
-    assert one.speaker is None
+    assert one.spoken == Speaking()
 
 
 @pytest.mark.parametrize("wanted", [{}, {"modalities": None, "audio": None}, {"modalities": ["text"]}])
 def test_an_answer_to_be_read(wanted: Wanted) -> None:
-    assert not request(chat(None), **wanted).spoken
+    assert request(chat(None), **wanted).spoken is None
 
 
 VOICE_NAME = "expected a non-empty string of at most 64 bytes"

@@ -163,12 +163,14 @@ class StandInVoice:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.speakers: list[Samples | None] = []
+        self.spoken_in: list[str] = []
         self.failure: Exception | None = None
         self.pauses = 0
 
-    def speak(self, text: str, speaker: Samples | None, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
         self.said.append(text)
         self.speakers.append(speaker)
+        self.spoken_in.append(language)
         for _ in range(self.pauses):
             pause()
         if self.failure is not None:
@@ -196,7 +198,7 @@ class Answer:
         self.heard: list[str] = []
         self.ends: list[SpeechError | None] = []
         self.on_audio: Callable[[], None] = lambda: None
-        self.speaker = Speaker(self.voice, self.worker.submit_lengthy, self._spoken, self.ends.append)
+        self.speaker = Speaker(self.voice, "en", self.worker.submit_lengthy, self._spoken, self.ends.append)
         if reference is not None:
             self.speaker.become(reference, self.worker.submit)
 
@@ -377,6 +379,7 @@ def test_a_recording_is_decoded_once_for_all_sentences(reference: Reference, sec
     answer.run()
     assert answer.ends == [None]
     first, second, third = answer.voice.speakers
+    assert answer.voice.spoken_in == ["en"] * 3
     assert first is not None
     assert first is second is third
     assert first.dtype == np.float32
@@ -528,7 +531,7 @@ def test_what_the_filter_does_not_allow_is_not_read(tmp_path: Path) -> None:
 
 
 def spoken(text: str) -> bytes:
-    return StandInVoice().speak(text, None, lambda: None).astype("<f4").tobytes()
+    return StandInVoice().speak(text, None, "", lambda: None).astype("<f4").tobytes()
 
 
 @pytest.mark.parametrize("text", ["forbidden", "allowed"])

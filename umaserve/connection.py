@@ -192,8 +192,8 @@ class Connection:
         if request.recorded is not None and (recording := self._services.recordings.begin(request.recorded)):
             self._recorded = RecordedAnswer(recording, session.sink)
             session.sink = self._recorded.take
-        if request.spoken:
-            self._spoken = self._services.speech.answer(session.sink, request.speaker)
+        if request.spoken is not None:
+            self._spoken = self._services.speech.answer(session.sink, request.spoken)
             session.sink = self._spoken.take
 
     def _keep(self, feedback: Feedback) -> None:

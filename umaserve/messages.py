@@ -126,6 +126,16 @@ TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
+class Speaking:
+    """How an answer is spoken."""
+
+    speaker: Audio | None = None
+    """A recording of the one whose voice it is; ``None``: the daemon's own."""
+    language: str = ""
+    """As an ISO 639-1 code that the daemon's voice speaks; empty: the one that it speaks of itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """A request for text. Fields left ``None`` take the server's defaults."""
 
@@ -146,10 +156,8 @@ class Generate:
     """Whether it may begin with what was computed for another request, and leave its own for others."""
     enable_thinking: bool | None = None
     """For chat templates that know a variable of this name; ``None``: as they do of themselves."""
-    spoken: bool = False
-    """Whether the answer is spoken as well."""
-    speaker: Audio | None = None
-    """A recording of the one whose voice speaks it; ``None``: the daemon's own."""
+    spoken: Speaking | None = None
+    """How the answer is spoken as well; ``None``: not at all."""
     lora: tuple[tuple[str, float], ...] | None = None
     """Adapters by name, each with its scale; ``None``: all that the server has, at 1."""
     priority: Priority = Priority.INTERACTIVE

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Audio, Finished, Output, Spoken, Token, VoiceInfo
+from umaserve.messages import Finished, Output, Speaking, Spoken, Token, VoiceInfo
 from umaserve.protocol.thinking import WithoutThinking
 from umaserve.serving.sessions import Sink
 from umaserve.serving.ticks import Worker
@@ -45,11 +45,11 @@ class Speech:
         """Whether no answer is being spoken."""
         return not self._answers
 
-    def answer(self, deliver: Sink, speaker: Audio | None = None) -> SpokenAnswer:
-        """One answer that is to be spoken; ``speaker`` is as in ``Generate``."""
+    def answer(self, deliver: Sink, speaking: Speaking) -> SpokenAnswer:
+        """One answer that is to be spoken."""
         assert self._voice is not None
         assert self._thread is not None
-        answer = SpokenAnswer(self._voice, self._thread, deliver, self._answers.discard, speaker)
+        answer = SpokenAnswer(self._voice, self._thread, deliver, self._answers.discard, speaking)
         self._answers.add(answer)
         return answer
 
@@ -91,14 +91,14 @@ class SpokenAnswer:
         thread: Worker,
         deliver: Sink,
         over: Callable[[SpokenAnswer], None],
-        speaker: Audio | None = None,
+        speaking: Speaking,
     ) -> None:
-        """``over`` is told of its end, whichever that is. A ``speaker`` who can't be heard ends it at once."""
+        """``over`` is told of its end, whichever that is. A speaker who can't be heard ends it at once."""
         self._thread = thread
         self._deliver = deliver
         self._over = over
-        self._speaker = Speaker(voice, self._submit_unless_held, self._on_spoken, self._on_ended)
-        if speaker is not None:
+        self._speaker = Speaker(voice, speaking.language, self._submit_unless_held, self._on_spoken, self._on_ended)
+        if (speaker := speaking.speaker) is not None:
             assert speaker.sample_rate is not None, "a speaker in a file"
             reference = Reference(speaker.data, speaker.field, speaker.sample_rate)
             # No lengthy job, since those wait for other answers' sentences.

@@ -61,7 +61,7 @@ class LlamaVoice:
         self._loaded = _Loaded(self._config)
         self.languages = (self._loaded.language,)
 
-    def speak(self, text: str, speaker: Samples | None, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
         """As ``Voice`` has it: the same samples for the same text and speaker, of whom the first ``MOST_HEARD_S``
         seconds are heard. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
         assert self._loaded is not None, "a voice that was not loaded"

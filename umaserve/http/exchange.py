@@ -19,6 +19,7 @@ from umaserve.messages import (
     Placed,
     Prefilled,
     Query,
+    Speaking,
     Spoken,
     Started,
     Token,
@@ -119,13 +120,13 @@ class Exchange:
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
                 self._manager.request(session, request, self._now(), admitted=index > 0)
-                if request.spoken:
-                    self._speak(session, request)
+                if request.spoken is not None:
+                    self._speak(session, request.spoken)
         except RequestError as error:
             self._fail(0, error)
 
-    def _speak(self, session: Session, request: Generate) -> None:
-        spoken = self._speech.answer(session.sink, request.speaker)
+    def _speak(self, session: Session, speaking: Speaking) -> None:
+        spoken = self._speech.answer(session.sink, speaking)
         session.sink = spoken.take
         self._spoken.append(spoken)
 
@@ -266,7 +267,7 @@ class Reading:
             self._refuse(error)
             return
         self._as_wav = asked.as_wav
-        self._spoken = speech.answer(self._deliver)
+        self._spoken = speech.answer(self._deliver, Speaking())
         if content_filter is None:
             self._read(self._spoken, asked.text)
         else:

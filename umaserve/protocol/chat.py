@@ -97,7 +97,7 @@ class _Answer:
     def __init__(self, asked: Asked) -> None:
         self._ticket = asked.request.id
         self._streaming = asked.streaming
-        self._spoken = asked.request.spoken
+        self._spoken = asked.request.spoken is not None
         self._thinking = None if asked.request.enable_thinking else WithoutThinking()
         self._waiting: Waiting | None = None
         self._placed = False

@@ -12,6 +12,7 @@ from umaserve.messages import (
     Image,
     Media,
     Sampling,
+    Speaking,
     Video,
     VoiceInfo,
 )
@@ -58,7 +59,7 @@ class Asked:
 def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, request_id: str) -> Asked:
     """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     turns = _turns(fields, limits)
-    mode, speaker = _speech(fields, voice)
+    mode, spoken = _speech(fields, voice)
     system = None if mode is None else MODES[mode]
     if system is not None and not any(turn.role == "system" for turn in turns):
         turns = (ChatTurn("system", system), *turns)
@@ -72,8 +73,7 @@ def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, reques
         max_tokens=min(DEFAULT_NEW_TOKENS, limits.max_tokens) if max_tokens is None else max_tokens,
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
         enable_thinking=fields.boolean("enable_thinking", False),
-        spoken=mode is not None,
-        speaker=speaker,
+        spoken=spoken,
     )
     return Asked(request, fields.boolean("streaming", True))
 
@@ -139,8 +139,8 @@ def _item(fields: Fields, look: _Look) -> str | Media:
 # -- speech ------------------------------------------------------------------------------------------------------
 
 
-def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio | None]:
-    """The mode of speech, ``None`` where none is asked for, and who speaks."""
+def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str, Speaking] | tuple[None, None]:
+    """The mode of speech and how it sounds; none where none is asked for."""
     tts = fields.object("tts")
     if tts is None:
         return None, None
@@ -148,7 +148,8 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio 
     mode = tts.choice("mode", {mode: mode for mode in MODES}, "default")
     recording = _text(tts, "ref_audio_data")
     path = _text(tts, "ref_audio_path")
-    language = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True)
+    tag = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True) or ""
+    language = _primary(tag)
     if not enabled:
         return None, None
     if voice is None:
@@ -158,17 +159,17 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str | None, Audio 
     if path and not recording and path != voice.reference_path:
         message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
         raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
-    if language and _primary(language) not in voice.languages:
+    if language and language not in voice.languages:
         expected = " or ".join(f'"{known}"' for known in voice.languages) + ", which this daemon's voice speaks"
-        raise out_of_range(tts.name("language"), expected, f'"{language}"')
+        raise out_of_range(tts.name("language"), expected, f'"{tag}"')
     field = tts.name("ref_audio_data")
     if recording:
         _check_length(recording, field)
-        return mode, Audio(recording, field, SAMPLE_RATE)
+        return mode, Speaking(Audio(recording, field, SAMPLE_RATE), language)
     if mode in CLONING and voice.reference is None:
         message = f'expected a recording where mode is "{mode}", since the daemon has none of its own'
         raise RequestError(Fault.BAD_REQUEST, f"{field}: {message}")
-    return mode, voice.reference if path or mode in CLONING else None
+    return mode, Speaking(voice.reference if path or mode in CLONING else None, language)
 
 
 def _check_length(recording: str, field: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sampling, TokenIds, VoiceInfo
+from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
 from umaserve.protocol.fields import MOST_VALUES, Fields, bad_request, kind_of, out_of_range, parse_json, string
 from umaserve.protocol.openai_speech import wanted_audio
 from umaserve.protocol.openai_turns import chosen_tools, tools, turns
@@ -83,7 +83,7 @@ def chat_request(body: bytes, limits: Limits, voice: VoiceInfo | None, new_id: s
         raise RequestError(Fault.BAD_REQUEST, "tools: expected none where audio is asked for")
     if (n := _n_choices(fields)) != 1:
         raise out_of_range("n", "1 where audio is asked for", n)
-    return replace(_asked(fields, (replace(one, spoken=True),)), audio=audio)
+    return replace(_asked(fields, (replace(one, spoken=Speaking()),)), audio=audio)
 
 
 def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:

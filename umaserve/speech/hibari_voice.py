@@ -40,7 +40,9 @@ class HibariVoice:
     def __init__(self) -> None:
         self._hibari: Any = None
 
-    def speak(self, text: str, speaker: Samples | None = None, pause: Pause | None = None) -> Samples:
+    def speak(
+        self, text: str, speaker: Samples | None = None, language: str = "", pause: Pause | None = None
+    ) -> Samples:
         """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; the same for the same text. Never pauses: its thread has no
         other work."""
         assert speaker is None, "a voice that can't be another's"

@@ -26,14 +26,15 @@ class _Abandoned(Exception):
 class Speaker:
     """Everything but the voice runs on the loop's thread.
 
-    ``spoken`` gets a sentence's audio: mono samples at ``SAMPLE_RATE``, little-endian float32. ``ended`` is called
-    once and last: from within ``finish`` where nothing is left to say, and with an error even while text still comes,
-    which is dropped then. One sentence is in work at a time, so that answers that are spoken at once take turns; the
-    text that waits is at most the answer's.
+    ``language`` is as ``Voice`` has it. ``spoken`` gets a sentence's audio: mono samples at ``SAMPLE_RATE``,
+    little-endian float32. ``ended`` is called once and last: from within ``finish`` where nothing is left to say, and
+    with an error even while text still comes, which is dropped then. One sentence is in work at a time, so that
+    answers that are spoken at once take turns; the text that waits is at most the answer's.
     """
 
-    def __init__(self, voice: Voice, submit: Submit, spoken: Spoken, ended: Ended) -> None:
+    def __init__(self, voice: Voice, language: str, submit: Submit, spoken: Spoken, ended: Ended) -> None:
         self._voice = voice
+        self._language = language
         self._speaker: Samples | None = None
         self._submit = submit
         self._spoken = spoken
@@ -105,7 +106,8 @@ class Speaker:
         if self._over:
             return b""
         try:
-            return self._voice.speak(sentence, self._speaker, pause_if_wanted).astype("<f4").tobytes()
+            samples = self._voice.speak(sentence, self._speaker, self._language, pause_if_wanted)
+            return samples.astype("<f4").tobytes()
         except _Abandoned:
             return b""
 

@@ -38,10 +38,10 @@ class Voice(Protocol):
     def clones(self) -> bool:
         """Whether a recording of somebody can be its speaker."""
 
-    def speak(self, text: str, speaker: Samples | None, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
         """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; none where the text has nothing that this voice can say.
 
-        ``speaker``: a recording at that rate of the one whose voice it is to be, for a voice that clones. Where the
-        thread has other work too, ``pause`` is called every few milliseconds; it may raise to end the call. Raises
-        ``SpeechError``.
+        ``speaker``: a recording at that rate of the one whose voice it is to be, for a voice that clones.
+        ``language``: one of ``languages``; empty: the voice's own. Where the thread has other work too, ``pause`` is
+        called every few milliseconds; it may raise to end the call. Raises ``SpeechError``.
         """
