@@ -843,10 +843,9 @@ def test_a_client_that_is_behind_holds_its_session_and_its_speech(served: Daemon
 
 def test_who_really_waits_is_told_where_it_stands(served: Daemon) -> None:
     first, second, third = (served.connect(tts=None, generation={"max_new_tokens": 60}) for _ in range(3))
-    served.turn(0.5)
-    served.scheduler.tell_waiting()
-    served.turn(1.0)
-    served.scheduler.tell_waiting()
+    for seconds in (0.0, 0.0, 0.0, 0.5, 1.0):
+        served.turn(seconds)
+        served.scheduler.tell_waiting()
     served.finish()
     for client in (first, second, third):
         client.body["streaming"] = True

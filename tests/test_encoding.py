@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token
+from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token, Waiting
 from umaserve.serving.policy import AGING_S
 from umaserve.serving.preparing import MOST_MEDIA_AHEAD
+from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Origin
 
 pytest.register_assert_rewrite("standin", "test_scheduler")
@@ -264,3 +265,37 @@ def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
             assert isinstance(client.outputs[-1], RequestError)
         elif not leaves:
             assert answered(client) == expected(world, client)
+
+
+def told(world: World) -> list[list[int]]:
+    """The positions that each client has been told."""
+    world.scheduler.tell_waiting()
+    world.scheduler.deliver()
+    return [[one.position for one in client.outputs if isinstance(one, Waiting)] for client in world.clients]
+
+
+def test_who_is_alone_waits_for_nobody_however_long_its_media_take() -> None:
+    world = World()
+    world.arrive(turns("", "a cat", "?"), max_tokens=3)
+    for _ in range(20):
+        world.turn()
+        world.now += 10 * PATIENCE_S
+        assert told(world) == [[]]
+    finish(world)
+    assert encoded(world) == 1
+
+
+def test_who_stands_behind_the_media_of_another_is_told_so() -> None:
+    world = World()
+    world.arrive(turns("", "a cat", "?"), max_tokens=3)
+    second = world.arrive(turns("", "a dog", "?"), OTHER, max_tokens=3)
+    world.scheduler.pump()
+    world.now += PATIENCE_S
+    assert told(world) == [[], [1]], "the first one's picture is being decoded"
+    while second.session.prepared is None:
+        world.preparing.step()
+        world.scheduler.pump()
+        assert told(world) == [[], [1]], "its own picture is being decoded"
+    world.now += PATIENCE_S
+    assert told(world) == [[], [1, 1]], "the first one's picture is being encoded"
+    finish(world)

@@ -36,34 +36,42 @@ class Encoding:
         self._compute = compute
         self._metrics = metrics
         self._now = clock
-        self._busy = False
+        self._chunk: Chunk | None = None
+        """That is being encoded."""
         self._waiting: Sequence[tuple[Session, Chunk]] = ()
         self._turns = Turns()
 
     @property
     def idle(self) -> bool:
-        return not self._busy
+        return self._chunk is None
+
+    def serves(self, session: Session) -> bool:
+        """Whether ``session`` waits for what is being encoded now, and so for nobody else."""
+        return self._chunk is not None and session in self._takers(self._chunk)
 
     def next(self, waiting: Sequence[tuple[Session, Chunk]]) -> None:
         """Begin with one of ``waiting``, unless one is under way; that ends early when nobody waits for it any more."""
         self._waiting = waiting
-        if self._busy or not waiting:
+        if self._chunk is not None or not waiting:
             return
         session, chunk = min(waiting, key=self._order)
         self._turns.take(session.origin.tenant)
 
         def encoded(result: BaseException | None) -> None:
-            self._busy = False
+            self._chunk = None
+            takers = self._takers(chunk)
             if result is None:
+                for taker in takers:
+                    taker.waits_since = self._now()
                 self._metrics.chunks_encoded += chunk.encoded
                 return
             if not isinstance(result, RequestError):
                 log.error("encoding media failed", exc_info=result)
                 result = RequestError(Fault.DECODE_FAILED, "messages: the projector failed on an image or a recording")
-            for taker in self._takers(chunk):
+            for taker in takers:
                 self._sessions.fail(taker, RequestError(result.fault, result.message))
 
-        self._busy = True
+        self._chunk = chunk
         self._compute.submit_lengthy(
             lambda pause: self._engine.encode(chunk, pause, lambda: bool(self._takers(chunk))), encoded
         )

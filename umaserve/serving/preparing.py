@@ -30,6 +30,7 @@ class Preparing:
         sessions: SessionManager,
         engine: Engine,
         worker: Worker,
+        clock: Callable[[], float],
         content_filter: ContentFilter | None,
         *,
         shared_prefixes: bool,
@@ -37,18 +38,24 @@ class Preparing:
         self._sessions = sessions
         self._engine = engine
         self._worker = worker
+        self._now = clock
         self._filter = content_filter
         self._shares_prefixes = shared_prefixes
         self._waiting: list[Session] = []
-        self._busy = False
+        self._session: Session | None = None
+        """Whose request is being prepared."""
         self._turns = Turns()
 
     def add(self, sessions: Iterable[Session]) -> None:
         self._waiting += sessions
 
+    def serves(self, session: Session) -> bool:
+        """Whether the request of ``session`` is being prepared now."""
+        return session is self._session
+
     def next(self) -> None:
         """Begin with the next one, unless one is under way."""
-        if self._busy or not self._waiting:
+        if self._session is not None or not self._waiting:
             return
         self._waiting = [session for session in self._waiting if session.running]
         media_ahead = sum(map(_is_ahead_with_media, self._sessions.running()))
@@ -62,7 +69,8 @@ class Preparing:
         assert request is not None
 
         def prepared(result: Prepared | BaseException) -> None:
-            self._busy = False
+            self._session = None
+            session.waits_since = self._now()
             if session.state is not State.PREFILL:
                 return
             if isinstance(result, Prepared):
@@ -75,7 +83,7 @@ class Preparing:
                 log.error("request %s: preparing it failed", request.id, exc_info=result)
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
 
-        self._busy = True
+        self._session = session
         self._worker.submit(lambda: self._prepare(request, tenant, lambda: session.running), prepared)
 
     def _order(self, session: Session) -> tuple[int, int, int]:

@@ -58,7 +58,7 @@ class Scheduler:
         # A wrong guess has to be taken back, which is cutting a sequence short.
         self._guesses = guesses and engine.capacity.kept_cells > 0
         self._preparing, self._preparing_media = (
-            Preparing(sessions, engine, worker, content_filter, shared_prefixes=shared_prefixes)
+            Preparing(sessions, engine, worker, clock, content_filter, shared_prefixes=shared_prefixes)
             for worker in (preparing, preparing_media)
         )
         self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
@@ -92,14 +92,20 @@ class Scheduler:
                 self._spent(session.origin, 1, now)
 
     def tell_waiting(self) -> None:
-        """Tell each request that has waited ``PATIENCE_S`` for a place where it stands."""
+        """Tell each request that has waited for others for ``PATIENCE_S`` where it stands."""
         now = self._now()
-        queue = sorted((s for s in self._sessions.running() if s.slot is None and not s.holds), key=_class_and_age)
+        queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=_class_and_age)
         each = self.metrics.request_s / self._engine.capacity.slots
         for position, session in enumerate(queue, 1):
-            if now - session.requested_at >= PATIENCE_S:
+            if now - session.waits_since >= PATIENCE_S:
                 eta = round(position * each, 1) if each else None
                 self._sessions.put(session, Waiting(position, len(queue), eta))
+
+    def _waits(self, session: Session) -> bool:
+        """Whether it stands in line, rather than having its prompt prepared or its media encoded."""
+        if session.slot is not None or session.holds:
+            return False
+        return not any(stage.serves(session) for stage in (self._preparing, self._preparing_media, self._encoding))
 
     def refuse_waiting(self) -> None:
         """Fail the requests that have not started: the daemon drains."""

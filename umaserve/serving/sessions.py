@@ -106,6 +106,8 @@ class Session:
     """For how long it was held before."""
     outbox: deque[Output | RequestError] = field(default_factory=deque)
     requested_at: float = 0.0
+    waits_since: float = 0.0
+    """When it was asked for, or when its prompt was last worked on before it had a place."""
     started_at: float | None = None
     first_made_at: float | None = None
     last_made_at: float | None = None
@@ -184,7 +186,7 @@ class SessionManager:
             raise
         self._move(session, Event.REQUEST)
         session.request = replace(request, priority=max(request.priority, session.origin.priority))
-        session.requested_at = now
+        session.requested_at = session.waits_since = now
         self._running[session.id] = session
         self._arrived[session.id] = session
 
