@@ -308,6 +308,37 @@ def test_pcm_that_is_none_is_refused(data: bytes, message: str):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (wav(sine()), "a WAV file"),
+        # Of no whole number of samples, as those of a file may be.
+        (wav(sine()[:-1]), "a WAV file"),
+        (b"RF64" + wav(sine())[4:], "a WAV file"),
+        (recording("mp3", "libmp3lame", sine()), "an MP3 file"),
+        (recording("ogg", "libopus", sine(rate=48_000), 48_000), "an Ogg file"),
+        (recording("flac", "flac", sine()), "a FLAC file"),
+        (recording("mp4", "aac", sine()), "an MP4 file"),
+        (recording("webm", "libopus", sine(rate=48_000), 48_000), "a WebM or Matroska file"),
+        (recording("matroska", "pcm_s16le", sine()), "a WebM or Matroska file"),
+    ],
+    ids=itertools.count(),
+)
+def test_files_are_not_taken_for_samples(data: bytes, kind: str):
+    with pytest.raises(MediaError) as caught:
+        sounds.samples_of(data)
+    assert str(caught.value) == f"expected float32 samples, got {kind}: decode it first"
+
+
+@pytest.mark.parametrize(
+    "magic", [b"RIFF", b"RF64", b"ID3\3", b"ID3\4", b"OggS", b"fLaC", b"\0\0\0\x1c", b"\x1aE\xdf\xa3"]
+)
+@given(following=st.lists(st.floats(-1, 1, width=32), max_size=20))
+def test_samples_that_begin_as_a_file_does_are_samples(magic: bytes, following: list[float]):
+    data = magic + np.array(following, "<f4").tobytes()
+    assert sounds.samples_of(data).tolist()[1:] == following
+
+
 @pytest.mark.parametrize(("rate", "wanted"), [(48_000, 16_000), (44_100, 16_000), (8_000, 24_000), (16_000, 16_000)])
 def test_resampling_keeps_length_and_pitch(rate: int, wanted: int):
     samples = sounds.resampled(sine(440, 2.0, rate), rate, wanted)
@@ -493,6 +524,14 @@ def test_frames_come_each_second_or_are_spread_over_the_length(pictures: int, fp
     assert [frame.time_s for frame in frames] == times
     found = [int(pixels(frame.pictures[0]).mean()) for frame in frames]
     assert found == pytest.approx([time * fps for time in times], abs=4)
+
+
+def test_what_would_take_too_long_is_not_begun(monkeypatch: pytest.MonkeyPatch):
+    data = film([RED] * 10, fps=5, size=(32, 32))
+    monkeypatch.setattr(film_decoder, "_decoded", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(film_decoder, "_MAX_DECODED_PIXELS", 6 * 32 * 32 - 1)
+    with pytest.raises(MediaError, match="expected a film that is quicker to decode"):
+        watch(data, 1)
 
 
 def test_what_is_not_shown_is_not_decoded(monkeypatch: pytest.MonkeyPatch):

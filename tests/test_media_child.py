@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +97,20 @@ def test_a_decoder_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
     assert refusal() == "can't be decoded: it takes longer than 1 s"
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
+
+
+def test_nobodys_file_keeps_those_of_others_waiting_for_long(monkeypatch: pytest.MonkeyPatch):
+    decoder_that("import resource; return {'cpu': resource.getrlimit(resource.RLIMIT_CPU)}, []", monkeypatch)
+    run, patience = subprocess.run, []
+
+    def noted(*arguments: Any, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        patience.append(timeout)
+        return run(*arguments, timeout=timeout, **options)
+
+    monkeypatch.setattr(subprocess, "run", noted)
+    head, _ = child.decoded(b"any", "film", "1")
+    assert head["cpu"] == [90, 91]
+    assert patience == [300]
 
 
 def test_a_decoder_ends_with_its_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

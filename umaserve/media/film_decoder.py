@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _MAX_DECODED_PIXELS = 5 * 10**10
-"""Of all pictures that have to be decoded to have those that are kept: some 100 s of 4K at 60 a second, or minutes of
-one core."""
+"""Of all pictures that have to be decoded to have those that are kept: some 100 s of 4K at 60 a second, or a minute
+of one core."""
 
 _Rgb = npt.NDArray[np.uint8]
 
@@ -58,6 +58,8 @@ def decode(file: BinaryIO, stack_frames: int) -> Film:
         index = _indexed(container, stream)
         assert stream.time_base is not None
         shots, needed = _planned(index, float(stream.time_base), stack_frames)
+        # At once, instead of after a minute. A header may say less than there is: they are counted as they come, too.
+        _check_work(sum(needed) * stream.width * stream.height)
         start_s = shots[0].at * float(stream.time_base)
     with opened(file, "a film") as container:
         showing = _Showing(_decoded(container, _pictures(container), needed))
@@ -83,6 +85,11 @@ def _pictures(container: InputContainer) -> VideoStream:
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_FRAME_PIXELS:
         raise MediaError(f"expected a film of at most {MAX_FRAME_PIXELS} pixels a picture, got {width} x {height}")
+
+
+def _check_work(pixels: int) -> None:
+    if pixels > _MAX_DECODED_PIXELS:
+        raise MediaError("expected a film that is quicker to decode: shorter, smaller, or with more key frames")
 
 
 def _indexed(container: InputContainer, stream: VideoStream) -> _Index:
@@ -163,8 +170,7 @@ def _decoded(container: InputContainer, stream: VideoStream, needed: bytearray) 
             _check_size(frame.width, frame.height)
             decoded += frame.width * frame.height
             yield frame
-        if decoded > _MAX_DECODED_PIXELS:
-            raise MediaError("expected a film that is quicker to decode: shorter, smaller, or with more key frames")
+        _check_work(decoded)
     if decoding:
         yield from stream.decode(None)
 

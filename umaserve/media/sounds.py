@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,9 +17,29 @@ _MAX_SAMPLES = MAX_SECONDS * 48_000
 
 Samples = npt.NDArray[np.float32]
 
+_FILES = {
+    "a WAV file": rb"R(?:IFF|F64).{4}WAVE",
+    "an MP3 file": rb"ID3[\x02-\x04]\0.[\0-\x7f]{4}[A-Z][A-Z0-9]{2,3}",
+    "an Ogg file": rb"OggS\0\x02",
+    "a FLAC file": rb"fLaC[\0\x80]\0\0\x22",
+    "an MP4 file": rb"\0\0..ftyp",
+    "a WebM or Matroska file": rb"\x1aE\xdf\xa3.{1,60}(?:webm|matroska)",
+}
+"""How files begin, with enough behind the magic number that no sound's samples do by chance. MP3 without a tag has no
+such beginning."""
+_FILE_KINDS = [(kind, re.compile(begin, re.DOTALL)) for kind, begin in _FILES.items()]
+
 
 def samples_of(data: bytes) -> Samples:
-    """The samples of little-endian float32 PCM, clipped to [-1, 1]; raises ``MediaError``."""
+    """The samples of little-endian float32 PCM, clipped to [-1, 1]; raises ``MediaError``, also for a sound file, whose
+    bytes would do as samples, of noise."""
+    for kind, begin in _FILE_KINDS:
+        if begin.match(data):
+            raise MediaError(f"expected float32 samples, got {kind}: decode it first")
+    return _unpacked(data)
+
+
+def _unpacked(data: bytes) -> Samples:
     if not data or len(data) % 4:
         raise MediaError(f"expected float32 samples, 4 bytes each, at least one, got {len(data)} bytes")
     return checked(np.frombuffer(data, "<f4"))
@@ -47,7 +69,7 @@ def received(pcm: bytes, rate: int) -> Samples:
     """The samples that another process decoded, which is trusted no more than a client; raises ``MediaError``."""
     if not MIN_RATE <= rate <= MAX_RATE or len(pcm) > 4 * most_samples(rate):
         raise MediaError(child.NONSENSE)
-    return samples_of(pcm)
+    return _unpacked(pcm)
 
 
 def most_samples(rate: int) -> int:

@@ -34,9 +34,6 @@ def _decoded(text: str, rate: int) -> Samples:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise MediaError(f"expected base64, got {len(text)} characters that are none ({error})") from error
-    # Its bytes would do as samples, of noise.
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        raise MediaError("expected float32 samples, got a WAV file")
     samples = samples_of(data)
     if len(samples) < LEAST_S * rate:
         raise MediaError(f"expected at least {LEAST_S} s of somebody's voice, got {len(samples) / rate:.2f} s")
