@@ -253,6 +253,31 @@ def test_one_that_cannot_be_kept_costs_none_that_are(box: Box) -> None:
     assert (growing.id, box.names()) == (None, sorted(kept))
 
 
+def test_speech_that_becomes_too_long_costs_none_that_are_kept(box: Box) -> None:
+    opened = box.open(max_bytes=5 * OVERHEAD_BYTES)
+    kept = [box.record(opened) for _ in range(4)]
+    growing = begin(opened)
+    written = 0
+    while growing.id is not None:
+        growing.heard(bytes(OVERHEAD_BYTES))
+        written += 1
+        box.settle(opened)
+    # Each sample takes half of what it took.
+    assert (written, box.names()) == (8, sorted(kept))
+
+
+def test_nothing_makes_way_for_a_recording_before_it_is_whole(box: Box) -> None:
+    opened = box.open(max_bytes=3 * OVERHEAD_BYTES)
+    kept = [box.record(opened) for _ in range(2)]
+    growing = begin(opened)
+    growing.heard(bytes(3 * OVERHEAD_BYTES))
+    box.settle(opened)
+    assert set(kept) < set(box.names())
+    growing.end("Hi.", {})
+    box.settle(opened)
+    assert box.names() == [growing.id]
+
+
 def test_a_full_disk_costs_the_recording_and_one_line(box: Box, caplog: pytest.LogCaptureFixture) -> None:
     opened = box.open()
     # A limit on the size of files is met as a full disk is.

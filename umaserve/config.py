@@ -89,7 +89,7 @@ class Config:
     recordings: str = setting(
         "", path(or_empty=True), "http", "keep the conversations of /ws/chat in this folder; empty: off"
     )
-    recordings_bytes: int = setting(GIB, size(MIB, TIB), "http", "disk space for all recordings; the oldest go first")
+    recordings_bytes: int = setting(GIB, size(MIB, TIB), "http", "for all whole recordings; the oldest go first")
     recordings_age: float = setting(30.0, real("days", 0, 36500), "http", "keep a recording this long; 0: no limit")
     ref_audio: str = setting(
         "", path(or_empty=True), "http", "sound file of a voice that clients may ask for, to clone it; empty: none"

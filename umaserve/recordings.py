@@ -7,6 +7,7 @@ import errno
 import fcntl
 import functools
 import logging
+import math
 import os
 import re
 import secrets
@@ -45,8 +46,9 @@ class Recordings:
     """The recordings in ``directory``, written by a thread of their own; without a directory, nothing at all.
 
     Each is a folder, named by its id, that appears once it is whole. The oldest go where all together are larger than
-    ``max_bytes``, or after ``max_age_s`` seconds, if that is not 0. Raises ``ConfigError`` for a directory that can't
-    be written to, or that another daemon records in.
+    ``max_bytes``, or after ``max_age_s`` seconds, if that is not 0. Those that are not whole yet may take as much
+    again, since nothing makes way for one that may never be. Raises ``ConfigError`` for a directory that can't be
+    written to, or that another daemon records in.
     """
 
     def __init__(
@@ -191,6 +193,7 @@ class _Shelf:
         self._unfinished: dict[str, int] = {}
         """Bytes of each."""
         self._used = 0
+        """Bytes of those that are kept."""
         try:
             self._fd = _open_directory(directory)
         except OSError as error:
@@ -220,16 +223,11 @@ class _Shelf:
         self._kept = dict(sorted(found.items(), key=lambda item: item[1]))
         self._used = sum(size for _time, size in found.values())
         self.tidy()
-        self._make_room(0)
 
     def tidy(self) -> None:
-        if self._max_age_s:
-            before = self._clock() - self._max_age_s
-            while self._kept and next(iter(self._kept.values()))[0] < before:
-                self._remove_oldest()
-
-    def _make_room(self, size: int) -> None:
-        while self._kept and self._used + size > self._max_bytes:
+        """Remove what is too old, and of the rest the oldest until it is not too much."""
+        before = self._clock() - self._max_age_s if self._max_age_s else -math.inf
+        while self._kept and (self._used > self._max_bytes or next(iter(self._kept.values()))[0] < before):
             self._remove_oldest()
 
     def _remove_oldest(self) -> None:
@@ -288,11 +286,14 @@ class _Shelf:
                 for file in os.listdir(folder):
                     _complete(file, folder)
             os.rename(_unfinished(name), name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-            self._kept[name] = (self._clock(), self._unfinished.pop(name))
+            size = self._unfinished.pop(name)
+            self._kept[name] = (self._clock(), size)
+            self._used += size
+        # Not before, or one that is given up on the way would have cost others their place.
         self.tidy()
 
     def discard(self, name: str) -> None:
-        self._used -= self._unfinished.pop(name, 0)
+        self._unfinished.pop(name, None)
         with contextlib.suppress(FileNotFoundError):  # It had not got that far.
             self._remove(_unfinished(name))
 
@@ -320,11 +321,8 @@ class _Shelf:
             opened.write(data)
 
     def _reserve(self, name: str, size: int) -> None:
-        # Refused before anything makes way for it, or one that can't be kept would cost all that are.
         if sum(self._unfinished.values()) + size > self._max_bytes:
             raise OSError(errno.EFBIG, "larger than recordings_bytes allows, with those that are being recorded")
-        self._make_room(size)
-        self._used += size
         self._unfinished[name] += size
 
     @contextlib.contextmanager
