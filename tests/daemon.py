@@ -16,6 +16,16 @@ from pathlib import Path
 READY_S = 120
 ANSWER_S = 120
 
+FAR_FROM_A_TIE = "1, 2, 3, 4, 5,"
+"""The greedy answer is the same whatever its neighbours, and wherever its cells lie: llama.cpp rounds otherwise by the
+size of a batch, which guesses are a part of, and by the order of the cells, and free text has many near ties."""
+CHAT_FAR_FROM_A_TIE = [
+    {"role": "user", "content": "Count: 1, 2, 3"},
+    {"role": "assistant", "content": "4, 5, 6, 7"},
+    {"role": "user", "content": "Repeat: 1, 2, 3, 4, 5, 6, 7, 8, 9"},
+]
+"""Likewise, for 12 tokens."""
+
 
 class Daemon:
     """``python -m umaserve`` on a socket in ``directory``; ``logs`` is what it wrote to standard error."""

@@ -18,13 +18,12 @@ import httpx
 import openai
 import pytest
 import trustme
-from daemon import Daemon
+from daemon import FAR_FROM_A_TIE, Daemon
 from websockets.sync.client import connect
 
 SECRET = "a secret of the tests"
 SECRET_FLAGS = ("--worker-secret", SECRET.replace(" ", "-"))
 READY_S = 60.0
-FAR_FROM_A_TIE = "1, 2, 3, 4, 5,"
 
 
 class Program:
@@ -173,6 +172,26 @@ def test_a_chat_comes_through_the_relay_to_its_end(pair: tuple[Relay, Daemon], a
         hello = [{"role": "user", "content": "Hello!"}]
         socket.send(json.dumps({"messages": hello, "streaming": False, "generation": {"max_new_tokens": 4}, **asked}))
         assert [json.loads(message)["type"] for message in socket] == types
+
+
+@pytest.mark.parametrize(
+    ("query", "messages", "error"),
+    [
+        ("?model=nobodys", [], "no provider for model nobodys"),
+        ("", "x" * (33 << 20), "message: expected at most "),
+    ],
+    ids=["no such model", "too large"],
+)
+def test_what_the_relay_itself_refuses_of_a_chat_is_an_error_as_the_daemons(
+    pair: tuple[Relay, Daemon], query: str, messages: object, error: str
+) -> None:
+    relay, _daemon = pair
+    with connect(f"ws://{relay.address}/ws/chat{query}") as socket:
+        socket.send(json.dumps({"messages": messages}))
+        told = json.loads(socket.recv(60))
+    assert list(told) == ["type", "error"]
+    assert told["type"] == "error"
+    assert told["error"].startswith(error)
 
 
 def test_a_conversation_that_is_left_ends(pair: tuple[Relay, Daemon]) -> None:

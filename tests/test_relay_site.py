@@ -114,7 +114,8 @@ def test_what_no_worker_would_take_costs_none_its_link(relay: Relay, monkeypatch
     # Controls take six bytes each in JSON.
     talker = relay.connect("/generate?model=" + "%C3%A9" * 200)
     talker.send("\0" * 700)
-    assert talker.receive() == {"error": error}
+    too_large = failed("/generate", "invalid_request", error)
+    assert talker.receive() == too_large
     talker = relay.connect("/generate?model=" + "%C3%A9" * 200)
     talker.send("hello")
     request = worker.request()
@@ -125,7 +126,7 @@ def test_what_no_worker_would_take_costs_none_its_link(relay: Relay, monkeypatch
         "request_id": request["request_id"],
         "reason": {"other": "message too large"},
     }
-    assert talker.receive() == {"error": error}
+    assert talker.receive() == too_large
     client.post()
     assert json.loads(worker.answer()["body"]) == WELL
 
@@ -158,6 +159,15 @@ def test_what_is_not_served_is_refused(
     response = client.ask(method, path, WELL if method == "POST" else None, headers)
     assert (response.status, response.error["type"]) == (status, "invalid_request_error")
     assert client.ask("GET", "/health").status == 200
+
+
+def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(relay: Relay) -> None:
+    response = relay.client().ask("POST", "/v1/audio/speech", {"model": "tts-1", "input": "Hello.", "voice": "alloy"})
+    assert response.status == 404
+    assert response.error["message"] == (
+        "path: there is no /v1/audio/speech here: a relay carries /generate, /v1/chat/completions, /v1/completions, "
+        "/v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon itself for anything else"
+    )
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 1025\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n401\r\n"])
@@ -622,6 +632,14 @@ def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
 HELLO = {"type": "config", "model": MODEL}
 
 
+def failed(path: str, kind: str, message: str, recovery: str | None = "modify_request") -> dict[str, Any]:
+    """An error as the contract of the path has it; ``recovery``: what ``/generate`` advises, if anything helps."""
+    if path == "/ws/chat":
+        return {"type": "error", "error": message}
+    advice = {"recoverable": recovery is not None, "recovery_action": recovery or "none"}
+    return {"type": "error", "error": kind, "message": message, **advice}
+
+
 @pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
 def test_a_websocket_is_relayed_frame_by_frame(relay: Relay, path: str) -> None:
     relay.worker()
@@ -672,26 +690,64 @@ def test_what_a_client_has_said_before_an_answer_is_said_to_the_next_worker(rela
     assert client.text() == "an answer"
     # After an answer it is nobody else's.
     after.crash()
-    assert client.receive() == {"error": "the worker disconnected after it had begun to answer"}
+    broken = "the worker disconnected after it had begun to answer"
+    assert client.receive() == failed("/generate", "internal_error", broken, None)
     assert client.closed()[0] == 1011
 
 
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
 @pytest.mark.parametrize(
-    ("models", "error"),
+    ("models", "queue_len", "error"),
     [
-        (["other"], "no provider for model llama3-8b"),
-        ([MODEL], "queue timeout: no worker available within deadline"),
+        (["other"], 1, ("invalid_request", "no provider for model llama3-8b")),
+        ([MODEL], 0, ("rate_limited", "queue full", "retry")),
+        ([MODEL], 1, ("timeout", "queue timeout: no worker available within deadline", "retry")),
     ],
 )
 def test_a_websocket_that_no_worker_can_have_is_told_so(
-    start: Callable[..., Relay], models: list[str], error: str
+    start: Callable[..., Relay], models: list[str], queue_len: int, error: tuple[str, ...], path: str
 ) -> None:
-    relay = start(queue_timeout=0.2)
+    relay = start(queue_timeout=0.2, max_queue_len=queue_len)
     relay.worker(*models)
-    client = relay.connect("/generate")
+    client = relay.connect(path)
     client.send(HELLO)
-    assert client.receive() == {"error": error}
+    assert client.receive() == failed(path, *error)
     assert client.closed()[0] == 1011
+
+
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
+@pytest.mark.parametrize(
+    ("message", "code", "error"),
+    [
+        ("x" * 1025, 1009, "message: expected at most 1024 bytes, got 1025"),
+        (b"binary", 1003, "message: expected text, got binary"),
+    ],
+)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_message_that_cannot_be_taken_is_explained_before_the_close(
+    start: Callable[..., Relay], path: str, message: str | bytes, code: int, error: str, begun: bool
+) -> None:
+    relay = start(max_body_bytes=1024)
+    worker = relay.worker(features=["websocket"])
+    client = relay.connect(path)
+    if begun:
+        client.send(HELLO)
+        worker.request()
+    client.send(message)
+    assert client.receive() == failed(path, "invalid_request", error)
+    assert client.closed() == (code, error)
+
+
+def test_a_relay_that_ends_says_so_to_those_who_wait(start: Callable[..., Relay]) -> None:
+    relay = start()
+    relay.worker()
+    clients = {path: relay.connect(path) for path in ("/generate", "/ws/chat")}
+    for client in clients.values():
+        client.send(HELLO)
+    relay.wait_for("queue_length", 2)
+    relay.stop()
+    for path, client in clients.items():
+        assert client.receive() == failed(path, "internal_error", "the relay is shutting down", "reconnect")
 
 
 @pytest.mark.parametrize(
@@ -712,12 +768,26 @@ def test_the_model_of_a_websocket_is_in_the_query_or_the_first_message(
     assert worker.request()["model"] == model
 
 
-def test_a_worker_that_refuses_a_websocket_is_quoted(relay: Relay) -> None:
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (404, "there is no such thing", "invalid_request", "there is no such thing"),
+        (413, '{"error":{"message":"body: too long","type":"x"}}', "invalid_request", "body: too long"),
+        (503, '{"error":"it leaves"}', "internal_error", "it leaves"),
+        (400, '{"error":7}', "invalid_request", '{"error":7}'),
+        (404, "", "invalid_request", "the worker answered with status 404"),
+    ],
+)
+def test_a_worker_that_refuses_a_websocket_is_quoted(
+    relay: Relay, status: int, body: str, kind: str, words: str, path: str
+) -> None:
     worker = relay.worker(features=["websocket"])
-    client = relay.connect("/generate")
+    client = relay.connect(path)
     client.send(HELLO)
-    worker.complete(worker.request(), 404, body="there is no such thing")
-    assert client.receive() == {"error": "there is no such thing"}
+    worker.complete(worker.request(), status, body=body)
+    recovery = "reconnect" if status == 503 else "modify_request"
+    assert client.receive() == failed(path, kind, words, recovery)
     assert client.closed()[0] == 1011
 
 
@@ -726,7 +796,8 @@ def test_a_websocket_may_not_say_too_much_before_an_answer(relay: Relay) -> None
     client = relay.connect("/generate")
     for number in range(66):
         client.send(str(number) if number else HELLO)
-    assert client.receive() == {"error": "message: expected at most 64 before an answer, got more"}
+    too_many = "message: expected at most 64 before an answer, got more"
+    assert client.receive() == failed("/generate", "invalid_request", too_many)
     assert client.closed()[0] == 1011
     assert [worker.request()["body"] for _ in range(65)][1:] == [str(number) for number in range(1, 65)]
     assert worker.receive()["type"] == "cancel"
@@ -738,12 +809,16 @@ def test_nor_too_large_a_part_of_it(start: Callable[..., Relay]) -> None:
     relay.worker(features=["websocket"])
     for size in (1000, 600, 600):
         client.send("x" * size)
-    assert client.receive() == {"error": "message: expected at most 1024 bytes before an answer, got more"}
+    too_large = "message: expected at most 1024 bytes before an answer, got more"
+    assert client.receive() == failed("/generate", "invalid_request", too_large)
     assert client.closed()[0] == 1011
 
 
-def test_a_websocket_that_says_nothing_is_closed(start: Callable[..., Relay]) -> None:
-    assert start(idle_timeout=0.3).connect("/generate").closed()[0] == 1001
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
+def test_a_websocket_that_says_nothing_is_closed(start: Callable[..., Relay], path: str) -> None:
+    client = start(idle_timeout=0.3).connect(path)
+    assert client.receive() == failed(path, "timeout", "request: it did not come in time", "retry")
+    assert client.closed()[0] == 1001
 
 
 def test_a_key_may_end_between_a_handshake_and_its_first_message(keyed: Relay) -> None:

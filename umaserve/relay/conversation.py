@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
+from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
+from umaserve.protocol.fields import MOST_VALUES, parse_json
+from umaserve.protocol.generate_messages import error_message
 from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.relay.exchange import MOST_UNREAD
 from umaserve.relay.pool import Pool
@@ -21,8 +24,18 @@ FRAMES_PER_TURN = 32
 MOST_FRAMES_BEFORE_OUTPUT = 64
 WORKER_BEHIND_S = 0.05
 """After which it is looked whether the worker has caught up with what clients say."""
-NORMAL, GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1001, 1008, 1011
+NORMAL, GOING_AWAY, INTERNAL_ERROR = 1000, 1001, 1011
 """Close codes (RFC 6455, 7.4.1)."""
+CHAT = "/ws/chat"
+_FAULTS = {
+    400: Fault.BAD_REQUEST,
+    404: Fault.BAD_REQUEST,
+    413: Fault.FRAME_TOO_LARGE,
+    429: Fault.RATE_LIMITED,
+    503: Fault.SHUTTING_DOWN,
+    504: Fault.TIMED_OUT,
+}
+"""By the status with which a request failed; any other is a worker's failure."""
 
 
 class Conversation:
@@ -34,6 +47,7 @@ class Conversation:
         pool: Pool,
         channel: Channel,
         codec: WebSocketCodec,
+        path: str,
         new_request: Callable[[str, Conversation], Asked],
         lost: Callable[[Conversation], None],
         *,
@@ -41,11 +55,13 @@ class Conversation:
         idle_timeout: float,
         most_bytes: int,
     ) -> None:
-        """``new_request`` makes the request out of the first message; ``most_bytes`` may follow it before an answer."""
+        """``path`` is that of the contract, ``new_request`` makes the request out of the first message, and
+        ``most_bytes`` may follow it before an answer."""
         self.channel = channel
         self._loop = loop
         self._pool = pool
         self._codec = codec
+        self._path = path
         self._new_request = new_request
         self._lost = lost
         self._ping_interval = ping_interval
@@ -55,7 +71,7 @@ class Conversation:
         self._behind: Timer | None = None
         """Looks again whether the worker has caught up."""
         self._heard, self._pinged = True, False
-        self._idle = loop.call_later(idle_timeout, self.close)
+        self._idle = loop.call_later(idle_timeout, self._on_idle)
         self._ping = loop.call_later(ping_interval, self._on_ping_due)
         channel.handler = self
 
@@ -101,6 +117,8 @@ class Conversation:
             self._take(payload.decode())
         else:
             self._continue_later()
+        if self._codec.mistake is not None:
+            self._codec.explain(_error(self._path, self._codec.mistake))
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
             self._leave()
@@ -119,9 +137,11 @@ class Conversation:
             self._asked = asked = self._new_request(text, self)
             self._pool.submit(asked)
         elif not self._asked.begun and len(self._asked.frames) >= MOST_FRAMES_BEFORE_OUTPUT:
-            self._say_and_close(f"message: expected at most {MOST_FRAMES_BEFORE_OUTPUT} before an answer, got more")
+            message = f"message: expected at most {MOST_FRAMES_BEFORE_OUTPUT} before an answer, got more"
+            self._say_and_close(RequestError(Fault.BAD_REQUEST, message))
         elif not self._asked.begun and sum(map(len, self._asked.frames)) + len(text) > self._most_bytes:
-            self._say_and_close(f"message: expected at most {self._most_bytes} bytes before an answer, got more")
+            message = f"message: expected at most {self._most_bytes} bytes before an answer, got more"
+            self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, message))
         else:
             self._pool.frame(self._asked, text)
 
@@ -129,9 +149,8 @@ class Conversation:
 
     def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
         """A worker that has no such conversation says so in a reply."""
-        self._asked = None
         if status >= 400 or body:
-            self._say_and_close(body or f"the worker answered with status {status}")
+            self.fail(status, _said(body) or f"the worker answered with status {status}")
         else:
             self.end()
 
@@ -152,16 +171,19 @@ class Conversation:
 
     def fail(self, status: int, error: str) -> None:
         self._asked = None
-        self._say_and_close(error)
+        self._say_and_close(RequestError(_FAULTS.get(status, Fault.DECODE_FAILED), error))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         self._close(GOING_AWAY)
 
-    def _say_and_close(self, error: str) -> None:
-        self.channel.write(self._codec.send(orjson.dumps({"error": error})))
-        self._close(INTERNAL_ERROR)
+    def _on_idle(self) -> None:
+        self._say_and_close(RequestError(Fault.TIMED_OUT, "request: it did not come in time"), GOING_AWAY)
+
+    def _say_and_close(self, error: RequestError, code: int = INTERNAL_ERROR) -> None:
+        self.channel.write(self._codec.send(_error(self._path, error)))
+        self._close(code)
 
     def _close(self, code: int) -> None:
         self._leave()
@@ -185,3 +207,22 @@ class Conversation:
             self._pinged = True
             self.channel.write(self._codec.ping())
         self._ping = self._loop.call_later(self._ping_interval, self._on_ping_due)
+
+
+def _error(path: str, error: RequestError) -> bytes:
+    """The message for it by the contract of the conversation's path."""
+    if path == CHAT:
+        return orjson.dumps({"type": "error", "error": error.message})
+    return error_message(error, None)
+
+
+def _said(body: str) -> str:
+    """What a worker's reply says is wrong, without the form in which HTTP's errors have it."""
+    try:
+        value = parse_json(body.encode(), MOST_VALUES)
+    except RequestError:
+        return body
+    match value:
+        case {"error": {"message": str(message)}} | {"error": str(message)}:
+            return message
+    return body

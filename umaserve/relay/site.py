@@ -102,7 +102,9 @@ class RelaySite:
             return self._admin.methods(path), self._admin.serve
         pages = {"/v1/models": self._models, "/health": self._health, "/metrics": self._show_metrics}
         if path not in pages:
-            raise Refusal(404, f"path: there is no {path[:64]} here")
+            carried = ", ".join(sorted(RELAYED | CONVERSATIONS))
+            other = "ask a daemon itself for anything else"
+            raise Refusal(404, f"path: there is no {path[:64]} here: a relay carries {carried}; {other}")
         return ("GET", "HEAD"), pages[path]
 
     def _tell_methods(self, methods: Sequence[str], connection: HttpConnection, request: Request) -> None:
@@ -168,6 +170,7 @@ class RelaySite:
             self._pool,
             connection.channel,
             WebSocketCodec(self._config.max_body_bytes),
+            request.path,
             new_request,
             connection.lost,
             ping_interval=self._config.ping_interval,
