@@ -9,7 +9,7 @@ import threading
 import llama_cpp
 import numpy as np
 import pytest
-from daemon import Daemon
+from daemon import FAR_FROM_A_TIE, Daemon
 
 from umaserve.config import Config
 from umaserve.engine.batch import Batch
@@ -24,11 +24,8 @@ PROMPTS = [
     "The three primary colours are",
     "In 1969, the first man",
     "Dear Sir or Madam,\n\nI am writing to",
-    "1, 2, 3, 4, 5,",
+    FAR_FROM_A_TIE,
 ]
-
-FAR_FROM_A_TIE = PROMPTS[-1]
-"""Its text is the same wherever its cells lie: llama.cpp rounds by their order, too."""
 
 
 @pytest.fixture(scope="module")

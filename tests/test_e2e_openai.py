@@ -12,7 +12,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from daemon import Daemon
+from daemon import CHAT_FAR_FROM_A_TIE, FAR_FROM_A_TIE, Daemon
 
 from umaserve.keys import KeyFile
 
@@ -61,12 +61,12 @@ def keyed(tmp_path_factory: pytest.TempPathFactory):
     assert "Traceback" not in daemon.logs, daemon.logs
 
 
-def chat(client: openai.OpenAI, messages=COLOURS, **more):
+def chat(client: openai.OpenAI, messages=CHAT_FAR_FROM_A_TIE, **more):
     fields = {"temperature": 0, "max_completion_tokens": 12} | more
     return client.chat.completions.create(model=MODEL, messages=messages, **fields)
 
 
-def complete(client: openai.OpenAI, prompt="Once upon a time", **more):
+def complete(client: openai.OpenAI, prompt=FAR_FROM_A_TIE, **more):
     return client.completions.create(model=MODEL, prompt=prompt, **{"temperature": 0, "max_tokens": 6} | more)
 
 
@@ -119,7 +119,7 @@ def test_usage_is_streamed_only_where_it_is_asked_for(client: openai.OpenAI):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_choices_are_different_and_each_has_its_end(client: openai.OpenAI, stream: bool):
-    answer = chat(client, n=2, seed=1, temperature=1.5, stream=stream)
+    answer = chat(client, COLOURS, n=2, seed=1, temperature=1.5, stream=stream)
     texts, ends = {0: "", 1: ""}, Counter()
     for choice in (choice for part in (answer if stream else [answer]) for choice in part.choices):
         texts[choice.index] += (choice.delta if stream else choice.message).content or ""
@@ -137,8 +137,13 @@ def test_stop_ends_the_text_before_it(client: openai.OpenAI):
 
 
 def test_a_seed_repeats_and_another_differs(client: openai.OpenAI):
-    first, again, other = (text(chat(client, temperature=1.5, seed=seed)) for seed in (7, 7, 8))
-    assert first == again != other
+    # Few letters of two: llama.cpp rounds by where a sequence's cells lie, and of many words that are nearly as likely as
+    # each other one or the other would change places.
+    fields = {"temperature": 2, "max_completion_tokens": 100, "extra_body": {"grammar": "root ::= [ab]{8}"}}
+    first, again, *others = (text(chat(client, seed=seed, **fields)) for seed in (7, 7, 8, 9, 10))
+    assert len(first) == 8
+    assert first == again
+    assert set(others) != {first}
 
 
 def test_log_probabilities_of_what_was_said_and_what_was_not(client: openai.OpenAI):
@@ -155,7 +160,9 @@ def test_log_probabilities_of_what_was_said_and_what_was_not(client: openai.Open
     streamed = [
         s for part in chat(client, logprobs=True, stream=True) for s in getattr(part.choices[0].logprobs, "content", [])
     ]
-    assert [(s.token, s.logprob, s.top_logprobs) for s in streamed] == [(s.token, s.logprob, []) for s in scores]
+    assert [s.token for s in streamed] == [s.token for s in scores]
+    assert [s.logprob for s in streamed] == pytest.approx([s.logprob for s in scores], abs=0.1), "but for rounding"
+    assert all(s.top_logprobs == [] for s in streamed)
 
 
 def test_logit_bias_forces_a_token_and_bans_another(client: openai.OpenAI, daemon: Daemon):
@@ -298,7 +305,7 @@ def test_with_auto_the_model_chooses_between_words_and_calls(client: openai.Open
 
 
 def test_completions_of_a_string_of_several_and_of_token_ids(client: openai.OpenAI, daemon: Daemon):
-    prompts = ["Once upon a time", "The sun"]
+    prompts = [FAR_FROM_A_TIE, "10, 9, 8, 7, 6,"]
     alone = [complete(client, prompt) for prompt in prompts]
     ids = [httpx.post(f"http://{daemon.http}/tokenize", json={"content": p}).json()["tokens"] for p in prompts]
     assert complete(client, ids[0]).choices == alone[0].choices
@@ -313,9 +320,9 @@ def test_completions_of_a_string_of_several_and_of_token_ids(client: openai.Open
 
 def test_echo_and_the_stream_of_a_completion(client: openai.OpenAI):
     said = complete(client).choices[0].text
-    assert complete(client, echo=True).choices[0].text == f"Once upon a time{said}"
+    assert complete(client, echo=True).choices[0].text == f"{FAR_FROM_A_TIE}{said}"
     parts = [part.choices[0] for part in complete(client, echo=True, stream=True)]
-    assert "".join(part.text for part in parts) == f"Once upon a time{said}"
+    assert "".join(part.text for part in parts) == f"{FAR_FROM_A_TIE}{said}"
     assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
+from daemon import FAR_FROM_A_TIE, Daemon
 
 from umaserve.config import Config
 from umaserve.engine import rpc
 from umaserve.engine.model import Model, find
 from umaserve.errors import ModelError
 
-FAR_FROM_A_TIE = "1, 2, 3, 4, 5,"
 built = pytest.mark.skipif(not rpc.available(), reason="this llama.cpp was built without GGML_RPC")
 
 
