@@ -18,6 +18,7 @@ from llama_cpp import mtmd_cpp
 
 from bench import standin_projectors as projectors
 from umaserve.config import Config
+from umaserve.engine import media as reading
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.projector import MediaChunk
 from umaserve.errors import Fault, ModelError, RequestError
@@ -328,6 +329,18 @@ def test_nothing_more_is_laid_out_for_who_has_left(engines: Callable[[str], Llam
     pictures = [Image(picture(seed=100 + n), f"image {n}") for n in range(8)]
     with pytest.raises(RequestError, match="image 2: nobody waits for it any more"):
         engine.prepare(Generate("t", turn(*pictures)), "", wanted)
+
+
+def test_a_request_whose_media_take_too_long_is_given_up(
+    engines: Callable[[str], LlamaEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The time is over from the beginning.
+    monkeypatch.setattr(reading, "MOST_SECONDS", -1)
+    with pytest.raises(
+        RequestError, match="image 0: those before it took more than -1 s to decode: send fewer"
+    ) as late:
+        prepared(engines("vision"), Image(picture(), "image 0"), "?")
+    assert late.value.fault is Fault.BAD_REQUEST
 
 
 def test_nothing_is_kept_of_a_prompt_that_must_not_be(engines: Callable[[str], LlamaEngine]) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import math
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from umaserve.messages import Audio, ChatTurn, Image, Media, Video
 from umaserve.serving.ticks import Span, media_ids
 
 BASE64_STEP = 1 << 20
+MOST_SECONDS = 120
+"""Of decoding, after which no other of a request's media is begun: those of all others wait meanwhile."""
 SHRINKINGS = 6
 """Tries at a size that the projector cuts into few enough slices."""
 _OPEN_ID, _CLOSE_ID = "<image_id>", "</image_id>"
@@ -66,7 +69,7 @@ class MediaReader:
         laid_out: list[list[Piece]] = []
         room = _Room(self._most_tokens, wanted)
         for one in media:
-            room.field = one.field
+            room.begin(one.field)
             laid_out.append(self._pieces(one, tenant, room))
         # Nobody can guess it, so that no text of theirs is taken for a place.
         mark = f"[{secrets.token_hex(16)}]"
@@ -157,22 +160,31 @@ class MediaReader:
 
 
 class _Room:
-    """What the media of one prompt may still take; ``field`` names the one that is being laid out."""
+    """What the media of one prompt may still take."""
 
     def __init__(self, most_tokens: int, wanted: Callable[[], bool]) -> None:
-        self.field = ""
+        self._field = ""
+        """The one that is being laid out."""
         self._most = most_tokens
         self._tokens = 0
+        self._until = time.monotonic() + MOST_SECONDS
         self._wanted = wanted
+
+    def begin(self, field: str) -> None:
+        """Raises ``RequestError`` where those before it took too long."""
+        self._field = field
+        if time.monotonic() > self._until:
+            what = f"those before it took more than {MOST_SECONDS} s to decode: send fewer, or smaller ones"
+            raise RequestError(Fault.BAD_REQUEST, f"{field}: {what}")
 
     def take(self, pieces: Sequence[Piece]) -> None:
         """Raises ``RequestError`` where there is no room for them, or nobody waits for the prompt any more."""
         if not self._wanted():
-            raise RequestError(Fault.TIMED_OUT, f"{self.field}: nobody waits for it any more")
+            raise RequestError(Fault.TIMED_OUT, f"{self._field}: nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
         if self._tokens > self._most:
             what = f"{self._tokens} tokens up to here, the context holds {self._most}"
-            raise RequestError(Fault.CONTEXT_EXCEEDED, f"{self.field}: {what}")
+            raise RequestError(Fault.CONTEXT_EXCEEDED, f"{self._field}: {what}")
 
 
 class _Cache:
