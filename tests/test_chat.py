@@ -42,6 +42,7 @@ from umaserve.messages import (
     VoiceInfo,
     Waiting,
 )
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.protocol import chat, fields
 from umaserve.protocol.chat import OURS, ChatDialect
@@ -755,7 +756,7 @@ class Daemon:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 60.0, 1 << 20), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None, None,
+            Recordings("", 0, 0, lambda: None), None, None, InputBudget(self.loop, 1 << 20, 1 << 20),
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.sessions, engine, self.compute, self.preparing, self.preparing, Targets(1.0, 0.08), lambda: self.now

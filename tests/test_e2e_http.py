@@ -6,8 +6,13 @@ import json
 import re
 import signal
 import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import trustme
 from daemon import ANSWER_S, Daemon
 from http_wire import Http, Response, encode, events
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +33,77 @@ def counted(daemon: Daemon) -> dict[str, float]:
 def ended(daemon: Daemon) -> list[str]:
     """The lines of the log about requests that have ended."""
     return [line for line in daemon.logs.splitlines() if "request ended" in line]
+
+
+# -- much at once ------------------------------------------------------------------------------------------------
+
+
+LIMITS = ("--max-chat-bytes", "2MiB", "--max-frame-bytes", "64KiB", "--max-prompt-bytes", "32KiB")
+
+
+def by_file(own_daemon: Callable[..., Daemon], folder: Path) -> tuple[Daemon, Callable[[], Http]]:
+    path = str(folder / "http.sock")
+    return own_daemon("--http-socket", path, *LIMITS), lambda: Http(path)
+
+
+def by_tls(own_daemon: Callable[..., Daemon], folder: Path) -> tuple[Daemon, Callable[[], Http]]:
+    authority, trusting = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trusting)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(folder / "tls.pem")
+    pair = ("--tls-cert", str(folder / "tls.pem"), "--tls-key", str(folder / "tls.pem"))
+    daemon = own_daemon("--http", "127.0.0.1:0", *pair, *LIMITS)
+
+    def connect() -> Http:
+        http = Http(daemon.http)
+        http.sock = trusting.wrap_socket(http.sock, server_hostname="127.0.0.1")
+        http.file = http.sock.makefile("rb")
+        return http
+
+    return daemon, connect
+
+
+@pytest.mark.parametrize("way", [by_file, by_tls])
+def test_what_all_send_at_once_is_bounded_and_small_requests_go_on(own_daemon, tmp_path: Path, way):
+    daemon, connect = way(own_daemon, tmp_path)
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    # Images make bodies as large as the spaces do here.
+    head, _, content = encode("POST", "/v1/chat/completions", chat, {"X": "x" * 999}).partition(b"\r\n\r\n")
+    size = 1_900_000
+    head = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % size, head)
+    whole = head + b"\r\n\r\n" + content.ljust(size)
+    go = threading.Event()
+    clients = [connect() for _ in range(12)]
+    statuses: list[int] = []
+
+    def send(http: Http) -> None:
+        http.send(whole[:-1])
+        go.wait(ANSWER_S)
+        http.send(whole[-1:])
+        statuses.append(http.receive().status)
+
+    threads = [threading.Thread(target=send, args=(http,)) for http in clients[1:]]
+    clients[0].send(whole[:-1])
+    for thread in threads:
+        thread.start()
+    # Two of the largest messages, one that may go on nevertheless, and what each may have without asking.
+    total, each = 2 * 2**21, 2**16 + 2 * 65536
+    most = total + 2**21 + len(clients) * each
+    assert most < len(clients) * size
+    daemon.wait_for(lambda values: values["large_input_bytes"] >= total)
+    for _ in range(3):
+        assert daemon.ask(max_tokens=2)[-1]["event"] == "eos"
+        with connect() as http:
+            assert http.ask("POST", "/v1/completions", SHORT).status == 200
+        values = daemon.metrics()
+        assert total <= values["large_input_bytes"] <= values["rx_bytes_total"] < most
+    clients[0].close()
+    go.set()
+    for thread in threads:
+        thread.join(ANSWER_S)
+    assert statuses == [200] * len(threads)
+    for http in clients[1:]:
+        http.close()
+    daemon.wait_for(lambda values: values["large_input_bytes"] == 0)
 
 
 # -- connections -------------------------------------------------------------------------------------------------

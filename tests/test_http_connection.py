@@ -34,6 +34,7 @@ from umaserve.messages import (
     Usage,
 )
 from umaserve.net.channel import Channel
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.protocol.pcm import pcm16
 from umaserve.protocol.websocket import Message, WebSocketCodec
@@ -65,9 +66,9 @@ def post(path: str, body: Any = None, *headers: str) -> bytes:
 
 
 class World:
-    """A client's socket, and the connection that serves it."""
+    """A client's socket, and the connection that serves it; others may join."""
 
-    def __init__(self, peer: str = "ip:127.0.0.1", voice: StandInVoice | None = None) -> None:
+    def __init__(self, peer: str = "ip:127.0.0.1", voice: StandInVoice | None = None, config: Config = CONFIG) -> None:
         self.now = 0.0
         self.loop = Loop(lambda: self.now)
         self.sessions = SessionManager(clock=lambda: self.now)
@@ -79,18 +80,23 @@ class World:
         questions = Questions(engine, self.compute, self.preparing, 4)
         ask = questions.ask
         questions.ask = lambda *arguments: self.asked.append(ask(*arguments)) or self.asked[-1]
+        self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
         services = Services(
-            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
+            config, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
             lambda: engine.info if self.loaded else None, lambda: Metrics({}), 0, lambda: b"",
             lambda _feedback, _origin: False, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None, None,
+            Recordings("", 0, 0, lambda: None), None, None, self.budget,
         )  # fmt: skip
         self.lost: list[Client] = []
-        ours, self.client = socket.socketpair()
-        self.client.setblocking(False)
+        self.site = DaemonSite(services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
+        self.client, self.connection = self.join(peer)
+
+    def join(self, peer: str = "ip:127.0.0.1") -> tuple[socket.socket, HttpConnection]:
+        ours, client = socket.socketpair()
+        client.setblocking(False)
         channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
-        site = DaemonSite(services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
-        self.connection = HttpConnection(self.loop, site, channel, peer, lambda _old, _new: None, self.lost.append)
+        connection = HttpConnection(self.loop, self.site, channel, peer, lambda _old, _new: None, self.lost.append)
+        return client, connection
 
     def turn(self, seconds: float = 0.0) -> None:
         """A few turns of the loop, the first after this time."""

@@ -743,6 +743,22 @@ def test_a_half_closed_peer_gets_its_data_and_is_noticed_when_it_leaves(pair: Pa
     assert pair.handler.calls == ["data", "ended", "lost"]
 
 
+def test_that_a_peer_has_left_entirely_shows_though_nothing_is_read(pair: Pair) -> None:
+    pair.handler.wants = False
+    pair.channel.reconsider()
+    pair.loop.turns()
+    pair.peer.send(b"a request")
+    pair.peer.shutdown(socket.SHUT_WR)
+    pair.loop.turns(2)
+    assert not pair.channel.deserted, "it may still read"
+    pair.peer.close()
+    pair.loop.turns(2)
+    assert pair.channel.deserted
+    assert pair.handler.calls == []
+    pair.channel.abort()
+    assert not pair.channel.deserted
+
+
 def test_a_half_closed_peer_is_closed_without_lingering_once_all_is_written(pair: Pair) -> None:
     pair.peer.shutdown(socket.SHUT_WR)
     pair.loop.turns()

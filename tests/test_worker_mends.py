@@ -11,6 +11,7 @@ import pytest
 from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.messages import Metrics
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.protocol.fields import MOST_VALUES
 from umaserve.protocol.relay_codec import encode, parse_from_worker
@@ -76,6 +77,7 @@ class Daemon:
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
             Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
+            InputBudget(self.loop, 1 << 20, 1 << 20),
         )  # fmt: skip
         self.backend = DaemonBackend(services)
 

@@ -20,6 +20,7 @@ from umaserve.messages import (
     Modify,
     Output,
     Pause,
+    Placed,
     Reattach,
     Replace,
     Resume,
@@ -70,6 +71,7 @@ class Connection:
         self._idle_timeout = services.config.idle_timeout
         self._backlog = False
         """Whether whole payloads may wait in the codec for the next turn."""
+        self._input = services.input_budget.share(channel)
         self._session = self._sessions.open(self._deliver, origin)
         self._spoken: SpokenAnswer | None = None
         self._recorded: RecordedAnswer | None = None
@@ -87,7 +89,9 @@ class Connection:
         self._handle_payloads()
 
     def wants_data(self) -> bool:
-        return not self._backlog and (self._dialect.ready or self._codec.buffered < READ_PER_TURN)
+        if self._backlog or not self._input.may_grow:
+            return False
+        return self._dialect.ready or self._codec.buffered < READ_PER_TURN
 
     def drained(self) -> None:
         # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
@@ -99,11 +103,13 @@ class Connection:
 
     def connection_lost(self) -> None:
         self._idle.cancel()
+        self._input.close()
         self._abandon()
         self._lost(self)
 
     def _abandon(self) -> None:
         """Nobody wants the present answer any more."""
+        self._input.keep(0)
         self._sessions.abandon(self._session)
         if self._spoken is not None:
             self._spoken.abandon()
@@ -130,6 +136,7 @@ class Connection:
             log.exception("%s: closed, since handling its input failed", self._origin.peer)
             self.abort()
         self._input_handled()
+        self._input.hold(self._codec.buffered)
 
     def _input_handled(self) -> None:
         """What came was used up, or waits."""
@@ -148,6 +155,9 @@ class Connection:
         except RequestError as error:
             self._reply(self._dialect.refuse(error))
             return True
+        if isinstance(command, Generate):
+            # Its images and sounds, which are most of what is large, are in memory until they are prepared.
+            self._input.keep(len(payload))
         if command is not None:
             self._dispatch(command)
         return True
@@ -186,6 +196,7 @@ class Connection:
         try:
             self._sessions.request(session, replace(request, recorded=None), self._loop.now(), admitted=admitted)
         except RequestError as error:
+            self._input.keep(0)
             self._reply(self._dialect.fail(error))
             return
         # The stages that its outputs go through, from the last one back to the session.
@@ -222,7 +233,10 @@ class Connection:
             self.abort()
             return
         if isinstance(output, Finished | RequestError):
+            self._input.keep(0)
             self._next_request()
+        elif isinstance(output, Placed):
+            self._input.keep(0)
 
     def _next_request(self) -> None:
         if not self.channel.open:
@@ -252,6 +266,7 @@ class Connection:
 
     def close(self) -> None:
         """Say what is queued, and end."""
+        self._input.close()
         self.channel.close()
 
     def abort(self) -> None:
@@ -261,6 +276,9 @@ class Connection:
     def _on_idle(self) -> None:
         if self._session.state is not State.RECV_REQ:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
+        elif waited := self._input.take_waited():
+            # It is no fault of the client's that nobody read what it sent.
+            self._idle = self._loop.call_later(waited, self._on_idle)
         elif self.channel.open:
             log.info("%s: closed, since no request came for %g s", self._origin.peer, self._idle_timeout)
             self._end_idle()

@@ -26,6 +26,7 @@ from umaserve.memory import MemoryPressure, available_bytes
 from umaserve.messages import Audio, Feedback, Loading, Metrics
 from umaserve.metrics import ServingMetrics, exposition, resident_bytes
 from umaserve.net import systemd
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.listeners import raise_descriptor_limit
 from umaserve.net.loop import Loop
 from umaserve.net.signals import StopSignals
@@ -137,6 +138,8 @@ class Server:
             ),
             ref_audio=reference,
             content_filter=self._content_filter,
+            # Two of the largest messages: one comes while another is prepared.
+            input_budget=InputBudget(self._loop, 2 * config.max_chat_bytes, config.max_frame_bytes),
         )
         self._links = DaemonLinks(self._loop, config, self._services)
         self._entrances: Entrances | None = None
@@ -325,6 +328,7 @@ class Server:
             "rejected_total": self._sessions.totals.rejected,
             **(self._before_loading() if self._scheduler is None else self._scheduler.snapshot()),
             "detached_generations": len(self._services.detached),
+            "large_input_bytes": self._services.input_budget.drawn,
             "rss_bytes": resident_bytes(),
             "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
             "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,

@@ -9,6 +9,7 @@ from umaserve.config import Config
 from umaserve.detached import Detached
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Feedback, Metrics, ModelInfo
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.recordings import Recordings
 from umaserve.ref_audio import RefAudio
@@ -40,6 +41,7 @@ class Services:
     recordings: Recordings
     ref_audio: RefAudio | None
     content_filter: ContentFilter | None
+    input_budget: InputBudget
 
     def loaded(self) -> tuple[ModelInfo, Questions]:
         """The model and who answers for it; raises ``RequestError`` while it loads."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from umaserve.errors import RequestError
 from umaserve.net.channel import READ_PER_TURN, Channel, Handler
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.protocol.http11 import HttpCodec, Phase
@@ -70,6 +71,9 @@ class Site(Protocol):
     @property
     def limits(self) -> HttpLimits: ...
 
+    @property
+    def input_budget(self) -> InputBudget: ...
+
     def judge(self, head: Request, peer: str) -> Serve:
         """By its head alone: a body is taken from nobody who is refused. Raises ``Refusal`` or ``RequestError``."""
 
@@ -93,6 +97,7 @@ class HttpConnection:
         self.channel = channel
         self.peer = peer
         self.lost = lost
+        self.input = site.input_budget.share(channel)
         self.pending: Pending | None = None
         self._loop = loop
         self._site = site
@@ -128,7 +133,9 @@ class HttpConnection:
             self.channel.close()
 
     def wants_data(self) -> bool:
-        return not self._backlog and (self._codec.phase is not Phase.RESPONSE or self._codec.buffered < READ_PER_TURN)
+        if self._backlog or not self.input.may_grow:
+            return False
+        return self._codec.phase is not Phase.RESPONSE or self._codec.buffered < READ_PER_TURN
 
     def drained(self) -> None:
         self._loop.call_soon(self._on_drained)
@@ -140,6 +147,7 @@ class HttpConnection:
 
     def connection_lost(self) -> None:
         self._stop_deadline()
+        self.input.close()
         if self.pending is not None:
             self.pending.abandon()
         self.lost(self)
@@ -162,6 +170,7 @@ class HttpConnection:
             log.exception("%s: closed, since handling its request for %s failed", self.peer, self._path[:MAX_LOGGED])
             self.abort()
             return
+        self.input.hold(self._codec.buffered)
         if self.channel.open and self.channel.handler is self:
             self._watch_phase()
 
@@ -221,6 +230,7 @@ class HttpConnection:
 
     def hand_over(self, handler: Upgraded, rest: bytes) -> None:
         """``handler`` has the channel now."""
+        self.input.close()
         self._replaced(self, handler)
         if rest:
             handler.data_received(rest)
@@ -271,6 +281,7 @@ class HttpConnection:
         self._stop_deadline()
         self._phase = None
         if not self._codec.keep_alive:
+            self.input.close()
             self.channel.close()
         else:
             self._loop.call_soon(self._handle_requests)
@@ -302,6 +313,10 @@ class HttpConnection:
     def _on_deadline(self) -> None:
         self._deadline = None
         if not self.channel.open:
+            return
+        if waited := self.input.take_waited():
+            # It is no fault of the client's that nobody read what it sent.
+            self._deadline = self._loop.call_later(waited, self._on_deadline)
             return
         if self._phase is Phase.IDLE:
             self.channel.close()

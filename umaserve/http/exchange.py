@@ -25,6 +25,7 @@ from umaserve.messages import (
     Token,
     Usage,
 )
+from umaserve.net.input_budget import InputShare
 from umaserve.protocol.openai_errors import error_body
 from umaserve.protocol.openai_requests import body_fields
 from umaserve.protocol.openai_speech import text_to_speech
@@ -97,13 +98,19 @@ class Responder(Protocol):
 class Exchange:
     """Runs the requests of one body. An error before the first event makes an error reply; later it ends the stream."""
 
-    def __init__(self, services: Services, responder: Responder, body: Body, origin: Origin) -> None:
+    def __init__(
+        self, services: Services, responder: Responder, body: Body, origin: Origin, memory: InputShare
+    ) -> None:
+        """``memory`` is told of the body for as long as its images and sounds are needed."""
         self._manager = services.sessions
         self._speech = services.speech
         self._now = services.loop.now
         self._responder = responder
         self._body = body
         self._origin = origin
+        self._memory = memory
+        self._unplaced = 0
+        """Sessions whose prompts may not be prepared yet."""
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), origin)]
         self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
@@ -114,6 +121,8 @@ class Exchange:
         """Read the request's body and start what it asks for."""
         try:
             requests = self._body.receive(content)
+            self._unplaced = len(requests)
+            self._memory.keep(len(content))
             for index in range(1, len(requests)):
                 sink = functools.partial(self._deliver, index)
                 self._sessions.append(self._manager.open(sink, self._origin))
@@ -139,7 +148,7 @@ class Exchange:
 
     def abandon(self) -> None:
         """The client is gone, or has its error."""
-        self._ended = True
+        self._end()
         for session in self._sessions:
             self._manager.abandon(session)
         for spoken in self._spoken:
@@ -160,11 +169,15 @@ class Exchange:
         if isinstance(output, RequestError):
             self._fail(index, output)
             return
+        if isinstance(output, Placed):
+            self._unplaced -= 1
+            if not self._unplaced:
+                self._memory.keep(0)
         self._unsent += self._body.send(index, output)
         if self._body.streaming and not isinstance(output, Started | Placed | Prefilled):
             self._flush()
         if isinstance(output, Finished) and self._body.done:
-            self._ended = True
+            self._end()
             if self._body.streaming:
                 self._end_stream()
             else:
@@ -193,6 +206,10 @@ class Exchange:
                 self._manager.hold(session, Hold.READER)
             for spoken in self._spoken:
                 spoken.hold()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._memory.keep(0)
 
     def _end_stream(self) -> None:
         if self._body.end is not None:

@@ -27,6 +27,7 @@ class DaemonSite:
             config.idle_timeout,
             {path: most_body_bytes(route, config) for path, route in ROUTES.items() if route.method == "POST"},
         )
+        self.input_budget = services.input_budget
         self._services = services
         self._gate = gate
 
@@ -70,7 +71,7 @@ class DaemonSite:
                 inquiry.start(request.body)
             case Stream() as stream:
                 new_body = stream.new_body(self._services)
-                connection.pending = exchange = Exchange(self._services, connection, new_body, origin)
+                connection.pending = exchange = Exchange(self._services, connection, new_body, origin, connection.input)
                 exchange.start(request.body)
             case Sound():
                 connection.pending = reading = Reading(self._services, connection, origin)

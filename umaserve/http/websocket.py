@@ -123,13 +123,14 @@ class WebSocketConnection(Connection):
 
     def _close(self, code: int) -> None:
         self._part(lost=False)
+        self._input.close()
         self.channel.write(self._codec.close(code))
         self.channel.close()
 
     def _on_ping_due(self) -> None:
         interval = self._services.config.ping_interval
-        # While the peer's input waits for it to read, its pongs wait too.
-        if self._heard or self.channel.overfull:
+        # While the peer's input waits, for it to read or for memory, its pongs wait too.
+        if self._heard or self.channel.overfull or not self._input.may_grow:
             self._heard = False
         elif self._pinged:
             log.info("%s: closed, since it did not answer a ping for %g s", self._origin.peer, interval)

@@ -101,6 +101,12 @@ class Channel:
         """Whether writes still reach the peer."""
         return self._phase is _Phase.OPEN
 
+    @property
+    def deserted(self) -> bool:
+        """Whether the peer has left entirely, as far as that shows while nothing is read: a TCP connection must have
+        been reset, since its peer's end of stream stands behind what is unread."""
+        return self._phase is _Phase.OPEN and self._hung_up()
+
     def write(self, data: bytes) -> None:
         if self._phase is not _Phase.OPEN:
             return

@@ -15,6 +15,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
 from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.metrics import PROMETHEUS
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.protocol.fields import MOST_VALUES, Fields, parse_json
 from umaserve.protocol.http_head import Headers, Refusal, Request
@@ -36,6 +37,8 @@ RELAYED = frozenset(
 )  # fmt: skip
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_NAME_BYTES = 256
+SMALL_BYTES = 1024 * 1024
+"""Of a body, which come in whatever the others take."""
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
@@ -61,6 +64,7 @@ class RelaySite:
         self, loop: Loop, config: RelayConfig, pool: Pool, doors: Doors, admin: Admin, metrics: Callable[[], bytes]
     ) -> None:
         self.limits = HttpLimits(config.max_body_bytes, config.header_timeout, config.body_timeout, config.idle_timeout)
+        self.input_budget = InputBudget(loop, 4 * config.max_body_bytes, SMALL_BYTES)
         self._loop = loop
         self._config = config
         self._pool = pool

@@ -60,7 +60,8 @@ class DaemonBackend:
             case Stream() as stream:
                 responder = _Responder(reply)
                 body = stream.new_body(self._services)
-                return _Posted(responder, Exchange(self._services, responder, body, origin), content).begun()
+                memory = self._services.input_budget.share(None)
+                return _Posted(responder, Exchange(self._services, responder, body, origin, memory), content).begun()
             case Socket() as socket:
                 wire = _Wire(self._services.loop, reply)
                 dialect = socket.new_dialect(self._services, None)
@@ -160,6 +161,7 @@ class _Wire:
 
     overfull = False
     ended = False
+    deserted = False
 
     def __init__(self, loop: Loop, reply: Reply) -> None:
         self.handler: Handler
@@ -171,6 +173,9 @@ class _Wire:
     def write(self, data: bytes) -> None:
         if self.open:
             self._reply.chunk(data.decode(), 200, {})
+
+    def reconsider(self) -> None:
+        """Its input comes as it comes."""
 
     def close(self) -> None:
         self._end(200)
