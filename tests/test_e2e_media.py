@@ -186,6 +186,10 @@ def test_images_are_more_than_other_bodies_may_hold(seeing: Daemon) -> None:
         ({"type": "image", "data": "%%%"}, "messages[0].content[0].data: expected base64"),
         (audio(np.array([0.5, np.nan])), "messages[0].content[0].data: expected finite samples, got nan at index 1"),
         ({"type": "audio", "data": "AAAA"}, "messages[0].content[0].data: expected float32 samples"),
+        (
+            {"type": "audio", "data": encoded(media_files.wav(media_files.sine()))},
+            "messages[0].content[0].data: expected float32 samples, got a WAV file: decode it first",
+        ),
         ({"type": "video", "data": encoded(b"no film")}, "messages[0].content[0].data: expected"),
     ],
 )  # fmt: skip
