@@ -160,6 +160,7 @@ async def chat_streaming(server_url: str, ref_b64: str | None = None) -> tuple[l
 
 @with_voice
 def test_speech_in_one_piece_is_that_of_the_stream(daemon: Daemon):
+    before = daemon.wait_until_quiet()["speech_seconds_total"]
     (_, *chunks, done), _ = ask(daemon, tts={"language": "en-GB"})
     parts = [samples(chunk["audio_data"]) for chunk in chunks if chunk["audio_data"] is not None]
     assert parts
@@ -168,6 +169,10 @@ def test_speech_in_one_piece_is_that_of_the_stream(daemon: Daemon):
     (_, whole), _ = ask(daemon, tts={}, streaming=False)
     assert whole["text"] == done["text"]
     assert np.array_equal(samples(whole["audio_data"]), np.concatenate(parts))
+    after = daemon.metrics()
+    assert after["spoken_answers"] == 0
+    heard_s = 2 * sum(map(len, parts)) / 24_000
+    assert after["speech_seconds_total"] - before == pytest.approx(heard_s, abs=0.01)
 
 
 @with_voice

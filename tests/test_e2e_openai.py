@@ -137,8 +137,8 @@ def test_stop_ends_the_text_before_it(client: openai.OpenAI):
 
 
 def test_a_seed_repeats_and_another_differs(client: openai.OpenAI):
-    # Few letters of two: llama.cpp rounds by where a sequence's cells lie, and of many words that are nearly as likely as
-    # each other one or the other would change places.
+    # Few letters of two: llama.cpp rounds by where a sequence's cells lie, and of many words that are nearly as likely
+    # as each other one or the other would change places.
     fields = {"temperature": 2, "max_completion_tokens": 100, "extra_body": {"grammar": "root ::= [ab]{8}"}}
     first, again, *others = (text(chat(client, seed=seed, **fields)) for seed in (7, 7, 8, 9, 10))
     assert len(first) == 8

@@ -327,6 +327,7 @@ class Server:
             "sessions_total": self._sessions.totals.sessions,
             "rejected_total": self._sessions.totals.rejected,
             **(self._before_loading() if self._scheduler is None else self._scheduler.snapshot()),
+            **self._services.speech.snapshot(),
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "rss_bytes": resident_bytes(),

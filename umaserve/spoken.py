@@ -35,6 +35,8 @@ class Speech:
         self._own = WorkerThread("speech", wake, nice=NICE) if voice is not None and compute is None else None
         self._thread = compute or self._own
         self._answers: set[SpokenAnswer] = set()
+        self._seconds = 0.0
+        """Of what was spoken in answers that are over."""
 
     @property
     def voice(self) -> VoiceInfo | None:
@@ -49,9 +51,19 @@ class Speech:
         """One answer that is to be spoken."""
         assert self._voice is not None
         assert self._thread is not None
-        answer = SpokenAnswer(self._voice, self._thread, deliver, self._answers.discard, speaking)
+        answer = SpokenAnswer(self._voice, self._thread, deliver, self._over, speaking)
         self._answers.add(answer)
         return answer
+
+    def _over(self, answer: SpokenAnswer) -> None:
+        if answer in self._answers:
+            self._answers.remove(answer)
+            self._seconds += answer.samples / SAMPLE_RATE
+
+    def snapshot(self) -> dict[str, int | float | str]:
+        """Its part of the metrics."""
+        seconds = self._seconds + sum(answer.samples for answer in self._answers) / SAMPLE_RATE
+        return {"spoken_answers": len(self._answers), "speech_seconds_total": round(seconds, 3)}
 
     def check_room(self, most: int) -> None:
         """Raises ``RequestError`` where ``most`` answers are being spoken."""
@@ -94,6 +106,8 @@ class SpokenAnswer:
         speaking: Speaking,
     ) -> None:
         """``over`` is told of its end, whichever that is. A speaker who can't be heard ends it at once."""
+        self.samples = 0
+        """That were handed on."""
         self._thread = thread
         self._deliver = deliver
         self._over = over
@@ -155,6 +169,7 @@ class SpokenAnswer:
             self._thread.submit_lengthy(job, done)
 
     def _on_spoken(self, pcm: bytes) -> None:
+        self.samples += len(pcm) // 4
         for start in range(0, len(pcm), MOST_PCM_BYTES):
             self._deliver(Spoken(pcm[start : start + MOST_PCM_BYTES]))
 
