@@ -24,6 +24,8 @@ from daemon import Daemon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_e2e_chat import ask, chat_streaming, failure, open_chat
+from test_e2e_chat import samples as samples_of
+from tiny_qwen3_voices import write_qwen3_voice
 from tiny_voices import write_voice
 
 from bench import standin_projectors as projectors
@@ -272,6 +274,25 @@ def test_a_stream_goes_on_while_answers_are_spoken_by_llama_cpp(talking: Daemon)
     assert len(talking.ask(max_tokens=60, ignore_eos=True)) == 61
     asking.join()
     assert spoken
+
+
+def test_a_voice_of_several_languages_speaks_the_one_that_is_asked_for(own_daemon, tmp_path: Path) -> None:
+    model, mmproj = write_qwen3_voice(tmp_path)
+    daemon = own_daemon("--http", "127.0.0.1:0", "--no-speculation", "--tts-model", model, "--tts-mmproj", mmproj)
+
+    def heard(tag: str) -> str:
+        (_, done), code = ask(daemon, tts={"language": tag}, streaming=False)
+        assert code == 1000
+        return done["audio_data"]
+
+    german = heard("de-AT")
+    assert len(samples_of(german)) >= 1920
+    assert heard("de") == german
+    assert len({german, heard("zh"), heard("en")}) == 3
+    assert heard("") == heard("en")
+    assert failure(daemon, tts={"language": "fr"}) == (
+        'tts.language: expected "en" or "zh" or "de" or "ru", which this daemon\'s voice speaks, got "fr"'
+    )
 
 
 _WHOLE = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from gguf import GGUFWriter, TokenType
+from gguf import TokenType
+from tiny_weights import Weights
 
 WIDTH, LATENT, CHANNELS, MIMI, HEADS = 32, 8, 8, 16, 2
 """Of the backbone, of a frame, of the flow's net, of the codec's transformers; heads of all attention."""
@@ -21,8 +21,6 @@ FRAME = STEPS * int(np.prod(RATIOS))
 NORM_EPS = 1e-5
 CONTROL = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")
 PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'-"]
-
-Array = npt.NDArray[np.float32]
 
 
 def write_voice(
@@ -47,13 +45,9 @@ def write_voice(
     return str(model), str(mmproj)
 
 
-class _Writer:
-    def __init__(self, path: Path, architecture: str, seed: int) -> None:
-        self._gguf = GGUFWriter(path, architecture)
-        self._random = np.random.default_rng(seed)
-
+class _Writer(Weights):
     def backbone(self, width: int) -> None:
-        gguf = self._gguf
+        gguf = self.gguf
         tokens = ["<unk>", "</s>", "<s>", *PIECES, *CONTROL]
         kinds = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.NORMAL] * len(PIECES)]
         gguf.add_context_length(4096)
@@ -72,20 +66,20 @@ class _Writer:
         gguf.add_add_space_prefix(True)
         gguf.add_add_bos_token(False)
         gguf.add_add_eos_token(False)
-        self._add("token_embd.weight", len(tokens), width)
-        self._norm("output_norm", width)
+        self.add("token_embd.weight", len(tokens), width)
+        self.norm("output_norm", width)
         for block in range(2):
             name = f"blk.{block}"
-            self._norm(f"{name}.attn_norm", width)
-            self._norm(f"{name}.ffn_norm", width)
+            self.norm(f"{name}.attn_norm", width)
+            self.norm(f"{name}.ffn_norm", width)
             for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-                self._add(f"{name}.{part}.weight", width, width)
-            self._add(f"{name}.ffn_up.weight", 2 * width, width)
-            self._add(f"{name}.ffn_down.weight", width, 2 * width)
-        self._write()
+                self.add(f"{name}.{part}.weight", width, width)
+            self.add(f"{name}.ffn_up.weight", 2 * width, width)
+            self.add(f"{name}.ffn_down.weight", width, 2 * width)
+        self.write()
 
     def projector(self, *, ends: bool, variant: str, speaks: bool, hears: bool, nan: bool) -> None:
-        gguf = self._gguf
+        gguf = self.gguf
         gguf.add_bool("clip.has_audio_encoder", hears)
         gguf.add_bool("clip.has_gen_audio_encoder", speaks)
         gguf.add_string("clip.audio.projector_type", "pockettts_spkenc")
@@ -101,96 +95,70 @@ class _Writer:
             gguf.add_float32(f"clip.{part}.attention.layer_norm_epsilon", NORM_EPS)
         self._speaker_encoder()
         self._flow()
-        self._tensor("a.gen.out_eos.weight", np.zeros((1, WIDTH), np.float32))
-        self._tensor("a.gen.out_eos.bias", np.array([100.0 if ends else -100.0], np.float32))
-        self._add("a.gen.input_linear.weight", WIDTH, LATENT)
-        self._tensor("a.gen.emb_mean", np.full(LATENT, np.nan if nan else 0, np.float32))
-        self._tensor("a.gen.emb_std", np.ones(LATENT, np.float32))
+        self.tensor("a.gen.out_eos.weight", np.zeros((1, WIDTH), np.float32))
+        self.tensor("a.gen.out_eos.bias", np.array([100.0 if ends else -100.0], np.float32))
+        self.add("a.gen.input_linear.weight", WIDTH, LATENT)
+        self.tensor("a.gen.emb_mean", np.full(LATENT, np.nan if nan else 0, np.float32))
+        self.tensor("a.gen.emb_std", np.ones(LATENT, np.float32))
         self._decoder()
-        self._write()
+        self.write()
 
     def _speaker_encoder(self) -> None:
         width = CHANNELS
-        self._conv("a.seanet.conv_in", width, 1, 7)
+        self.conv("a.seanet.conv_in", width, 1, 7)
         for stage, ratio in enumerate(RATIOS):
             self._residual(f"a.seanet.blk.{stage}", width)
-            self._conv(f"a.seanet.blk.{stage}.scale_conv", 2 * width, width, 2 * ratio)
+            self.conv(f"a.seanet.blk.{stage}.scale_conv", 2 * width, width, 2 * ratio)
             width *= 2
-        self._conv("a.seanet.conv_out", MIMI, width, 3)
+        self.conv("a.seanet.conv_out", MIMI, width, 3)
         self._transformer("a")
-        self._add("a.downsample.conv.weight", LATENT, MIMI, 2 * STEPS, half=True)
-        self._add("a.speaker_proj.weight", WIDTH, LATENT)
+        self.add("a.downsample.conv.weight", LATENT, MIMI, 2 * STEPS, half=True)
+        self.add("a.speaker_proj.weight", WIDTH, LATENT)
 
     def _flow(self) -> None:
         name = "a.gen.flow"
-        self._linear(f"{name}.input_proj", CHANNELS, LATENT)
-        self._linear(f"{name}.cond_embd", CHANNELS, WIDTH)
+        self.linear(f"{name}.input_proj", CHANNELS, LATENT)
+        self.linear(f"{name}.cond_embd", CHANNELS, WIDTH)
         for time in range(2):
-            self._tensor(f"{name}.time.{time}.freqs", np.linspace(1, 0.01, 4, dtype=np.float32))
-            self._linear(f"{name}.time.{time}.up", CHANNELS, 8)
-            self._linear(f"{name}.time.{time}.down", CHANNELS, CHANNELS)
-            self._tensor(f"{name}.time.{time}.norm", np.ones(CHANNELS, np.float32))
+            self.tensor(f"{name}.time.{time}.freqs", np.linspace(1, 0.01, 4, dtype=np.float32))
+            self.linear(f"{name}.time.{time}.up", CHANNELS, 8)
+            self.linear(f"{name}.time.{time}.down", CHANNELS, CHANNELS)
+            self.tensor(f"{name}.time.{time}.norm", np.ones(CHANNELS, np.float32))
         block = f"{name}.blk.0"
-        self._norm(f"{block}.norm", CHANNELS)
-        self._linear(f"{block}.up", CHANNELS, CHANNELS)
-        self._linear(f"{block}.down", CHANNELS, CHANNELS)
-        self._linear(f"{block}.ada", 3 * CHANNELS, CHANNELS)
-        self._linear(f"{name}.final.ada", 2 * CHANNELS, CHANNELS)
-        self._linear(f"{name}.final.proj", LATENT, CHANNELS)
+        self.norm(f"{block}.norm", CHANNELS)
+        self.linear(f"{block}.up", CHANNELS, CHANNELS)
+        self.linear(f"{block}.down", CHANNELS, CHANNELS)
+        self.linear(f"{block}.ada", 3 * CHANNELS, CHANNELS)
+        self.linear(f"{name}.final.ada", 2 * CHANNELS, CHANNELS)
+        self.linear(f"{name}.final.proj", LATENT, CHANNELS)
 
     def _decoder(self) -> None:
         name = "a.gen.wav"
-        self._add(f"{name}.quant_out.weight", MIMI, LATENT)
-        self._add(f"{name}.upsample.weight", MIMI, 1, 2 * STEPS, half=True)
+        self.add(f"{name}.quant_out.weight", MIMI, LATENT)
+        self.add(f"{name}.upsample.weight", MIMI, 1, 2 * STEPS, half=True)
         self._transformer(f"{name}.tfm")
         width = CHANNELS * 2 ** len(RATIOS)
-        self._conv(f"{name}.seanet.conv_in", width, MIMI, 7)
+        self.conv(f"{name}.seanet.conv_in", width, MIMI, 7)
         for stage, ratio in enumerate(reversed(RATIOS)):
             block = f"{name}.seanet.blk.{stage}"
             # Transposed: from the wider to the narrower, the wider first.
-            self._add(f"{block}.scale_conv.weight", width, width // 2, 2 * ratio, half=True)
+            self.add(f"{block}.scale_conv.weight", width, width // 2, 2 * ratio, half=True)
             width //= 2
-            self._tensor(f"{block}.scale_conv.bias", np.zeros(width, np.float32))
+            self.tensor(f"{block}.scale_conv.bias", np.zeros(width, np.float32))
             self._residual(block, width)
-        self._conv(f"{name}.seanet.conv_out", 1, width, 3)
+        self.conv(f"{name}.seanet.conv_out", 1, width, 3)
 
     def _transformer(self, name: str) -> None:
         block = f"{name}.blk.0"
-        self._norm(f"{block}.ln1", MIMI)
-        self._norm(f"{block}.ln2", MIMI)
+        self.norm(f"{block}.ln1", MIMI)
+        self.norm(f"{block}.ln2", MIMI)
         for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            self._add(f"{block}.{part}.weight", MIMI, MIMI)
-        self._add(f"{block}.ffn_up.weight", 2 * MIMI, MIMI)
-        self._add(f"{block}.ffn_down.weight", MIMI, 2 * MIMI)
+            self.add(f"{block}.{part}.weight", MIMI, MIMI)
+        self.add(f"{block}.ffn_up.weight", 2 * MIMI, MIMI)
+        self.add(f"{block}.ffn_down.weight", MIMI, 2 * MIMI)
         for part in ("ls1", "ls2"):
-            self._tensor(f"{block}.{part}.weight", np.ones(MIMI, np.float32))
+            self.tensor(f"{block}.{part}.weight", np.ones(MIMI, np.float32))
 
     def _residual(self, name: str, width: int) -> None:
-        self._conv(f"{name}.res_conv1", width // 2, width, 3)
-        self._conv(f"{name}.res_conv2", width, width // 2, 1)
-
-    def _norm(self, name: str, width: int) -> None:
-        self._tensor(f"{name}.weight", np.ones(width, np.float32))
-        self._tensor(f"{name}.bias", np.zeros(width, np.float32))
-
-    def _linear(self, name: str, outputs: int, inputs: int) -> None:
-        self._add(f"{name}.weight", outputs, inputs)
-        self._tensor(f"{name}.bias", np.zeros(outputs, np.float32))
-
-    def _conv(self, name: str, outputs: int, inputs: int, taps: int) -> None:
-        self._add(f"{name}.weight", outputs, inputs, taps, half=True)
-        self._tensor(f"{name}.bias", np.zeros(outputs, np.float32))
-
-    def _add(self, name: str, *shape: int, half: bool = False) -> None:
-        """Random numbers, small enough that what goes in comes out about as large; ``half``: as convolutions want."""
-        weights = self._random.normal(0, np.prod(shape[1:]) ** -0.5, shape)
-        self._tensor(name, weights.astype(np.float16 if half else np.float32))
-
-    def _tensor(self, name: str, values: npt.NDArray[np.float16] | Array) -> None:
-        self._gguf.add_tensor(name, values)
-
-    def _write(self) -> None:
-        self._gguf.write_header_to_file()
-        self._gguf.write_kv_data_to_file()
-        self._gguf.write_tensors_to_file()
-        self._gguf.close()
+        self.conv(f"{name}.res_conv1", width // 2, width, 3)
+        self.conv(f"{name}.res_conv2", width, width // 2, 1)

@@ -185,7 +185,7 @@ class Config:
         "",
         path(or_empty=True),
         "engine",
-        "GGUF file of a Pocket TTS model, which speaks; empty: hibari-tts does",
+        "GGUF file of a Pocket TTS or Qwen3-TTS model, which speaks; empty: hibari-tts does",
     )
     tts_mmproj: str = setting(
         "", path(or_empty=True), "engine", "GGUF file that makes sound of what tts_model says: its mmproj"

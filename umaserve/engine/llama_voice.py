@@ -1,10 +1,10 @@
-"""The voice that llama.cpp computes (mtmd's generation of audio): Pocket TTS, which can take on a recorded voice."""
+"""The voice that llama.cpp computes (mtmd's generation of audio): Pocket TTS or Qwen3-TTS, which can take on a recorded
+voice."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,29 +14,36 @@ from llama_cpp import mtmd_cpp
 
 from umaserve.config import Config
 from umaserve.engine import gguf
+from umaserve.engine.graph_pauses import TOP_K, GraphPauses
 from umaserve.engine.model import Model, log_line
+from umaserve.engine.pocket_tts import PocketTts
+from umaserve.engine.qwen3_tts import Qwen3Tts
 from umaserve.errors import ModelError
 from umaserve.serving.ticks import Pause
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, Samples
 
-ARCHITECTURE = "pockettts"
 FRAMES_A_SECOND = 12.5
 MOST_S, MOST_S_A_CHARACTER = 3.0, 0.25
 """Speech has some 15 characters a second, numbers in digits 3: what goes on longer has lost its way."""
 PROMPT_STEP = 16
 """Tokens of the prompt that are computed at once."""
-SLICE_S = 0.01
-"""Of computing, before the others have their turn."""
+DRAWS, MOST_DRAWN = 2**15, 1 - 1e-4
+"""Qwen3-TTS draws each code by a number in [0, 1) that follows from the seed, which makes fewer than ``DRAWS`` in a
+sentence. The sum of the probabilities is rounded: a number that is no less takes the code behind the last, at which
+llama.cpp aborts the process. So no seed will do whose first ``DRAWS`` numbers are not all below ``MOST_DRAWN``."""
+SEED, OTHER_SEED = 68, 91
 
 _MOST_TOKENS = 4 * LIMIT + 32
 """Never more tokens than bytes, save for the few that are added; llama.cpp may compute them all in one batch."""
 _CELLS = (
     _MOST_TOKENS + int(MOST_HEARD_S * FRAMES_A_SECOND) + int((MOST_S + MOST_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND)
 )
-_LANGUAGES = {"english": "en", "french": "fr", "german": "de", "italian": "it", "portuguese": "pt", "spanish": "es"}
-"""By the name of the weights' variant, such as "english_2026-04"; each speaks one."""
-_SEED, _OTHER_SEED = 0, 1
+_KINDS: dict[int, type[PocketTts | Qwen3Tts]] = {
+    mtmd_cpp.MTMD_GEN_AUDIO_TYPE_POCKETTTS: PocketTts,
+    mtmd_cpp.MTMD_GEN_AUDIO_TYPE_QWEN3TTS: Qwen3Tts,
+}
+_CHOICE = " or ".join(kind.name for kind in _KINDS.values())
 
 
 class LlamaVoice:
@@ -59,16 +66,16 @@ class LlamaVoice:
     def load(self) -> None:
         """Read the weights; raises ``ModelError``."""
         self._loaded = _Loaded(self._config)
-        self.languages = (self._loaded.language,)
+        self.languages = self._loaded.kind.languages
 
     def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
-        """As ``Voice`` has it: the same samples for the same text and speaker, of whom the first ``MOST_HEARD_S``
-        seconds are heard. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
+        """As ``Voice`` has it: the same samples for the same text, speaker and language; of the speaker the first
+        ``MOST_HEARD_S`` seconds are heard. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
         assert self._loaded is not None, "a voice that was not loaded"
         assert len(text) <= LIMIT, "more text than a piece of an answer has"
         if not text.strip():
             return np.zeros(0, np.float32)
-        return self._loaded.speak(text, self._own if speaker is None else speaker, pause)
+        return self._loaded.speak(text, self._own if speaker is None else speaker, language, pause)
 
     def close(self) -> None:
         if self._loaded is not None:
@@ -78,32 +85,30 @@ class LlamaVoice:
 
 class _Loaded:
     def __init__(self, config: Config) -> None:
-        self._pause: Pause | None = None
-        self._paused_at = 0.0
-        self._interrupted: BaseException | None = None
-        # Kept, since llama.cpp holds no reference to it.
-        self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
+        self._pauses = GraphPauses()
         self._model = _backbone(config)
         try:
-            self._generator = self._new_generator(config)
+            self._generator, self.kind = self._new_generator(config)
         except ModelError:
             self._model.free()
             raise
-        variant = mtmd_cpp.mtmd_gen_audio_get_info(self._generator).model_variant or b""
-        self.language = _LANGUAGES.get(variant.decode(errors="replace").partition("_")[0], "en")
         self._memory = llama_cpp.llama_get_memory(self._model.context)
         self._native = mtmd_cpp.mtmd_helper_gen_audio_init(self._model.context, self._generator)
         self._silence = (ctypes.c_float * llama_cpp.llama_model_n_embd_inp(self._model.native))()
 
-    def speak(self, text: str, speaker: Samples | None, pause: Pause) -> Samples:
-        self._pause, self._paused_at = pause, time.perf_counter()
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
+        self._pauses.begin(pause)
         try:
-            self._begin(text, speaker)
+            self._begin(text, speaker, language or self.kind.languages[0])
             self._read_prompt()
             self._generate(int((MOST_S + MOST_S_A_CHARACTER * len(text)) * FRAMES_A_SECOND))
             return self._output()
+        except BaseException:
+            # Attention multiplies also by what it masks: what is no number there would silence all later sentences.
+            llama_cpp.llama_memory_clear(self._memory, True)
+            raise
         finally:
-            self._pause = None
+            self._pauses.end()
 
     def free(self) -> None:
         mtmd_cpp.mtmd_helper_gen_audio_free(self._native)
@@ -112,7 +117,7 @@ class _Loaded:
 
     # -- loading -------------------------------------------------------------------------------------------------
 
-    def _new_generator(self, config: Config) -> Any:
+    def _new_generator(self, config: Config) -> tuple[Any, PocketTts | Qwen3Tts]:
         path = config.tts_mmproj
         _check_file(path, "--tts-mmproj")
         mtmd_cpp.mtmd_helper_log_set(log_line, ctypes.c_void_p())
@@ -121,28 +126,43 @@ class _Loaded:
         params.print_timings = False
         params.warmup = False
         params.n_threads = self._model.n_threads_batch
-        params.cb_eval = self._callback
+        params.cb_eval = self._pauses.native
         generator = mtmd_cpp.mtmd_init_from_file(path.encode(), self._model.native, params)
         if not generator:
             raise ModelError(
                 f"--tts-mmproj {path}: llama.cpp could not load it for {config.tts_model}: run with --log-level debug "
                 "to see why (made for another model, or newer than the installed llama-cpp-python)"
             )
-        info = mtmd_cpp.mtmd_gen_audio_get_info(generator)
-        if info.type != mtmd_cpp.MTMD_GEN_AUDIO_TYPE_POCKETTTS or info.sample_rate != SAMPLE_RATE:
+        try:
+            return generator, self._kind_of(generator, config)(self._model, generator)
+        except ModelError:
             mtmd_cpp.mtmd_free(generator)
-            raise ModelError(f"--tts-mmproj {path}: it does not speak: choose the mmproj of a Pocket TTS model")
-        return generator
+            raise
+
+    def _kind_of(self, generator: Any, config: Config) -> type[PocketTts | Qwen3Tts]:
+        info = mtmd_cpp.mtmd_gen_audio_get_info(generator)
+        kind = _KINDS.get(info.type)
+        if kind is None or info.sample_rate != SAMPLE_RATE:
+            raise ModelError(
+                f"--tts-mmproj {config.tts_mmproj}: it does not speak: choose the mmproj of a {_CHOICE} model"
+            )
+        if kind.architecture != self._model.info(0).architecture:
+            raise ModelError(
+                f"--tts-mmproj {config.tts_mmproj}: it belongs to a {kind.name} model, and {config.tts_model} is none: "
+                "choose the two files of one model"
+            )
+        return kind
 
     # -- speaking ------------------------------------------------------------------------------------------------
 
-    def _begin(self, text: str, speaker: Samples | None) -> None:
+    def _begin(self, text: str, speaker: Samples | None, language: str) -> None:
+        self.kind.begin()
         self._seed()
         llama_cpp.llama_memory_clear(self._memory, False)
-        prompt = text.encode(errors="replace")
+        prompt = self.kind.prompt(text)
         bitmap = None
         if speaker is not None:
-            heard = np.ascontiguousarray(speaker[: MOST_HEARD_S * SAMPLE_RATE], np.float32)
+            heard = np.ascontiguousarray(self.kind.heard(speaker[: MOST_HEARD_S * SAMPLE_RATE]), np.float32)
             data = heard.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             bitmap = mtmd_cpp.mtmd_bitmap_init_from_audio(len(heard), data)
         try:
@@ -150,7 +170,9 @@ class _Loaded:
                 prompt=prompt,
                 prompt_len=len(prompt),
                 speaker_ref=bitmap,
-                seed=_SEED,
+                lang=language.encode(),
+                top_k=TOP_K,
+                seed=SEED,
                 out_type=mtmd_cpp.MTMD_HELPER_GEN_AUDIO_OUTTYPE_PCM,
             )
             self._check(mtmd_cpp.mtmd_helper_gen_audio_set_input(self._native, ctypes.byref(wanted)))
@@ -162,7 +184,7 @@ class _Loaded:
         """Begin the random numbers anew: llama.cpp goes on with those it has unless it is given another seed."""
         other = mtmd_cpp.mtmd_gen_inp_default(self._generator)
         other.embd = self._silence
-        other.seed = _OTHER_SEED
+        other.seed = OTHER_SEED
         ignored = mtmd_cpp.mtmd_gen_out()
         self._check(mtmd_cpp.mtmd_gen_audio_process(self._generator, ctypes.byref(other), ctypes.byref(ignored)))
 
@@ -179,7 +201,7 @@ class _Loaded:
     def _step_prompt(self, most: int) -> int:
         left: int = mtmd_cpp.mtmd_helper_gen_audio_step_prompt(self._native, most)
         self._check(min(left, 0))
-        self._take_turns()
+        self._pauses.take()
         return left
 
     def _generate(self, most_frames: int) -> None:
@@ -188,15 +210,16 @@ class _Loaded:
         following = ctypes.POINTER(ctypes.c_float)()
         stop = ctypes.c_bool()
         for _ in range(most_frames):
+            token = self.kind.token(state)
             self._check(
                 mtmd_cpp.mtmd_helper_gen_audio_step_gen(
-                    self._native, llama_cpp.LLAMA_TOKEN_NULL, state, ctypes.byref(following), ctypes.byref(stop)
+                    self._native, token, state, ctypes.byref(following), ctypes.byref(stop)
                 )
             )
             if stop or not following:
                 return
             state = following
-            self._take_turns()
+            self._pauses.take()
 
     def _output(self) -> Samples:
         rate = ctypes.c_int32()
@@ -212,29 +235,9 @@ class _Loaded:
 
     def _check(self, failed: int) -> None:
         """Raise what ended a call into llama.cpp."""
-        interrupted, self._interrupted = self._interrupted, None
-        if interrupted is not None:
-            raise interrupted
+        self._pauses.check()
         if failed:
             raise RuntimeError(f"llama.cpp's voice failed with {failed}; --log-level debug shows why")
-
-    def _take_turns(self) -> None:
-        assert self._pause is not None
-        self._pause()
-        self._paused_at = time.perf_counter()
-
-    def _on_node(self, _tensor: object, ask: bool, _user_data: object) -> bool:
-        """Asked before each node of the generator's graphs whether to stop behind it, and told when it did; false then
-        ends the computing."""
-        if ask:
-            return True
-        if self._interrupted is None and time.perf_counter() - self._paused_at >= SLICE_S:
-            try:
-                self._take_turns()
-            except BaseException as error:
-                # Nothing can be raised through llama.cpp.
-                self._interrupted = error
-        return self._interrupted is None
 
 
 def _backbone(config: Config) -> Model:
@@ -248,11 +251,11 @@ def _backbone(config: Config) -> Model:
     except ModelError as error:
         raise ModelError(f"--tts-model: {error}") from error
     architecture = model.info(0).architecture
-    if architecture != ARCHITECTURE:
+    if architecture not in {kind.architecture for kind in _KINDS.values()}:
         model.free()
         raise ModelError(
-            f'--tts-model {path}: its architecture is "{architecture}": choose a Pocket TTS model ("{ARCHITECTURE}"), '
-            "and its mmproj as --tts-mmproj"
+            f'--tts-model {path}: its architecture is "{architecture}": choose a {_CHOICE} model, and its mmproj as '
+            "--tts-mmproj"
         )
     return model
 

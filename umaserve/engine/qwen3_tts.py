@@ -1,0 +1,123 @@
+"""What is Qwen3-TTS's own among the voices that llama.cpp computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from umaserve.engine.candidates import Candidates
+from umaserve.engine.graph_pauses import TOP_K
+from umaserve.engine.model import Model
+from umaserve.engine.sampling import Sampler
+from umaserve.errors import ModelError
+from umaserve.messages import Sampling
+from umaserve.speech.voice import SAMPLE_RATE, Samples
+
+CODES = 2048
+"""In the first of a frame's codebooks, which are tokens of the backbone's; what comes behind them has other uses."""
+LEAST_HEARD = SAMPLE_RATE // 10
+"""Samples of a speaker: llama.cpp fails on fewer than 385, and aborts the process on fewer than 1,280."""
+
+_LANGUAGES = {
+    "en": "english",
+    "zh": "chinese",
+    "de": "german",
+    "it": "italian",
+    "pt": "portuguese",
+    "es": "spanish",
+    "ja": "japanese",
+    "ko": "korean",
+    "fr": "french",
+    "ru": "russian",
+}
+_END = "<|codec_eos_token|>"
+_CONTROL = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<|codec_pad|>",
+    "<|codec_bos|>",
+    "<|codec_think|>",
+    "<|codec_think_bos|>",
+    "<|codec_think_eos|>",
+    _END,
+)
+_SAMPLING = Sampling(temperature=0.9, top_k=TOP_K, top_p=1.0, min_p=0.0, repeat_penalty=1.05, seed=0)
+"""As the model's own settings have it."""
+
+
+class Qwen3Tts:
+    """Its backbone makes a frame's first code, which goes to the generator with its state. Raises ``ModelError``."""
+
+    name, architecture = "Qwen3-TTS", "qwen3tts"
+
+    def __init__(self, backbone: Model, _generator: Any) -> None:
+        self._context = backbone.context
+        self._n_vocab = backbone.n_vocab
+        self._n_embd: int = llama_cpp.llama_model_n_embd_out(backbone.native)
+        ids = _control_tokens(backbone)
+        codes = [f"<|codec_{code}|>" for code in range(CODES)]
+        for token in (*_CONTROL, *codes):
+            if token not in ids:
+                raise _lacks(backbone, token)
+        self.languages = tuple(code for code, name in _LANGUAGES.items() if f"<|codec_language_{name}|>" in ids)
+        if not self.languages:
+            raise _lacks(backbone, "<|codec_language_english|>, nor that of another language that it is known to speak")
+        # The generator takes a token's distance from the first.
+        if [ids[code] for code in codes] != list(range(ids[codes[0]], ids[codes[0]] + CODES)):
+            raise ModelError(
+                f"--tts-model {backbone.path}: its codec's tokens are in no order: choose one that llama.cpp's "
+                "converter made"
+            )
+        self._tokens = np.array([ids[token] for token in (*codes, _END)])
+        self._candidates = Candidates(len(self._tokens))
+        self._sampler = self._new_sampler()
+
+    def prompt(self, text: str) -> bytes:
+        # All of its control tokens begin with it, and none has a space behind it. At the ends white space would become
+        # one token with that of the prompt, whose tokens llama.cpp counts.
+        return text.strip().replace("<", "< ").encode(errors="replace")
+
+    def heard(self, speaker: Samples) -> Samples:
+        return np.pad(speaker, (0, max(LEAST_HEARD - len(speaker), 0)))
+
+    def begin(self) -> None:
+        self._sampler = self._new_sampler()
+
+    def token(self, state: Any) -> int:
+        """The next code, or the end, by what the backbone made of the last position; ``state`` is of that too.
+
+        Raises ``RuntimeError`` where they are no numbers: see ``graph_pauses``. Never another token: the generator
+        would abort the process on some.
+        """
+        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+        if not logits:
+            raise RuntimeError("llama.cpp has no logits of the voice's last position")
+        row = np.ctypeslib.as_array(logits, (self._n_vocab,))[self._tokens]
+        if not (np.isfinite(row).all() and np.isfinite(np.ctypeslib.as_array(state, (self._n_embd,))).all()):
+            raise RuntimeError("the voice's model computes what is no number")
+        return int(self._tokens[self._sampler.sample(row, self._candidates)])
+
+    def _new_sampler(self) -> Sampler:
+        return Sampler(len(self._tokens), (), _SAMPLING, None)
+
+
+def _control_tokens(backbone: Model) -> dict[str, int]:
+    """By their names, which all begin alike; of two with the same name the first, as llama.cpp takes it."""
+    ids: dict[str, int] = {}
+    for token in range(backbone.n_vocab):
+        name: bytes = llama_cpp.llama_vocab_get_text(backbone.vocab, token)
+        if name.startswith(b"<"):
+            ids.setdefault(name.decode(errors="replace"), token)
+    return ids
+
+
+def _lacks(backbone: Model, what: str) -> ModelError:
+    return ModelError(
+        f"--tts-model {backbone.path}: its vocabulary lacks {what}: choose a Qwen3-TTS model that llama.cpp's "
+        "converter made"
+    )
