@@ -250,6 +250,17 @@ def test_what_is_to_be_recorded_has_no_key_in_it(name: str) -> None:
     assert ChatDialect(LIMITS, None, lambda: "chat_1", recorded=True).receive(plain).recorded == plain
 
 
+def test_what_is_recorded_of_long_media_has_them_and_no_key() -> None:
+    data = "A" * (1 << 20)
+    messages = [{"role": "user", "content": [{"type": "image", "data": data}]}]
+    asked = ChatDialect(LIMITS, None, lambda: "chat_1", authenticate=lambda key: True, recorded=True)
+    request = asked.receive(json.dumps({"auth": "uma-secret", "messages": messages}).encode())
+    assert request.recorded is not None
+    assert json.loads(request.recorded) == {"messages": messages}
+    (turn,) = request.prompt
+    assert turn.attachments[0].media == Image(memoryview(data.encode()), "messages[0].content[0].data")
+
+
 def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_is_named() -> None:
     own = Audio("ab", "ref_audio", 16_000)
     voice = VoiceInfo(("en",), clones=True, reference=own, reference_path="voices/eve.wav")

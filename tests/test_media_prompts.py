@@ -331,6 +331,18 @@ def test_nothing_more_is_laid_out_for_who_has_left(engines: Callable[[str], Llam
         engine.prepare(Generate("t", turn(*pictures)), "", wanted)
 
 
+def test_what_lies_in_memory_is_read_like_a_string(
+    engines: Callable[[str], LlamaEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, data = engines("vision"), picture(seed=9)
+    as_string, in_memory = (prepared(engine, Image(one, "i"), "?") for one in (data, memoryview(data.encode())))
+    assert in_memory.tokens == as_string.tokens
+    monkeypatch.setattr(reading, "BASE64_STEP", 4)
+    for broken in ("QQ==QUJD", memoryview(b"QQ==QUJD")):
+        with pytest.raises(RequestError, match="i: expected base64: its end is in the middle"):
+            prepared(engine, Image(broken, "i"), "?")
+
+
 def test_a_request_whose_media_take_too_long_is_given_up(
     engines: Callable[[str], LlamaEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

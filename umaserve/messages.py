@@ -47,11 +47,15 @@ class ToolCall:
     arguments: str
 
 
+Base64 = str | memoryview
+"""A long one as it lies in the memory of the message that it came in: a copy would hold up everybody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A picture in any format. ``data`` is base64, of which nothing has been checked; errors name ``field``."""
 
-    data: str
+    data: Base64
     field: str
     max_slices: int | None = None
     """Parts into which the projector may cut it, for those that do; ``None``: as many as it likes."""
@@ -63,7 +67,7 @@ class Image:
 class Audio:
     """A recording: little-endian float32 mono of ``sample_rate``, or a file of any format where that is ``None``."""
 
-    data: str
+    data: Base64
     field: str
     sample_rate: int | None = None
 
@@ -72,7 +76,7 @@ class Audio:
 class Video:
     """A film's file: its pictures, and its sound. ``omni``: interleaved by time, which otherwise follow each other."""
 
-    data: str
+    data: Base64
     field: str
     omni: bool = False
     stack_frames: int = 1

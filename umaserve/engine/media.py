@@ -19,7 +19,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.media import images, sounds, videos
 from umaserve.media.errors import MediaError
 from umaserve.media.images import Picture
-from umaserve.messages import Audio, ChatTurn, Image, Media, Video
+from umaserve.messages import Audio, Base64, ChatTurn, Image, Media, Video
 from umaserve.serving.ticks import Span, media_ids
 
 BASE64_STEP = 1 << 20
@@ -225,7 +225,7 @@ def _refused(media: Media, message: str) -> RequestError:
     return RequestError(Fault.BAD_REQUEST, f"{media.field}: {message}")
 
 
-def _decoded(data: str) -> bytes:
+def _decoded(data: Base64) -> bytes:
     """Bit by bit, since other threads wait for as long as one call takes."""
     decoded = bytearray()
     for start in range(0, len(data), BASE64_STEP):
@@ -234,7 +234,7 @@ def _decoded(data: str) -> bytes:
             decoded += binascii.a2b_base64(piece, strict_mode=True)
         except ValueError as error:
             raise MediaError(f"expected base64: {error}") from None
-        if piece.endswith("=") and start + BASE64_STEP < len(data):
+        if piece[-1:] in ("=", b"=") and start + BASE64_STEP < len(data):
             raise MediaError("expected base64: its end is in the middle")
     return bytes(decoded)
 
@@ -264,7 +264,8 @@ def _digest(media: Media) -> bytes:
     """Of the content and all that decides what is made of it."""
     found = hashlib.sha256(repr(replace(media, data="", field="")).encode())
     for start in range(0, len(media.data), BASE64_STEP):
-        found.update(media.data[start : start + BASE64_STEP].encode())
+        piece = media.data[start : start + BASE64_STEP]
+        found.update(piece.encode() if isinstance(piece, str) else piece)
     return found.digest()
 
 

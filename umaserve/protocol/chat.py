@@ -14,6 +14,7 @@ from umaserve.messages import Finished, Generate, Output, Placed, Prefilled, Spo
 from umaserve.protocol.chat_request import Asked, read_request
 from umaserve.protocol.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Reply
 from umaserve.protocol.fields import MOST_VALUES, Fields, bad_request, parse_json
+from umaserve.protocol.long_texts import as_string
 from umaserve.protocol.parameters import Limits, check_key
 from umaserve.protocol.thinking import WithoutThinking
 
@@ -70,7 +71,8 @@ class ChatDialect:
         if not self._recorded:
             return asked.request
         # A key is kept nowhere.
-        kept = payload if "auth" not in values else orjson.dumps({k: v for k, v in values.items() if k != "auth"})
+        without = {k: v for k, v in values.items() if k != "auth"}
+        kept = payload if "auth" not in values else orjson.dumps(without, default=as_string)
         return replace(asked.request, recorded=kept)
 
     def send(self, output: Output) -> Reply | None:

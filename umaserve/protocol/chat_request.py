@@ -17,7 +17,7 @@ from umaserve.messages import (
     VoiceInfo,
 )
 from umaserve.protocol.content import check_media, joined
-from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, string
+from umaserve.protocol.fields import Fields, array, bad_request, media_data, out_of_range, string
 from umaserve.protocol.parameters import MAX_TURNS, Limits, check_prompt_bytes, sampling
 
 DEFAULTS = Sampling(temperature=0.7, top_p=0.8)
@@ -127,7 +127,7 @@ def _item(fields: Fields, look: _Look) -> str | Media:
     if kind == "text":
         return string(fields.values.get("text"), fields.name("text"), empty=True)
     field = fields.name("data")
-    data = string(fields.values.get("data"), field)
+    data = media_data(fields.values.get("data"), field)
     if kind == "image":
         return Image(data, field, look.max_slices, look.numbered)
     if kind == "audio":

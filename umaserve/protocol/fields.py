@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from umaserve.errors import Fault, RequestError
+from umaserve.protocol.long_texts import as_string, put_back, take_out
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ _KINDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
     str: "a string",
+    memoryview: "a string",
     list: "an array",
     dict: "an object",
 }
@@ -37,14 +39,21 @@ def kind_of(value: object) -> str:
 def parse_json(payload: bytes, most_values: int | None = None) -> Any:
     """The parsed value of ``payload`` (RFC 8259; UTF-8, no NaN, no lone surrogates, bounded nesting).
 
-    With ``most_values`` it may have as many commas and opening brackets, those in its texts among them. The messages
-    of a relay are parsed without, since what a client sent is text in them, and an error would be the worker's.
+    With ``most_values`` it may have as many commas and opening brackets, those in its texts among them, but for long
+    ones; and long ``media_data`` are ``memoryview`` objects. The messages of a relay are parsed without, since what a
+    client sent is text in them, and an error would be the worker's.
     """
+    rest, texts = payload, None
     if most_values is not None and len(payload) > most_values:
-        _check_values(payload, most_values)
+        rest, texts = take_out(payload)
+        _check_values(rest, most_values)
     try:
-        return orjson.loads(payload)
+        parsed = orjson.loads(rest)
+        return put_back(parsed, texts) if texts else parsed
     except orjson.JSONDecodeError as error:
+        if texts:
+            # Once more, to say where it is wrong.
+            return parse_json(payload)
         raise RequestError(Fault.INVALID_JSON, f"payload: not valid JSON: {error}") from None
 
 
@@ -174,6 +183,8 @@ def string(value: object, field: str, *, max_bytes: int | None = None, empty: bo
     expected = f"a {'' if empty else 'non-empty '}string"
     if max_bytes is not None:
         expected += f" of at most {max_bytes} bytes"
+    if isinstance(value, memoryview):
+        value = as_string(value)
     if not isinstance(value, str):
         raise bad_request(field, expected, value)
     if not value and not empty:
@@ -182,6 +193,11 @@ def string(value: object, field: str, *, max_bytes: int | None = None, empty: bo
     if max_bytes is not None and (len(value) > max_bytes or len(value.encode()) > max_bytes):
         raise out_of_range(field, expected, f"{len(value.encode())} bytes")
     return value
+
+
+def media_data(value: object, field: str) -> str | memoryview:
+    """A string that is not empty, as ``parse_json`` has it."""
+    return value if isinstance(value, memoryview) else string(value, field)
 
 
 def number(value: object, field: str, low: float, high: float, *, above_low: bool = False) -> float:

@@ -7,6 +7,7 @@ checked line by line before h11 sees it, and the body is read here.
 from __future__ import annotations
 
 import enum
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -247,17 +248,26 @@ class HttpCodec:
 
 
 class _SizedBody:
-    """A body of ``length`` bytes, left in the buffer until it is whole."""
+    """A body of ``length`` bytes."""
 
-    held = 0
     stopped = False
 
     def __init__(self, length: int) -> None:
-        self._length = length
+        self._missing = length
+        self._data = io.BytesIO()
+        """A bytes object of it takes no copy."""
+
+    @property
+    def held(self) -> int:
+        return self._data.tell()
 
     def take(self, buffer: bytearray) -> bytes | None:
         """The body, taken from the front of ``buffer``, or ``None`` until it is whole."""
-        return _take(buffer, self._length)
+        with memoryview(buffer) as view:
+            taken = self._data.write(view[: self._missing])
+        del buffer[:taken]
+        self._missing -= taken
+        return None if self._missing else self._data.getvalue()
 
 
 class _ChunkedBody:
@@ -265,7 +275,7 @@ class _ChunkedBody:
 
     def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
-        self._data = bytearray()
+        self._data = io.BytesIO()
         self._extras = MAX_CHUNK_EXTRAS
         """Bytes of extensions and trailers that may still come."""
         self._size: int | None = None
@@ -275,7 +285,7 @@ class _ChunkedBody:
 
     @property
     def held(self) -> int:
-        return len(self._data)
+        return self._data.tell()
 
     def take(self, buffer: bytearray) -> bytes | None:
         """The body without its framing, or ``None`` until it is whole; reads at most ``STEPS_PER_CALL`` pieces."""
@@ -287,7 +297,7 @@ class _ChunkedBody:
                     return None
                 if not chunk.endswith(b"\r\n"):
                     raise Refusal(400, f"chunk: expected CR LF after {self._size} bytes, got {shown(chunk[-2:])}")
-                self._data += memoryview(chunk)[:-2]
+                self._data.write(memoryview(chunk)[:-2])
                 self._size = None
                 continue
             line = self._take_line(buffer)
@@ -299,7 +309,7 @@ class _ChunkedBody:
                 self._spend(len(line))
                 parse_field(line, "trailer")
             else:
-                return bytes(self._data)
+                return self._data.getvalue()
         self.stopped = bool(buffer)
         return None
 
@@ -320,7 +330,7 @@ class _ChunkedBody:
             raise Refusal(400, f"chunk size: expected 1 to {MAX_CHUNK_DIGITS} hexadecimal digits, got {shown(line)}")
         self._spend(len(line) - len(match[1]))
         self._size = int(match[1], 16)
-        if len(self._data) + self._size > self._max:
+        if self.held + self._size > self._max:
             raise Refusal(413, f"body: expected at most {self._max} bytes, got more")
 
     def _spend(self, n_bytes: int) -> None:

@@ -7,7 +7,8 @@ import re
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
 from umaserve.protocol.content import check_media, joined
-from umaserve.protocol.fields import Fields, array, bad_request, out_of_range, parse_json, string
+from umaserve.protocol.fields import Fields, array, bad_request, media_data, out_of_range, parse_json, string
+from umaserve.protocol.long_texts import as_string
 from umaserve.protocol.parameters import (
     MAX_GRAMMAR_BYTES,
     MAX_ID_BYTES,
@@ -26,6 +27,7 @@ _DETAILS = ("auto", "high", "low", "original")
 _RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
 """How a data: URL (RFC 2397) begins."""
+_MOST_HEAD = 2048
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
@@ -124,7 +126,7 @@ def _part(fields: Fields) -> str | Media:
         inner.one_of("detail", _DETAILS)
         return Image(_image_data(inner), inner.name("url"))
     inner.required_one_of("format", _RECORDINGS)  # The decoder sees for itself.
-    return Audio(string(inner.values.get("data"), inner.name("data")), inner.name("data"))
+    return Audio(media_data(inner.values.get("data"), inner.name("data")), inner.name("data"))
 
 
 def _text(fields: Fields) -> str:
@@ -132,15 +134,16 @@ def _text(fields: Fields) -> str:
     return string(fields.values.get("text"), fields.name("text"), empty=True)
 
 
-def _image_data(image: Fields) -> str:
+def _image_data(image: Fields) -> str | memoryview:
     """The base64 in a data: URL; what is in it is looked at later, away from the loop."""
     path, expected = image.name("url"), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
     url = image.values.get("url")
-    if not isinstance(url, str):
+    if not isinstance(url, str | memoryview):
         raise bad_request(path, expected, url)
-    begin = _DATA_URL.match(url)
+    head = url[:_MOST_HEAD] if isinstance(url, str) else as_string(url[:_MOST_HEAD])
+    begin = _DATA_URL.match(head)
     if begin is None:
-        raise out_of_range(path, expected, f'"{url[:32]}"')
+        raise out_of_range(path, expected, f'"{head[:32]}"')
     if begin.end() == len(url):
         raise out_of_range(path, expected, "no image")
     return url[begin.end() :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from typing import NamedTuple
@@ -51,7 +52,8 @@ class WebSocketCodec:
         self._buffer = bytearray()
         self._unread = 0
         """Payload bytes of the present frame that wsproto has not been given."""
-        self._message = bytearray()
+        self._message = io.BytesIO()
+        """The present one, so far. A bytes object of it takes no copy."""
         self._announced = 0
         """The present message's size by its frames' headers."""
         self._fragmented = False
@@ -77,7 +79,7 @@ class WebSocketCodec:
     @property
     def buffered(self) -> int:
         """Bytes received and not yet given out."""
-        return len(self._buffer) + len(self._message)
+        return len(self._buffer) + self._message.tell()
 
     def receive_data(self, data: bytes) -> None:
         if not self.closed:
@@ -209,19 +211,19 @@ class WebSocketCodec:
 
     def _add(self, data: bytes, finished: bool, text: bool) -> Message | None:
         if not self.closing:
-            self._message += data
+            self._message.write(data)
         self._fragmented = not finished
         if not finished:
             return None
-        message = Message(bytes(self._message), text)
-        self._message = bytearray()
+        message = Message(self._message.getvalue(), text)
+        self._message = io.BytesIO()
         self._announced = 0
         return None if self.closing else message
 
     def _end(self) -> None:
         self.closed = True
         self._buffer = bytearray()
-        self._message = bytearray()
+        self._message = io.BytesIO()
 
     def send(self, payload: bytes) -> bytes:
         """One text message of ``payload``, which is UTF-8; ``b""`` once a close frame was made."""
@@ -280,7 +282,7 @@ class WebSocketCodec:
         if self.closing:
             return b""
         self.closing = True
-        self._message = bytearray()
+        self._message = io.BytesIO()
         return self.take_output() + self._frames.close(code, reason)
 
 

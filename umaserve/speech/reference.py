@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from umaserve.media.errors import MediaError
 from umaserve.media.sounds import resampled, samples_of
+from umaserve.messages import Base64
 from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, BadReference, Samples
 
 LEAST_S = 0.5
@@ -16,7 +17,7 @@ LEAST_S = 0.5
 class Reference:
     """``data`` is base64 of little-endian float32 mono of ``sample_rate``. How much that may be is judged before."""
 
-    data: str
+    data: Base64
     field: str
     sample_rate: int
 
@@ -29,7 +30,7 @@ class Reference:
             raise BadReference(f"{self.field}: {error}") from error
 
 
-def _decoded(text: str, rate: int) -> Samples:
+def _decoded(text: Base64, rate: int) -> Samples:
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
