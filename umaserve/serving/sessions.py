@@ -107,7 +107,7 @@ class Session:
     outbox: deque[Output | RequestError] = field(default_factory=deque)
     requested_at: float = 0.0
     waits_since: float = 0.0
-    """When it was asked for, or when its prompt was last worked on before it had a place."""
+    """When it was asked for, was let go on, lost its place, or last had its prompt worked on without one."""
     started_at: float | None = None
     first_made_at: float | None = None
     last_made_at: float | None = None
@@ -252,6 +252,7 @@ class SessionManager:
         session.holds.discard(why)
         if session.holds:
             return
+        session.waits_since = self._now()
         if self._held.pop(session.id, None) is not None:
             session.held_s += self._now() - session.held_at
         if session.state is State.STREAM:
@@ -267,6 +268,7 @@ class SessionManager:
         self._move(session, Event.EVICT)
         session.slot = None
         session.computed = 0
+        session.waits_since = self._now()
 
     def put(self, session: Session, output: Output | RequestError) -> None:
         """Queue ``output`` for the next ``deliver``."""
