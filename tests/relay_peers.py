@@ -92,6 +92,12 @@ class Relay:
         formatter = logging.Formatter("%(levelname)s %(message)s")
         return "\n".join(formatter.format(record) for record in self.records)
 
+    @property
+    def drawn(self) -> int:
+        """Bytes of what clients have sent, by the book of their memory."""
+        assert self._server is not None
+        return self._server._site.input_budget.drawn
+
     # -- peers ---------------------------------------------------------------------------------------------------
 
     def client(self, **options: Any) -> Client:

@@ -20,6 +20,7 @@ from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.input_budget import DESERTED_POLL_S, InputBudget, InputShare
 from umaserve.net.loop import Loop
 from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.relay import site as relay_site
 from umaserve.relay.config import RelayConfig
 from umaserve.relay.server import RelayServer
 
@@ -45,13 +46,14 @@ class Peer:
 
     @property
     def drawn(self) -> int:
-        return max(0, self.unfinished + self.kept - FREE)
+        return max(0, self.unfinished - FREE) + max(0, self.kept - FREE)
 
     def receive(self, n_bytes: int, message: int) -> None:
         """A part of a message of this size, which is a request."""
         self.unfinished += n_bytes
         if self.unfinished >= message:
-            self.kept, self.unfinished = message, 0
+            # One more than that is refused.
+            self.kept, self.unfinished = self.kept or message, 0
             self.share.keep(self.kept)
         self.share.hold(self.unfinished)
         self.reconsider()
@@ -77,7 +79,7 @@ def test_whatever_they_send_the_bound_holds_and_all_get_on(
     drawing: list[Peer] = []
     for index, step, n_bytes in steps:
         peer = peers[index]
-        if step == "read" and peer.read and not peer.kept:
+        if step == "read" and peer.read:
             peer.receive(n_bytes, sizes[index])
         elif step == "prepared":
             peer.prepared()
@@ -104,6 +106,16 @@ def test_whatever_they_send_the_bound_holds_and_all_get_on(
             elif peer.read and not done[index]:
                 peer.receive(READ_PER_TURN, sizes[index])
     assert budget.drawn == 0
+    loop.close()
+
+
+def test_a_small_message_behind_a_small_request_draws_nothing() -> None:
+    loop = Loop(lambda: 0.0)
+    budget = InputBudget(loop, 10, 1000)
+    share = budget.share(None)
+    share.keep(FREE)
+    share.hold(FREE)
+    assert (budget.drawn, share.growing) == (0, False)
     loop.close()
 
 
@@ -358,6 +370,18 @@ def test_who_is_read_and_dawdles_is_ended_and_the_others_go_on(crowd: Crowd, kin
     assert sum(1 for _ in crowd.sessions.running()) == len(others)
 
 
+def test_a_message_behind_a_request_that_runs_has_a_deadline_too(crowd: Crowd) -> None:
+    client = crowd.come("chat")
+    client.send()
+    crowd.let_run(Started(), Placed())
+    client.unsent = client.codec.send(b" " * LARGE)
+    client.send(leave=1)
+    assert crowd.budget.drawn == client.share.drawn > 0
+    crowd.pass_time(LIMITS.idle_timeout)
+    assert b"did not come in time" in client.received()
+    assert crowd.budget.drawn == 0
+
+
 def test_nobody_is_taken_for_silent_who_is_not_read(crowd: Crowd) -> None:
     for _ in range(3):
         crowd.come("http").send()
@@ -393,7 +417,8 @@ def test_who_leaves_while_it_waits_is_noticed(crowd: Crowd, kind: str) -> None:
     assert crowd.budget.drawn == drawn + waiting[2].share.drawn
 
 
-def test_the_clients_of_a_relay_share_a_budget_too() -> None:
+def test_the_clients_of_a_relay_share_a_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_site, "MOST_BODIES", 4)
     size = 3 << 20
     relay = RelayServer(RelayConfig(worker_secret="s3cret", max_body_bytes=size))
     loop, site = relay._loop, relay._site

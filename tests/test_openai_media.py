@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
 import itertools
 import json
 import math
 import struct
+import uuid
 import wave
 from typing import Any
 
@@ -202,6 +204,22 @@ def test_only_text_counts_as_the_prompts_bytes() -> None:
     with pytest.raises(RequestError) as raised:
         request(messages=[{"role": "user", "content": [large, text("x" * 65)]}])
     assert raised.value.fault is Fault.PROMPT_TOO_LARGE
+
+
+def test_a_prompts_images_are_freed_while_its_answer_is_written() -> None:
+    body, url = chat(), f"{PNG}{uuid.uuid4().hex}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+
+    def held() -> int:
+        data = url.removeprefix(PNG)
+        return sum(isinstance(one, Image) and one.data == data for one in gc.get_objects())
+
+    asked = body.receive(json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
+    assert held() == 1
+    del asked
+    assert held() == 0
+    assert told(body, Token("x", 1), END) == []
+    assert json.loads(body.result())["choices"][0]["message"]["content"] == "x"
 
 
 # Who asks for speech in a chat.

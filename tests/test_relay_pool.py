@@ -68,7 +68,8 @@ class Client:
         self.relay, self.then = relay, then
         id_ = f"r-{next(relay.numbers)}"
         path = "/generate" if websocket else "/v1/chat/completions"
-        self.asked = Asked(id_, model, path, not websocket, f"body of {id_}", {"x-of": id_}, self, websocket)
+        self.body = f"body of {id_}"
+        self.asked = Asked(id_, model, path, not websocket, self.body, {"x-of": id_}, self, websocket)
         self.heard: list[tuple[object, ...]] = []
         self.frames: list[str] = []
         self.left = self.paused = self.answered = False
@@ -340,7 +341,9 @@ class Relay:
             assert link.closed is not None or not link.leaving or link.occupied, "it has nothing left to finish"
             for id_, client in link.open.items():
                 assert now - client.since < REQUEST_S
-                assert link.bodies[id_] == [client.asked.body, *client.frames]
+                assert link.bodies[id_] == [client.body, *client.frames]
+                if client.begun:
+                    assert (client.asked.body, client.asked.frames) == ("", []), "no other worker will get it"
                 assert link.held[id_] == (client.paused and "flow" in link.features)
         self._check_sums()
 
@@ -874,11 +877,11 @@ def test_a_websockets_messages_follow_it_to_its_next_worker(relay: Relay) -> Non
     client.say("three")
     link = relay.connect("a", features=("websocket",))
     client.say("four")
-    assert link.bodies[client.asked.id] == [client.asked.body, "two", "three", "four"]
+    assert link.bodies[client.asked.id] == [client.body, "two", "three", "four"]
     link.chunk(client.asked.id, "answer")
     client.say("five")
     assert link.bodies[client.asked.id][-1] == "five"
-    assert client.asked.frames == ["two", "three", "four"], "no other worker will get it"
+    assert (client.asked.body, client.asked.frames) == ("", []), "no other worker will get it"
 
 
 def test_a_worker_that_understands_is_told_of_a_slow_reader_once(relay: Relay) -> None:

@@ -845,3 +845,43 @@ def test_a_relay_takes_all_the_descriptors_that_it_may_have(start: Callable[...,
 def test_a_relay_needs_no_engine() -> None:
     program = "import umaserve.relay.server, sys; assert 'llama_cpp' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+LARGE = 3 * site_module.SMALL_BYTES
+
+
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
+def test_what_a_conversation_sends_counts_until_it_is_answered(start: Callable[..., Relay], path: str) -> None:
+    relay = start(idle_timeout=2.0)
+    worker = relay.worker(features=["websocket"])
+    client = relay.connect(path)
+    client.send({**HELLO, "padding": "x" * LARGE})
+    request = worker.request()
+    assert LARGE > relay.drawn > site_module.SMALL_BYTES
+    worker.chunk(request, "answer")
+    assert client.text() == "answer"
+    assert relay.drawn == 0
+    # The next one never comes whole.
+    client.connection.socket.sendall(WebSocketCodec(LARGE, client=True).send(b" " * LARGE)[:-1])
+    assert client.receive() == failed(path, "timeout", "request: it did not come in time", "retry")
+    assert client.closed()[0] == 1001
+    assert relay.drawn == 0
+
+
+@pytest.mark.parametrize("end", ["begun", "answered", "failed", "left"])
+def test_a_body_counts_until_it_is_answered_or_nobody_waits(start: Callable[..., Relay], end: str) -> None:
+    relay = start()
+    worker = relay.worker()
+    client = relay.client().post(body=json.dumps({"model": MODEL, "stream": True, "padding": "x" * LARGE}).encode())
+    request = worker.request()
+    assert LARGE > relay.drawn > site_module.SMALL_BYTES
+    match end:
+        case "begun":
+            worker.chunk(request, "data: x\n\n")
+        case "answered":
+            worker.complete(request, body="{}")
+        case "failed":
+            worker.send({"type": "error", "request_id": request["request_id"], "code": "x", "message": "x"})
+        case "left":
+            client.reset()
+    wait_until(lambda: relay.drawn == 0)

@@ -194,7 +194,9 @@ class Connection:
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
         session = self._session
         try:
-            self._sessions.request(session, replace(request, recorded=None), self._loop.now(), admitted=admitted)
+            self._sessions.request(
+                session, replace(request, recorded=None, spoken=None), self._loop.now(), admitted=admitted
+            )
         except RequestError as error:
             self._input.keep(0)
             self._reply(self._dialect.fail(error))
@@ -274,7 +276,7 @@ class Connection:
         self.channel.abort()
 
     def _on_idle(self) -> None:
-        if self._session.state is not State.RECV_REQ:
+        if self._session.state is not State.RECV_REQ and not self._input.growing:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         elif waited := self._input.take_waited():
             # It is no fault of the client's that nobody read what it sent.

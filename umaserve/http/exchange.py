@@ -6,6 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from umaserve.errors import Fault, RequestError
@@ -110,7 +111,7 @@ class Exchange:
         self._origin = origin
         self._memory = memory
         self._unplaced = 0
-        """Sessions whose prompts may not be prepared yet."""
+        """Sessions that have no place yet."""
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), origin)]
         self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
@@ -128,7 +129,7 @@ class Exchange:
                 self._sessions.append(self._manager.open(sink, self._origin))
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
-                self._manager.request(session, request, self._now(), admitted=index > 0)
+                self._manager.request(session, replace(request, spoken=None), self._now(), admitted=index > 0)
                 if request.spoken is not None:
                     self._speak(session, request.spoken)
         except RequestError as error:

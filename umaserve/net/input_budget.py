@@ -13,10 +13,11 @@ DESERTED_POLL_S = 1.0
 class InputBudget:
     """One for all connections of a program.
 
-    Each may hold ``free`` bytes without asking. What they hold beyond draws on ``total`` bytes. Once those are used up,
-    only the one that has drawn on them for longest may grow: it has deadlines, and gives back, so that nobody waits for
-    ever. So they draw at most ``total`` and one connection's largest input, and one more read of each, since a channel
-    is asked whether it may be read before the others have used the budget up.
+    Each may hold ``free`` bytes of a message that comes, and as many of one that came, without asking. What they hold
+    beyond draws on ``total`` bytes. Once those are used up, only the one that has drawn on them for longest may grow.
+    Its owner sees to it that it ends, so that nobody waits for ever, though for as many such ends as are before it. So
+    they draw at most ``total`` and one connection's largest input, and one more read of each, since a channel is asked
+    whether it may be read before the others have used the budget up.
     """
 
     def __init__(self, loop: Loop, total: int, free: int) -> None:
@@ -101,14 +102,14 @@ class InputShare:
         """So much of its input is in memory and not used up."""
         self._unfinished = n_bytes
         # Most never come so far, and this is asked for each read.
-        if n_bytes + self._kept > self._free or self.drawn:
+        if n_bytes > self._free or self.drawn:
             self._settle()
 
     def keep(self, n_bytes: int) -> None:
         """So much belongs to a request that came whole and waits. It is never a reason not to read: its client may
         have more to say of it, or leave."""
         self._kept = n_bytes
-        if self._unfinished + n_bytes > self._free or self.drawn:
+        if n_bytes > self._free or self.drawn:
             self._settle()
 
     def close(self) -> None:
@@ -116,6 +117,12 @@ class InputShare:
         self._unfinished = self._kept = 0
         self._settle()
         self._closed = True
+
+    @property
+    def growing(self) -> bool:
+        """Whether a message that has not come whole takes more than what is free. Who waits for the memory waits for
+        its end: it needs a deadline."""
+        return self._unfinished > self._free
 
     def take_waited(self) -> float:
         """Seconds for which it has had to wait since this was last asked, or since it last drew nothing."""
@@ -128,8 +135,9 @@ class InputShare:
     def _settle(self) -> None:
         if self._closed:
             return
-        drawn = max(0, self._unfinished + self._kept - self._free)
-        self._budget.settle(self, drawn, grows=self._unfinished > self._free)
+        # Each for itself, or a small message behind a small request would draw, and be the oldest for ever.
+        drawn = max(0, self._unfinished - self._free) + max(0, self._kept - self._free)
+        self._budget.settle(self, drawn, grows=self.growing)
         if not drawn:
             self._waited = 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -101,7 +102,8 @@ class _OpenAIBody:
         return orjson.dumps(whole)
 
     def _take(self, asked: Asked, choices: Sequence[Choice]) -> Sequence[Generate]:
-        self._asked = asked
+        # The prompt's images are theirs who compute it, for as long as they need them.
+        self._asked = replace(asked, choices=())
         self._choices = choices
         self._parts = [[] for _ in choices]
         return asked.choices

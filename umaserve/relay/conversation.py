@@ -9,6 +9,7 @@ import orjson
 
 from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import Channel
+from umaserve.net.input_budget import InputShare
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.protocol.fields import MOST_VALUES, parse_json
@@ -50,13 +51,14 @@ class Conversation:
         path: str,
         new_request: Callable[[str, Conversation], Asked],
         lost: Callable[[Conversation], None],
+        memory: InputShare,
         *,
         ping_interval: float,
         idle_timeout: float,
         most_bytes: int,
     ) -> None:
         """``path`` is that of the contract, ``new_request`` makes the request out of the first message, and
-        ``most_bytes`` may follow it before an answer."""
+        ``most_bytes`` may follow it before an answer; ``memory`` is told of what has come and waits."""
         self.channel = channel
         self._loop = loop
         self._pool = pool
@@ -64,6 +66,10 @@ class Conversation:
         self._path = path
         self._new_request = new_request
         self._lost = lost
+        self._input = memory
+        self._kept = 0
+        """Bytes of messages that another worker may have to be given."""
+        self._idle_timeout = idle_timeout
         self._ping_interval = ping_interval
         self._most_bytes = most_bytes
         self._asked: Asked | None = None
@@ -87,7 +93,7 @@ class Conversation:
         self._handle_frames()
 
     def wants_data(self) -> bool:
-        return not self._backlog
+        return not self._backlog and self._input.may_grow
 
     def drained(self) -> None:
         if self._asked is not None:
@@ -97,6 +103,7 @@ class Conversation:
     def connection_lost(self) -> None:
         self._idle.cancel()
         self._ping.cancel()
+        self._input.close()
         self._leave()
         self._lost(self)
 
@@ -114,6 +121,7 @@ class Conversation:
             payload = self._codec.next_payload()
             if payload is None:
                 break
+            self._idle.postpone(self._loop.now() + self._idle_timeout)
             self._take(payload.decode())
         else:
             self._continue_later()
@@ -125,6 +133,7 @@ class Conversation:
             self.channel.close()
         elif self._codec.more:
             self._continue_later()
+        self._input.hold(self._codec.buffered)
 
     def _continue_later(self) -> None:
         if not self._backlog:
@@ -133,7 +142,7 @@ class Conversation:
 
     def _take(self, text: str) -> None:
         if self._asked is None:
-            self._idle.cancel()
+            self._keep(len(text))
             self._asked = asked = self._new_request(text, self)
             self._pool.submit(asked)
         elif not self._asked.begun and len(self._asked.frames) >= MOST_FRAMES_BEFORE_OUTPUT:
@@ -143,7 +152,13 @@ class Conversation:
             message = f"message: expected at most {self._most_bytes} bytes before an answer, got more"
             self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, message))
         else:
+            if not self._asked.begun:
+                self._keep(self._kept + len(text))
             self._pool.frame(self._asked, text)
+
+    def _keep(self, n_bytes: int) -> None:
+        self._kept = n_bytes
+        self._input.keep(n_bytes)
 
     # -- from the pool -------------------------------------------------------------------------------------------
 
@@ -158,6 +173,8 @@ class Conversation:
         """A WebSocket has begun with its handshake."""
 
     def write(self, chunk: str) -> None:
+        if self._kept:
+            self._keep(0)
         if self.channel.queued > MOST_UNREAD:
             self.channel.abort()
             return
@@ -179,6 +196,13 @@ class Conversation:
         self._close(GOING_AWAY)
 
     def _on_idle(self) -> None:
+        if self._asked is not None and not self._input.growing:
+            self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
+            return
+        if waited := self._input.take_waited():
+            # It is no fault of the client's that nobody read what it sent.
+            self._idle = self._loop.call_later(waited, self._on_idle)
+            return
         self._say_and_close(RequestError(Fault.TIMED_OUT, "request: it did not come in time"), GOING_AWAY)
 
     def _say_and_close(self, error: RequestError, code: int = INTERNAL_ERROR) -> None:
@@ -186,6 +210,7 @@ class Conversation:
         self._close(code)
 
     def _close(self, code: int) -> None:
+        self._input.close()
         self._leave()
         self.channel.write(self._codec.close(code))
         self.channel.close()
@@ -196,8 +221,8 @@ class Conversation:
             self._pool.leave(asked)
 
     def _on_ping_due(self) -> None:
-        # While its messages wait, for itself to read or for the worker, its pongs wait too.
-        if self._heard or self._backlog or self.channel.overfull:
+        # While its messages wait, for itself to read, for the worker or for memory, its pongs wait too.
+        if self._heard or self._backlog or self.channel.overfull or not self._input.may_grow:
             self._heard = False
         elif self._pinged:
             log.info("closed, since a client did not answer a ping for %g s", self._ping_interval)

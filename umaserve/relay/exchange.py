@@ -49,6 +49,8 @@ class Exchange:
 
     def start(self, asked: Asked) -> None:
         self._asked = asked
+        # Until an answer has begun another worker may be asked.
+        self._connection.input.keep(len(asked.body))
         self._pool.submit(asked)
 
     # -- from the connection -------------------------------------------------------------------------------------
@@ -58,6 +60,7 @@ class Exchange:
             self._pool.pause(self._asked, False)
 
     def abandon(self) -> None:
+        self._connection.input.keep(0)
         asked, self._asked = self._asked, None
         if asked is not None:
             self._pool.leave(asked)
@@ -66,9 +69,11 @@ class Exchange:
 
     def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
         self._asked = None
+        self._connection.input.keep(0)
         self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else body.encode())
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._connection.input.keep(0)
         self._bodiless = status in WITHOUT_BODY
         self._connection.begin(status if status >= 200 else BAD_GATEWAY, _passed(headers))
 
@@ -89,6 +94,7 @@ class Exchange:
         self._connection.end()
 
     def fail(self, status: int, error: str) -> None:
+        self._connection.input.keep(0)
         begun = self._asked is not None and self._asked.begun
         self._asked = None
         body = orjson.dumps({"error": error})

@@ -198,6 +198,9 @@ class Pool:
             self._heard(asked)
         if not asked.begun:
             asked.begun = True
+            # No other worker will be asked.
+            asked.body = ""
+            asked.frames.clear()
             asked.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
         asked.client.write(message.chunk)
 

@@ -37,8 +37,9 @@ RELAYED = frozenset(
 )  # fmt: skip
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_NAME_BYTES = 256
-SMALL_BYTES = 1024 * 1024
-"""Of a body, which come in whatever the others take."""
+MOST_BODIES, SMALL_BYTES = 16, 1024 * 1024
+"""Of the largest size there is room for so many bodies and messages that come in or wait for an answer; smaller parts
+of them are not counted."""
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
@@ -64,7 +65,7 @@ class RelaySite:
         self, loop: Loop, config: RelayConfig, pool: Pool, doors: Doors, admin: Admin, metrics: Callable[[], bytes]
     ) -> None:
         self.limits = HttpLimits(config.max_body_bytes, config.header_timeout, config.body_timeout, config.idle_timeout)
-        self.input_budget = InputBudget(loop, 4 * config.max_body_bytes, SMALL_BYTES)
+        self.input_budget = InputBudget(loop, MOST_BODIES * config.max_body_bytes, SMALL_BYTES)
         self._loop = loop
         self._config = config
         self._pool = pool
@@ -177,6 +178,7 @@ class RelaySite:
             request.path,
             new_request,
             connection.lost,
+            self.input_budget.share(connection.channel),
             ping_interval=self._config.ping_interval,
             idle_timeout=self._config.idle_timeout,
             most_bytes=self._config.max_body_bytes,

@@ -175,7 +175,7 @@ class _Wire:
             self._reply.chunk(data.decode(), 200, {})
 
     def reconsider(self) -> None:
-        """Its input comes as it comes."""
+        """Never: what comes through a relay is used up at once."""
 
     def close(self) -> None:
         self._end(200)
