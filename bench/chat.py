@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import socket
 import statistics
 import tempfile
 import threading
@@ -35,6 +36,8 @@ ALONE_S, BESIDE_S = 10.0, 20.0
 STREAM_TARGET_MS = 30
 """Of the stream that is watched: with the default of 80 a prompt may delay it for as long."""
 ANSWER_TOKENS = 64
+LARGE_BYTES = 75 << 20
+"""Of a film, a third more in base64."""
 MOST_PICTURES = 200
 """More than are encoded meanwhile, save by a GPU."""
 SAMPLE_RATE = 24_000
@@ -50,6 +53,7 @@ speech made in a second, from the request to the end.
 _GAPS_NOTES = f"""\
 Gaps in ms between the tokens of one stream at a time with a target of {STREAM_TARGET_MS} ms between tokens: alone for
 {ALONE_S:.0f} s, then for {BESIDE_S:.0f} s beside a client that asks one thing after another; its answers are counted.
+The large messages have noise of {LARGE_BYTES >> 20} MiB for a picture each, and are refused.
 """
 
 
@@ -147,11 +151,13 @@ def _beside(at: Served) -> str:
     seeds = iter(range(1000, 10**6))
     # Made before, since making them would take a core from the daemon.
     pictures = iter([_picture(EDGES[0], next(seeds)) for _ in range(MOST_PICTURES)])
+    large = _request(at, base64.b64encode(np.random.default_rng(0).bytes(LARGE_BYTES)).decode())
     works: dict[str, Callable[[], object]] = {
         "pictures are encoded": lambda: _ask(at, [_user(next(pictures), "What is it?")], 1),
         "answers are spoken": lambda: _ask(
             at, [_user(f"Tell me {next(seeds)} things about the sea.")], ANSWER_TOKENS, spoken=True
         ),
+        "large messages come": lambda: _have_refused(at, large),
         "answers are written": lambda: _ask(at, [_user(f"Tell me {next(seeds)} things.")], ANSWER_TOKENS),
     }
     watched = Watched()
@@ -216,6 +222,23 @@ def _ask(at: Served, messages: Sequence[Message], tokens: int, *, spoken: bool =
             while True:
                 _take(json.loads(client.recv()), told, time.monotonic() - asked)
     return told
+
+
+def _have_refused(at: Served, request: bytes) -> None:
+    host, port = at.http.rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(request)
+        answer = client.recv(65536)
+    if not answer.startswith(b"HTTP/1.1 400 "):
+        raise RuntimeError(f"a picture of noise was answered with {answer[:200]!r}")
+
+
+def _request(at: Served, data: str) -> bytes:
+    """Over HTTP, made before: to mask 100 MB for a WebSocket would hold up who counts the tokens."""
+    content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]
+    body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {at.http}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def _take(message: Message, told: Told, after: float) -> None:

@@ -58,6 +58,9 @@ EXPIRE_S = 1.0
 FAREWELL_S = 1.0
 """How long the last words may take to be read when all else is done."""
 JOIN_S = 5.0
+SWITCH_S = 0.0005
+"""After which a thread that waits for Python's lock asks for it. The loop gives it up in each system call, and each
+time waits while another thread decodes media, say: with Python's 5 ms a turn took 50 to 80."""
 
 
 class LoadedEngine(Engine, Protocol):
@@ -160,6 +163,7 @@ class Server:
 
     def run(self) -> int:
         raise_descriptor_limit()
+        sys.setswitchinterval(SWITCH_S)
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._signals.handle()
         systemd.feed_watchdog(self._loop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import io
 import math
 import secrets
 import threading
@@ -22,7 +23,7 @@ from umaserve.media.images import Picture
 from umaserve.messages import Audio, Base64, ChatTurn, Image, Media, Video
 from umaserve.serving.ticks import Span, media_ids
 
-BASE64_STEP = 1 << 20
+BASE64_STEP = 1 << 16
 MOST_SECONDS = 120
 """Of decoding, after which no other of a request's media is begun: those of all others wait meanwhile."""
 SHRINKINGS = 6
@@ -227,16 +228,16 @@ def _refused(media: Media, message: str) -> RequestError:
 
 def _decoded(data: Base64) -> bytes:
     """Bit by bit, since other threads wait for as long as one call takes."""
-    decoded = bytearray()
+    decoded = io.BytesIO()
     for start in range(0, len(data), BASE64_STEP):
         piece = data[start : start + BASE64_STEP]
         try:
-            decoded += binascii.a2b_base64(piece, strict_mode=True)
+            decoded.write(binascii.a2b_base64(piece, strict_mode=True))
         except ValueError as error:
             raise MediaError(f"expected base64: {error}") from None
         if piece[-1:] in ("=", b"=") and start + BASE64_STEP < len(data):
             raise MediaError("expected base64: its end is in the middle")
-    return bytes(decoded)
+    return decoded.getvalue()
 
 
 def _heard(data: bytes, rate: int | None, wanted: int) -> Samples:
