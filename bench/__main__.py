@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bench import copying, decode, dialects, idle, llama_server, prefixes, pressure, short, storm, wire
 from bench.report import load_average, machine
-from umaserve.config import SETTINGS, Config
 from umaserve.engine import gguf
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
-from umaserve.settings import Loaded
+from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.sources import Loaded
 
 BY_CLIENTS = ("decode", "dialects")
 BESIDE = ("storm", "prefixes", "short", "copying", "pressure")

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from bench.trace import Stream, Trace
 from bench.workload import WARM_UP_TOKENS, prompts, warm_up_prompts
-from umaserve import logs
-from umaserve.config import SETTINGS
 from umaserve.engine.model import Model, find
+from umaserve.settings.daemon import SETTINGS
+from umaserve.system import logs
 
 Ids = npt.NDArray[np.int32]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 
 from umaserve.errors import ConfigError, RequestError
-from umaserve.protocol.fields import Fields, bad_request, out_of_range, parse_json
 from umaserve.serving.cost_model import Cost
+from umaserve.wire.fields import Fields, bad_request, out_of_range, parse_json
 
 _COSTS = ("fixed_s", "decode_row_s", "prefill_row_s", "attention_s")
 _CAPACITY = {"slots": 2**16, "cells": 2**40, "batch_tokens": 2**20}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from umaserve.protocol.framing import FrameCodec
+from umaserve.wire.framing import FrameCodec
 
 UNIX_SOCKET = "Unix socket"
 WEBSOCKET = "WebSocket"

@@ -14,11 +14,11 @@ import numpy as np
 
 from bench.box import Box
 from bench.report import machine, progress
-from umaserve.config import Config
 from umaserve.engine.batch import Batch
 from umaserve.engine.model import Model, find
 from umaserve.serving.cost_model import Cost
 from umaserve.serving.ticks import Run
+from umaserve.settings.daemon import Config
 
 DECODE_ROWS = (0, 1, 2, 4, 8, 16)
 PREFILL_ROWS = (0, 8, 32, 128)

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 
 from bench.processes import Served, free_address, running
-from umaserve.config import SETTINGS, Config
-from umaserve.cores import usable_cores
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError
+from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.system.cores import usable_cores
 
 VARIABLE = "LLAMA_SERVER"
 

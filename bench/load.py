@@ -14,8 +14,8 @@ from typing import cast
 from bench.conversations import CONVERSATIONS, Conversation
 from bench.trace import Stream, Trace
 from bench.workload import WARM_UP_TOKENS, prompts, warm_up_prompts
-from umaserve.addresses import parse_address
 from umaserve.client import run
+from umaserve.settings.addresses import parse_address
 
 
 class Asking(asyncio.Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.trace import Measures
 from umaserve import __version__
-from umaserve.cores import usable_cores
+from umaserve.system.cores import usable_cores
 
 
 def progress(text: str) -> None:

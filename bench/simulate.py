@@ -16,9 +16,9 @@ from bench.box import Box
 from bench.fit import fit_box, residual
 from bench.report import number, progress, table
 from bench.simulator import POLICIES, Load, Run, Simulation, jobs, most_rate
-from umaserve.config import SETTINGS, Config
 from umaserve.errors import ConfigError, ModelError
 from umaserve.messages import Priority
+from umaserve.settings.daemon import SETTINGS, Config
 
 COSTS = Path(__file__).parent / "costs"
 RATES = (10, 30, 50, 60, 70, 80, 90, 100, 110, 120, 150)

@@ -9,13 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from umaserve import logs
-from umaserve.config import SETTINGS, Config
+from umaserve.daemon.server import Server
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Embed, Embedded, Generate, ModelInfo, Query
-from umaserve.server import Server
 from umaserve.serving.ticks import Capacity, Chunk, Outcome, Pause, Prepared, Tick, TickResult
+from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.system import logs
 
 _PROMPT = [0] * 30
 _TOKEN = 0

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from umaserve.metrics import WINDOW, ServingMetrics, Share, TickTimes, Window, exposition, resident_bytes
+from umaserve.metrics import WINDOW, ServingMetrics, Share, TickTimes, Window, exposition
+from umaserve.system.memory import resident_bytes
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import orjson
 
-from umaserve import __version__, keys_cli, logs
+from umaserve import __version__
 from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
-from umaserve.config import SETTINGS
+from umaserve.commands import keys as keys_cli
 from umaserve.errors import ConfigError
-from umaserve.settings import Settings, nearest
+from umaserve.settings.daemon import SETTINGS
+from umaserve.settings.sources import Settings, nearest
+from umaserve.system import logs
 
 if TYPE_CHECKING:
-    from umaserve.config import Config
-    from umaserve.relay.config import RelayConfig
-    from umaserve.worker.config import WorkerConfig
+    from umaserve.settings.daemon import Config
+    from umaserve.settings.relay import RelayConfig
+    from umaserve.settings.worker import WorkerConfig
 
 _DESCRIPTION = "One process, one model, for every program on the box: over a Unix socket, HTTP and WebSocket."
 _EPILOG = """\
@@ -99,24 +101,24 @@ def _serve(arguments: Sequence[str]) -> int:
     if config is None:
         return 0
     # Imported here: the clients need no llama.cpp.
+    from umaserve.daemon.server import Server
     from umaserve.engine.engine import load
     from umaserve.engine.llama_voice import LlamaVoice
-    from umaserve.server import Server
 
     return Server(config, load, LlamaVoice).run()
 
 
 def _relay(arguments: Sequence[str]) -> int:
     # Imported here, as what follows: each command needs little of the others.
-    from umaserve.relay.config import SETTINGS as RELAY_SETTINGS
     from umaserve.relay.server import RelayServer
+    from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 
     config = _settings("umaserve relay", _ABOUT_RELAY, _RELAY_EPILOG, RELAY_SETTINGS, arguments)
     return 0 if config is None else RelayServer(config).run()
 
 
 def _worker(arguments: Sequence[str]) -> int:
-    from umaserve.worker.config import SETTINGS as WORKER_SETTINGS
+    from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
     from umaserve.worker.server import WorkerServer
 
     config = _settings("umaserve worker", _ABOUT_WORKER, _WORKER_EPILOG, WORKER_SETTINGS, arguments)
@@ -211,7 +213,7 @@ def _write(text: str) -> None:
 
 def _chat(arguments: Sequence[str]) -> int:
     # Imported here: no other command needs numpy.
-    from umaserve import chat_cli
+    from umaserve.commands import chat as chat_cli
 
     parser = _Parser(
         "umaserve chat", description=chat_cli.DESCRIPTION, epilog=chat_cli.EPILOG,

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from umaserve.protocol.framing import FrameCodec
+from umaserve.wire.framing import FrameCodec
 
 T = TypeVar("T")
 Event = dict[str, Any]

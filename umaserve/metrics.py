@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -202,11 +200,6 @@ class _Children(dict[str, Histogram]):
     def __missing__(self, dialect: str) -> Histogram:
         child = self[dialect] = self._histogram.labels(dialect)
         return child
-
-
-def resident_bytes() -> int:
-    """Resident set size of this process (proc(5), statm)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def exposition(registry: CollectorRegistry | None, values: Mapping[str, int | float | str]) -> bytes:

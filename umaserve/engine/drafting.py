@@ -12,11 +12,11 @@ from operator import ne
 import llama_cpp
 import numpy as np
 
-from umaserve.config import Config
 from umaserve.engine.batch import Batch
 from umaserve.engine.model import Model
 from umaserve.errors import ModelError
 from umaserve.serving.ticks import Draft, Run
+from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import llama_cpp
 import numpy as np
 
-from umaserve.config import Config
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
@@ -44,6 +43,7 @@ from umaserve.messages import (
     Tokenized,
 )
 from umaserve.serving.ticks import Capacity, Chunk, Outcome, Pause, Prepared, Release, Run, Tick, TickResult
+from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
 

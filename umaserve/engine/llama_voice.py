@@ -12,7 +12,6 @@ import llama_cpp
 import numpy as np
 from llama_cpp import mtmd_cpp
 
-from umaserve.config import Config
 from umaserve.engine import gguf
 from umaserve.engine.graph_pauses import TOP_K, GraphPauses
 from umaserve.engine.model import Model, log_line
@@ -20,6 +19,7 @@ from umaserve.engine.pocket_tts import PocketTts
 from umaserve.engine.qwen3_tts import Qwen3Tts
 from umaserve.errors import ModelError
 from umaserve.serving.ticks import Pause
+from umaserve.settings.daemon import Config
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, Samples
 

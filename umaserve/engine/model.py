@@ -12,11 +12,11 @@ from typing import Any
 
 import llama_cpp
 
-from umaserve.config import Config
-from umaserve.cores import usable_cores
 from umaserve.engine import gguf, rpc
 from umaserve.errors import ModelError
 from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ModelInfo
+from umaserve.settings.daemon import Config
+from umaserve.system.cores import usable_cores
 
 log = logging.getLogger(__name__)
 

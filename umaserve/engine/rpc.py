@@ -10,8 +10,8 @@ from pathlib import Path
 
 import llama_cpp
 
-from umaserve.addresses import parse_address
 from umaserve.errors import ModelError
+from umaserve.settings.addresses import parse_address
 
 REACH_S = 5.0
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.errors import RequestError
 from umaserve.net.channel import READ_PER_TURN, Channel, Handler
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.protocol.http11 import HttpCodec, Phase
-from umaserve.protocol.http_head import Headers, Refusal, Request
-from umaserve.protocol.openai_errors import error_body, http_error
-from umaserve.protocol.websocket_handshake import handshake, wants_websocket
+from umaserve.wire.http11 import HttpCodec, Phase
+from umaserve.wire.http_head import Headers, Refusal, Request
+from umaserve.wire.websocket_handshake import handshake, wants_websocket
 
 log = logging.getLogger(__name__)
 

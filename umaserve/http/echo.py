@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
-from umaserve.protocol.websocket import WebSocketCodec
+from umaserve.wire.websocket import WebSocketCodec
 
 MESSAGES_PER_TURN = 32
 

@@ -1,19 +1,15 @@
-"""The Unix socket's file, lock and mode; accepting, which pauses when descriptors run out; and who it is that came."""
+"""The Unix socket's file, lock and mode; and accepting, which pauses when descriptors run out."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import logging
 import os
-import resource
 import socket
 import stat
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from umaserve.errors import ConfigError
 from umaserve.net.loop import READ, Loop
@@ -24,7 +20,6 @@ ACCEPTS_PER_TURN = 64
 PAUSE_S = 0.2
 BACKLOG = 1024
 _SUN_PATH = 108
-_UCRED = struct.Struct("iII")
 _LOST_IN_QUEUE = {
     errno.ECONNABORTED,
     errno.EPROTO,
@@ -38,39 +33,6 @@ _LOST_IN_QUEUE = {
     errno.EPERM,
 }
 """What accept(2) says of one connection, not of the listening socket."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-
-
-def peer_of(sock: socket.socket) -> Peer:
-    pid, uid, _gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return Peer(pid, uid)
-
-
-def peer_name(sock: socket.socket) -> str:
-    """Whose the connection is, as limits count it: "uid:1000", "ip:192.0.2.1", "ip:2001:db8:1:2::/64", "ip:::1".
-
-    An IPv6 address stands for its /64, which one household has to itself. "ip:gone" where the peer has left already.
-    """
-    if sock.family == socket.AF_UNIX:
-        return f"uid:{peer_of(sock).uid}"
-    try:
-        host: str = sock.getpeername()[0]
-    except OSError as error:
-        log.debug("no name for a peer: %s", error)
-        return "ip:gone"
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if address.version == 6 and address.ipv4_mapped:
-        return f"ip:{address.ipv4_mapped}"
-    if address.version == 4 or address.is_loopback:
-        return f"ip:{address}"
-    return f"ip:{ipaddress.ip_network((address, 64), strict=False)}"
 
 
 class SocketFile:
@@ -232,9 +194,3 @@ class Listener:
     def close(self) -> None:
         self._loop.set_interest(self._sock, 0, self._on_ready)
         self._sock.close()
-
-
-def raise_descriptor_limit() -> None:
-    """Take all the descriptors that the system allows: the usual soft limit is for programs that use select(2)."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,14 +8,14 @@ from typing import Any
 
 import orjson
 
+from umaserve.access.attempts import FailedAttempts
+from umaserve.access.client_keys import ClientKeys
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection
-from umaserve.protocol.fields import Fields, parse_json
-from umaserve.protocol.http_head import Refusal, Request
-from umaserve.relay.attempts import FailedAttempts
-from umaserve.relay.client_keys import ClientKeys
 from umaserve.relay.pool import Pool
 from umaserve.relay.worker import Worker
+from umaserve.wire.fields import Fields, parse_json
+from umaserve.wire.http_head import Refusal, Request
 
 MAX_TIMEOUT_S = 3600.0
 

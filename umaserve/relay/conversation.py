@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
+from umaserve.dialects.generate.generation import error_message
 from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import Channel
 from umaserve.net.input_budget import InputShare
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.protocol.fields import MOST_VALUES, parse_json
-from umaserve.protocol.generate_messages import error_message
-from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.relay.exchange import MOST_UNREAD
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import Asked
+from umaserve.wire.fields import MOST_VALUES, parse_json
+from umaserve.wire.websocket import WebSocketCodec
 
 log = logging.getLogger(__name__)
 

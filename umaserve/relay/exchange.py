@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import orjson
 
 from umaserve.http.connection import JSON, HttpConnection
-from umaserve.protocol.http_head import Headers
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import Asked
+from umaserve.wire.http_head import Headers
 
 MOST_UNREAD = 4 * 1024 * 1024
 """Bytes that may wait for a client whose worker can't be told to pause."""

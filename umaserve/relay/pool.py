@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from umaserve.net.timers import Timer
-from umaserve.protocol.relay_messages import (
+from umaserve.relay.request import MOST_MESSAGE_BYTES, Asked, fits
+from umaserve.relay.worker import ANY_MODEL, Link, Worker
+from umaserve.wire.relay_messages import (
     Cancel,
     CancelReason,
     Flow,
@@ -34,8 +36,6 @@ from umaserve.protocol.relay_messages import (
     ResponseComplete,
     WorkerError,
 )
-from umaserve.relay.request import MOST_MESSAGE_BYTES, Asked, fits
-from umaserve.relay.worker import ANY_MODEL, Link, Worker
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from umaserve.net.timers import Timer
-from umaserve.protocol.relay_codec import encode
-from umaserve.protocol.relay_messages import Request
+from umaserve.wire.relay_codec import encode
+from umaserve.wire.relay_messages import Request
 
 if TYPE_CHECKING:
     from umaserve.relay.worker import Worker

@@ -7,24 +7,26 @@ import os
 import socket
 from collections.abc import Mapping
 
-from umaserve.addresses import parse_address
+from umaserve.access.attempts import FailedAttempts
+from umaserve.access.client_keys import ClientKeys
+from umaserve.access.gate import Gate, Names
 from umaserve.http.connection import Client, HttpConnection
-from umaserve.http.gate import Gate, Names
-from umaserve.metrics import exposition, resident_bytes
-from umaserve.net import systemd
+from umaserve.metrics import exposition
 from umaserve.net.channel import Channel
-from umaserve.net.listeners import Listener, raise_descriptor_limit
+from umaserve.net.listeners import Listener
 from umaserve.net.loop import Loop
-from umaserve.net.signals import StopSignals
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.relay.admin import Admin
-from umaserve.relay.attempts import FailedAttempts
-from umaserve.relay.client_keys import ClientKeys
-from umaserve.relay.config import RelayConfig
 from umaserve.relay.pool import Limits, Pool
 from umaserve.relay.site import Doors, RelaySite
-from umaserve.secret_file import read_secret
+from umaserve.settings.addresses import parse_address
+from umaserve.settings.relay import RelayConfig
+from umaserve.settings.secret_file import read_secret
+from umaserve.system import systemd
+from umaserve.system.descriptors import raise_descriptor_limit
+from umaserve.system.memory import resident_bytes
+from umaserve.system.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class RelayServer:
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
         self._loop.before_sleep = self._end_turn
-        systemd.feed_watchdog(self._loop)
+        systemd.feed_watchdog(self._loop.call_later)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
             self._loop.run()

@@ -11,24 +11,24 @@ from dataclasses import dataclass
 
 import orjson
 
+from umaserve.access.attempts import FailedAttempts, peer_address
+from umaserve.access.client_keys import ClientKeys
+from umaserve.access.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
-from umaserve.http.gate import SUBPROTOCOL, Gate, check_json
 from umaserve.metrics import PROMETHEUS
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.protocol.fields import MOST_VALUES, Fields, parse_json
-from umaserve.protocol.http_head import Headers, Refusal, Request
-from umaserve.protocol.websocket import WebSocketCodec
 from umaserve.relay.admin import Admin
-from umaserve.relay.attempts import FailedAttempts, peer_address
-from umaserve.relay.client_keys import ClientKeys
-from umaserve.relay.config import RelayConfig
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import OWN_HEADERS, Exchange
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import Asked
 from umaserve.relay.worker_link import POLICY_VIOLATION, LinkLimits, WorkerLink
+from umaserve.settings.relay import RelayConfig
+from umaserve.wire.fields import MOST_VALUES, Fields, parse_json
+from umaserve.wire.http_head import Headers, Refusal, Request
+from umaserve.wire.websocket import WebSocketCodec
 
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from umaserve.net.timers import Timer
-from umaserve.protocol.relay_messages import FromProxy
 from umaserve.relay.request import Asked
+from umaserve.wire.relay_messages import FromProxy
 
 ANY_MODEL = "*"
 

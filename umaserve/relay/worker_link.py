@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
-from umaserve.protocol.relay_codec import accepted_models, encode, parse_from_worker
-from umaserve.protocol.relay_messages import (
+from umaserve.relay.pool import Pool
+from umaserve.relay.worker import Worker
+from umaserve.wire.relay_codec import accepted_models, encode, parse_from_worker
+from umaserve.wire.relay_messages import (
     FromProxy,
     ModelsUpdate,
     Ping,
@@ -22,9 +24,7 @@ from umaserve.protocol.relay_messages import (
     ResponseComplete,
     WorkerError,
 )
-from umaserve.protocol.websocket import WebSocketCodec
-from umaserve.relay.pool import Pool
-from umaserve.relay.worker import Worker
+from umaserve.wire.websocket import WebSocketCodec
 
 log = logging.getLogger(__name__)
 

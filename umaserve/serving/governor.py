@@ -22,8 +22,8 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 
-from umaserve.cores import CoreUse
 from umaserve.serving.cost_model import MIN_TICK_S, Cost, CostModel
+from umaserve.system.cores import CoreUse
 
 LATE_TICKS = 5
 MARGIN = 0.9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from umaserve.cores import CoreUse
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import FinishReason, Logprobs, Placed, Prefilled, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
@@ -20,6 +19,7 @@ from umaserve.serving.speculation import Repetition
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
 from umaserve.serving.ticks import Engine, Outcome, Run, TickResult, Worker
+from umaserve.system.cores import CoreUse
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 import regex
 
 from umaserve.speech.voice import SAMPLE_RATE, Samples
-from umaserve.threads import Pause
+from umaserve.system.threads import Pause
 
 _MAX_PHONEMES = 250
 """In one run of the model, whose memory grows with them: some 15 s of speech. hibari cuts at punctuation only."""

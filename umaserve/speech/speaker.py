@@ -9,7 +9,7 @@ from collections.abc import Callable
 from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import Sentences
 from umaserve.speech.voice import Samples, SpeechError, Voice
-from umaserve.threads import Done, LengthyJob, Pause
+from umaserve.system.threads import Done, LengthyJob, Pause
 
 log = logging.getLogger(__name__)
 

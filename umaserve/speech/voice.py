@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from umaserve.threads import Pause
+from umaserve.system.threads import Pause
 
 SAMPLE_RATE = 24_000
 """Samples a second, of every voice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from umaserve.protocol.relay_messages import Request, TokenCounts
+from umaserve.wire.relay_messages import Request, TokenCounts
 
 
 class Reply(Protocol):

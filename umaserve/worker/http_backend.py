@@ -13,10 +13,10 @@ import orjson
 
 from umaserve.errors import RequestError
 from umaserve.net.loop import Loop
-from umaserve.protocol.fields import Fields, bad_request, parse_json, string
-from umaserve.protocol.http_head import Headers, shown
-from umaserve.protocol.relay_codec import MAX_MODELS, MAX_NAME_BYTES, MOST_COUNT, accepted_models
-from umaserve.protocol.relay_messages import Request, TokenCounts
+from umaserve.wire.fields import Fields, bad_request, parse_json, string
+from umaserve.wire.http_head import Headers, shown
+from umaserve.wire.relay_codec import MAX_MODELS, MAX_NAME_BYTES, MOST_COUNT, accepted_models
+from umaserve.wire.relay_messages import Request, TokenCounts
 from umaserve.worker.backend import Job, Reply
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_call import HttpCall

@@ -7,8 +7,8 @@ from typing import Protocol
 from umaserve.net.channel import Channel
 from umaserve.net.dial import DialError, Dialing
 from umaserve.net.loop import Loop
-from umaserve.protocol.http_client import Body, End, Head, HttpClientCodec, HttpClientError
-from umaserve.protocol.http_head import Headers
+from umaserve.wire.http_client import Body, End, Head, HttpClientCodec, HttpClientError
+from umaserve.wire.http_head import Headers
 from umaserve.worker.dialer import Dialer, ServerUrl
 
 LEAST_HIGH_WATER = 64 * 1024

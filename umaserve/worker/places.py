@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from umaserve.net.loop import Loop
-from umaserve.protocol.relay_messages import TokenCounts
+from umaserve.wire.relay_messages import TokenCounts
 from umaserve.worker.backend import Job, Reply
 
 MOST_WAITING = 256

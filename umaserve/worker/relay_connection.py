@@ -12,9 +12,9 @@ import orjson
 from umaserve.errors import Fault, RequestError
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
-from umaserve.protocol.http_head import shown
-from umaserve.protocol.relay_codec import encode, parse_from_proxy
-from umaserve.protocol.relay_messages import (
+from umaserve.wire.http_head import shown
+from umaserve.wire.relay_codec import encode, parse_from_proxy
+from umaserve.wire.relay_messages import (
     Cancel,
     Flow,
     FromWorker,
@@ -29,8 +29,8 @@ from umaserve.protocol.relay_messages import (
     ResponseChunk,
     ResponseComplete,
 )
-from umaserve.protocol.websocket import WebSocketCodec
-from umaserve.protocol.websocket_handshake import HandshakeFailed, check_accept, read_answer
+from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, read_answer
 from umaserve.worker.backend import Backend
 from umaserve.worker.running import Running
 

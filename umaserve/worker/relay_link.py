@@ -12,8 +12,8 @@ from umaserve.net.channel import Channel
 from umaserve.net.dial import DialError, Dialing
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.protocol.relay_messages import Register
-from umaserve.protocol.websocket_handshake import client_handshake
+from umaserve.wire.relay_messages import Register
+from umaserve.wire.websocket_handshake import client_handshake
 from umaserve.worker.backend import Backend
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.relay_connection import FEATURES, NORMAL, PROTOCOL_ERROR, Opening, RelayConnection

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from umaserve.protocol.relay_messages import Request, ResponseChunk, ResponseComplete, TokenCounts
+from umaserve.wire.relay_messages import Request, ResponseChunk, ResponseComplete, TokenCounts
 from umaserve.worker.backend import Backend, Job
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ import logging
 import os
 import platform
 
-from umaserve.net import systemd
 from umaserve.net.loop import Loop
-from umaserve.net.signals import StopSignals
-from umaserve.secret_file import read_secret
-from umaserve.threads import WorkerThread
-from umaserve.worker.config import WorkerConfig
+from umaserve.settings.secret_file import read_secret
+from umaserve.settings.worker import WorkerConfig
+from umaserve.system import systemd
+from umaserve.system.signals import StopSignals
+from umaserve.system.threads import WorkerThread
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
 from umaserve.worker.relay_link import Introduction, RelayLink
@@ -63,7 +63,7 @@ class WorkerServer:
         self._signals.handle()
         self._loop.after_poll = self._resolving.collect
         self._loop.before_sleep = self._end_turn
-        systemd.feed_watchdog(self._loop)
+        systemd.feed_watchdog(self._loop.call_later)
         systemd.notify("STATUS=connecting")
         self._refresh()
         self._loop.run()

@@ -1,0 +1,1216 @@
+"""The OpenAI-compatible bodies: what each field may be, in which words it is refused, and what comes back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from umaserve.dialects.openai import requests as openai_requests
+from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
+from umaserve.dialects.openai.errors import error_body, http_error
+from umaserve.dialects.openai.models import model, models, props
+from umaserve.dialects.openai.queries import (
+    MAX_INPUTS,
+    EmbeddingsRequest,
+    detokenize_result,
+    embeddings_result,
+    parse_detokenize,
+    parse_embeddings,
+    parse_tokenize,
+    tokenize_result,
+)
+from umaserve.dialects.parameters import MAX_GRAMMAR_BYTES, MAX_SEED, Limits
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    TOOL_CALL_CLOSE,
+    TOOL_CALL_OPEN,
+    ChatTurn,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    Finished,
+    FinishReason,
+    Generate,
+    Loading,
+    Logprobs,
+    ModelInfo,
+    Output,
+    Pause,
+    Priority,
+    Sampling,
+    Scored,
+    Started,
+    Steered,
+    Timing,
+    Token,
+    TokenIds,
+    Tokenize,
+    Tokenized,
+    Tool,
+    ToolCall,
+    Usage,
+    Waiting,
+)
+
+# A busy machine is no fault of the code.
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+LIMITS = Limits(max_prompt_bytes=200, max_tokens=512)
+INFO = ModelInfo(
+    name="small-1",
+    architecture="llama",
+    quantization="Q8_0",
+    parameters=1000,
+    size_bytes=2000,
+    context_tokens=4096,
+    training_tokens=8192,
+    vocabulary=49152,
+    embedding_length=576,
+    chat_template="{{ messages }}",
+    bos="<s>",
+    eos="</s>",
+)
+USER = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+SCHEMA_TEXT = '{"type":"object","properties":{"x":{"type":"integer"}}}'
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "does f", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "g"}},
+]
+F, G = Tool("f", "does f", SCHEMA_TEXT), Tool("g", "", '{"type":"object","properties":{}}')
+END = Finished(FinishReason.STOP, Usage(5, 3, 2), Timing(0.5, 1.5, 3.0))
+
+Wanted = dict[str, Any]
+Exchange = ChatBody | CompletionBody
+
+
+def chat(loaded: ModelInfo | None = INFO) -> ChatBody:
+    return ChatBody(LIMITS, None, lambda: loaded, "chatcmpl-7", 1700000000)
+
+
+def completion() -> CompletionBody:
+    return CompletionBody(LIMITS, lambda: INFO, "cmpl-7", 1700000000)
+
+
+def chat_body(**wanted: Any) -> bytes:
+    return json.dumps({"model": "gpt", "messages": USER, **wanted}).encode()
+
+
+def completion_body(**wanted: Any) -> bytes:
+    return json.dumps({"model": "gpt", "prompt": "hi", **wanted}).encode()
+
+
+def chat_request(**wanted: Any) -> Generate:
+    [request] = chat().receive(chat_body(**wanted))
+    return request
+
+
+@pytest.mark.parametrize(("body", "content"), [(chat, chat_body), (completion, completion_body)])
+def test_a_body_of_too_many_values_is_not_parsed(
+    body: Callable[[], Exchange], content: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_requests, "MOST_VALUES", 40)
+    with pytest.raises(RequestError) as raised:
+        body().receive(content(x=[{}] * 40))
+    assert raised.value.message == "payload: expected at most 40 commas and brackets, got more"
+    body().receive(content(x="." * 1000))
+
+
+def turns(*messages: Any) -> object:
+    return chat_request(messages=messages).prompt
+
+
+def completion_requests(**wanted: Any) -> Sequence[Generate]:
+    return completion().receive(completion_body(**wanted))
+
+
+def chat_refusal(**wanted: Any) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        chat().receive(chat_body(**wanted))
+    return raised.value
+
+
+def completion_refusal(**wanted: Any) -> RequestError:
+    with pytest.raises(RequestError) as raised:
+        completion().receive(completion_body(**wanted))
+    return raised.value
+
+
+def function(name: str, **more: Any) -> Wanted:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+# What a chat request says.
+
+
+def test_chat_with_no_more_than_it_needs() -> None:
+    assert chat_request() == Generate("chatcmpl-7", (ChatTurn("user", "hi"),), sampling=Sampling(1.0, 1.0))
+
+
+def test_chat_with_every_field() -> None:
+    assert chat_request(
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        n=1,
+        stop=["\n", "##"],
+        seed=3,
+        logprobs=True,
+        top_logprobs=20,
+        logit_bias={"12": -100},
+        presence_penalty=-2,
+        frequency_penalty=2,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
+        tools=TOOLS,
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        stream=True,
+        stream_options={"include_usage": True},
+        user="u",
+        service_tier="auto",
+        store=False,
+        metadata={"a": "b"},
+        top_k=7,
+        min_p=0.1,
+        repeat_penalty=1.25,
+        ignore_eos=True,
+        cache_prompt=False,
+        lora={"style": 0.5},
+        priority="background",
+        slo={"target_ttft_ms": 150, "target_tbt_ms": 80},
+        timings_per_token=True,
+    ) == Generate(
+        "chatcmpl-7",
+        (ChatTurn("user", "hi"),),
+        max_tokens=7,
+        sampling=Sampling(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=7,
+            min_p=0.1,
+            repeat_penalty=1.25,
+            presence_penalty=-2.0,
+            frequency_penalty=2.0,
+            seed=3,
+            logit_bias=((12, -100.0),),
+            json_schema=SCHEMA_TEXT,
+            ignore_eos=True,
+        ),
+        stop=("\n", "##"),
+        logprobs=20,
+        tools=(F, G),
+        cache_prompt=False,
+        lora=(("style", 0.5),),
+        priority=Priority.BACKGROUND,
+        target_ttft_s=0.15,
+        target_tbt_s=0.08,
+    )
+
+
+def test_null_is_the_same_as_absent() -> None:
+    names = (
+        "model max_tokens max_completion_tokens temperature top_p n stop seed logprobs top_logprobs logit_bias "
+        "presence_penalty frequency_penalty response_format tools tool_choice parallel_tool_calls stream "
+        "stream_options user top_k min_p repeat_penalty grammar json_schema ignore_eos functions function_call "
+        "cache_prompt lora priority slo"
+    )
+    assert chat_request(**dict.fromkeys(names.split())) == chat_request()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "max_tokens"),
+    [
+        ({}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 1}, 1),
+        ({"max_tokens": 512}, 512),
+        ({"max_tokens": 2**31 - 1}, 512),
+        ({"max_completion_tokens": 9}, 9),
+        ({"max_completion_tokens": 9, "max_tokens": 8}, 9),
+        ({"max_completion_tokens": -1, "max_tokens": 8}, 8),
+    ],
+)
+def test_chat_answer_length(wanted: Wanted, max_tokens: int | None) -> None:
+    assert chat_request(**wanted).max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("message", "turn"),
+    [
+        ({"role": "system", "content": "s"}, ChatTurn("system", "s")),
+        ({"role": "developer", "content": "s"}, ChatTurn("system", "s")),
+        ({"role": "user", "content": "", "name": "ann"}, ChatTurn("user", "")),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a\n"}, {"type": "text", "text": "é"}]},
+            ChatTurn("user", "a\né"),
+        ),
+        ({"role": "assistant", "content": "a", "refusal": None}, ChatTurn("assistant", "a")),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", **function("f", arguments='{"x": 1}')}]},
+            ChatTurn("assistant", "", (ToolCall("c", "f", '{"x": 1}'),)),
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+            ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)),
+        ),
+        ({"role": "tool", "content": "1", "tool_call_id": "c"}, ChatTurn("tool", "1", tool_call_id="c")),
+    ],
+)
+def test_messages_become_turns(message: Wanted, turn: ChatTurn) -> None:
+    assert turns(message) == (turn,)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (1, "messages[1]: expected an object, got a whole number"),
+        (
+            {"content": "a"},
+            'messages[1].role: expected "system" or "developer" or "user" or "assistant" or "tool", got',
+        ),
+        ({"role": "function", "content": "a"}, 'messages[1].role: expected "system" or'),
+        ({"role": "user"}, "messages[1].content: expected a string or an array of parts, got null"),
+        ({"role": "user", "content": 1}, "messages[1].content: expected a string or an array of parts, got a w"),
+        ({"role": "user", "content": []}, "messages[1].content: expected an array of 1 to 256 parts, got 0"),
+        ({"role": "user", "content": [{"type": "text", "text": ""}] * 257}, "messages[1].content: expected an array"),
+        ({"role": "user", "content": ["a"]}, "messages[1].content[0]: expected an object, got a string"),
+        (
+            {"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]},
+            'messages[1].content[0].type: expected "text" or "image_url" or "input_audio", got "file"',
+        ),
+        ({"role": "user", "content": [{"text": "a"}]}, 'messages[1].content[0].type: expected "text" or'),
+        (
+            {"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            'messages[1].content[0].type: expected "text", got "image_url"',
+        ),
+        ({"role": "assistant", "content": []}, "messages[1].content: expected an array of 1 to 256 text parts, got 0"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text: expected a string, got null"),
+        ({"role": "assistant", "content": None}, "messages[1].content: expected a string or"),
+        ({"role": "assistant", "tool_calls": []}, "messages[1].content: expected a string or"),
+        ({"role": "assistant", "tool_calls": {}}, "messages[1].tool_calls: expected an array of 0 to 128 calls"),
+        (
+            {"role": "assistant", "tool_calls": [function("f")]},
+            "messages[1].tool_calls[0].function.arguments: expected",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [function("f", arguments="{")]},
+            "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got one that is no",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [function("f", arguments="[]")]},
+            "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got an array",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [function("f", arguments="{}")]},
+            "messages[1].tool_calls[0].id: expected a non-empty string of at most 256 bytes, got null",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {}}]},
+            'messages[1].tool_calls[0].type: expected "function", got "custom"',
+        ),
+        (
+            {"role": "tool", "content": "1"},
+            "messages[1].tool_call_id: expected a non-empty string of at most 256 bytes",
+        ),
+    ],
+)
+def test_a_wrong_message_is_refused_by_its_path(message: object, expected: str) -> None:
+    error = chat_refusal(messages=[*USER, message])
+    assert error.fault is Fault.BAD_REQUEST
+    assert error.message.startswith(expected)
+
+
+@pytest.mark.parametrize("messages", [None, [], {}, "hi", USER * 1025])
+def test_the_messages_are_an_array_of_bounded_length(messages: object) -> None:
+    assert chat_refusal(messages=messages).message.startswith("messages: expected an array of 1 to 1024 messages, got")
+
+
+def test_messages_are_capped_together() -> None:
+    turns({"role": "user", "content": "a" * 100}, {"role": "user", "content": "é" * 50})
+    error = chat_refusal(messages=[{"role": "user", "content": "é" * 50}, {"role": "user", "content": "a" * 101}])
+    assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "messages: 201 bytes, expected at most 200")
+    call = {"id": "c", **function("f" * 100, arguments='{"x":"' + "a" * 92 + '"}')}
+    assert turns({"role": "assistant", "tool_calls": [call]})
+    error = chat_refusal(messages=[{"role": "assistant", "tool_calls": [call], "content": "a"}])
+    assert error.fault is Fault.PROMPT_TOO_LARGE
+
+
+EXTENSIONS_REFUSED = [
+    ({"cache_prompt": "no"}, "cache_prompt"),
+    ({"lora": [{"id": 0, "scale": 1}]}, "lora"),
+    ({"lora": {str(adapter): 1 for adapter in range(17)}}, "lora"),
+    ({"lora": {"a": None}}, "lora.a"),
+    ({"priority": 1}, "priority"),
+    ({"slo": {"target_tbt_ms": 0}}, "slo.target_tbt_ms"),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"model": 1}, "model"),
+        ({"model": "m" * 257}, "model"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"seed": -2}, "seed"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * MAX_GRAMMAR_BYTES}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "grammar": "root ::= x"}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, "response_format"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [function(f"f{i}") for i in range(129)]}, "tools"),
+        ({"tools": [1]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [function("")]}, "tools[0].function.name"),
+        ({"tools": [function("a b")]}, "tools[0].function.name"),
+        ({"tools": [function("f\n")]}, "tools[0].function.name"),
+        ({"tools": [function("f" * 65)]}, "tools[0].function.name"),
+        ({"tools": [function("f", description=1)]}, "tools[0].function.description"),
+        ({"tools": [function("f", parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [function("f"), function("g"), function("f")]}, "tools[2].function.name"),
+        ({"tools": [function(f"f{i}", description="x" * 32768) for i in range(2)]}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": function("h")}, "tool_choice.function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [], "tool_choice": function("f")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "grammar": "root ::= x"}, "tool_choice"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"functions": []}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": True}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"grammar": "g", "json_schema": {}}, "grammar"),
+        *EXTENSIONS_REFUSED,
+    ],
+)
+def test_a_wrong_chat_field_is_refused_by_its_name(wanted: Wanted, field: str) -> None:
+    error = chat_refusal(**wanted)
+    assert error.fault is Fault.BAD_REQUEST
+    assert error.message.startswith(f"{field}: expected ")
+    _status, body, _headers = error_body(error)
+    assert json.loads(body)["error"]["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("wanted", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, '{"type":"object"}'),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, SCHEMA_TEXT),
+    ],
+)
+def test_response_format_becomes_a_schema(wanted: Wanted, schema: str | None) -> None:
+    assert chat_request(response_format=wanted).sampling.json_schema == schema
+
+
+@pytest.mark.parametrize(
+    ("wanted", "logprobs"),
+    [
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_chat_logprobs(wanted: Wanted, logprobs: int | None) -> None:
+    assert chat_request(**wanted).logprobs == logprobs
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "must_call"),
+    [
+        (None, (F, G), False),
+        ("auto", (F, G), False),
+        ("none", (), False),
+        ("required", (F, G), True),
+        (function("g"), (G,), True),
+    ],
+)
+def test_tool_choice_leaves_tools(choice: object, tools: tuple[Tool, ...], must_call: bool) -> None:
+    request = chat_request(tools=TOOLS, tool_choice=choice)
+    assert (request.tools, request.must_call) == (tools, must_call)
+
+
+def test_tools_reach_up_to_their_caps() -> None:
+    assert len(chat_request(tools=[function(f"{i:064}") for i in range(128)]).tools) == 128
+    room = MAX_GRAMMAR_BYTES - 1 - len(G.parameters)
+    assert chat_request(tools=[function("f", description="x" * room)]).tools[0].description == "x" * room
+
+
+def test_several_choices_have_ids_and_seeds_of_their_own() -> None:
+    requests = chat().receive(chat_body(n=8, seed=MAX_SEED - 1))
+    assert [request.id for request in requests] == [f"chatcmpl-7-{i}" for i in range(8)]
+    assert [request.sampling.seed for request in requests] == [MAX_SEED - 1, MAX_SEED, *range(6)]
+    assert {request.sampling.seed for request in chat().receive(chat_body(n=2))} == {None}
+
+
+# What a completion request says.
+
+
+def test_completion_with_no_more_than_it_needs() -> None:
+    assert completion_requests() == (Generate("cmpl-7", "hi", 16, Sampling(1.0, 1.0)),)
+
+
+def test_completion_with_every_field() -> None:
+    assert completion_requests(
+        prompt=[1, 2**31 - 1], max_tokens=512, logprobs=5, n=1, best_of=1, suffix="", stop="x", echo=False, seed=0
+    ) == (Generate("cmpl-7", TokenIds((1, 2**31 - 1)), 512, Sampling(1.0, 1.0, seed=0), ("x",), 5),)
+
+
+@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (512, 512), (513, 512)])
+def test_completion_answer_length(wanted: int | None, max_tokens: int | None) -> None:
+    assert completion_requests(max_tokens=wanted)[0].max_tokens == max_tokens
+
+
+def test_the_default_length_of_a_completion_keeps_to_the_cap() -> None:
+    [request] = CompletionBody(Limits(200, 9), lambda: INFO, "c", 0).receive(completion_body())
+    assert request.max_tokens == 9
+
+
+def test_each_prompt_has_its_choices_side_by_side() -> None:
+    requests = completion_requests(prompt=["a", [1], "b"], n=2, best_of=2)
+    assert [(request.id, request.prompt) for request in requests] == [
+        ("cmpl-7-0", "a"),
+        ("cmpl-7-1", "a"),
+        ("cmpl-7-2", TokenIds((1,))),
+        ("cmpl-7-3", TokenIds((1,))),
+        ("cmpl-7-4", "b"),
+        ("cmpl-7-5", "b"),
+    ]
+    assert len(completion_requests(prompt=["a"] * 16)) == 16
+    assert len(completion_requests(prompt=[[0]] * 16)) == 16
+
+
+def test_what_is_asked_beyond_openais_fields_holds_for_every_prompt_and_choice() -> None:
+    wanted = {"cache_prompt": False, "lora": {}, "priority": "background", "slo": {"target_tbt_ms": 80}}
+    requests = completion_requests(prompt=["a", "b"], n=2, **wanted)
+    asked = {(one.cache_prompt, one.lora, one.priority, one.target_ttft_s, one.target_tbt_s) for one in requests}
+    assert asked == {(False, (), Priority.BACKGROUND, None, 0.08)}
+    assert completion_requests(**dict.fromkeys(wanted)) == completion_requests()
+
+
+@pytest.mark.parametrize(("wanted", "field"), EXTENSIONS_REFUSED)
+def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wanted, field: str) -> None:
+    assert completion_refusal(**wanted).message.startswith(f"{field}: expected ")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"prompt": None}, "prompt: expected a string or an array of token ids, got null"),
+        ({"prompt": ""}, "prompt: expected a non-empty string, got an empty one"),
+        ({"prompt": []}, "prompt: expected 1 to 16 texts, got 0"),
+        ({"prompt": ["a"] * 17}, "prompt: expected 1 to 16 texts, got 17"),
+        ({"prompt": ["a", 1]}, "prompt[1]: expected a string or an array of token ids, got a whole number"),
+        ({"prompt": ["a", []]}, "prompt[1]: expected at least one token id, got none"),
+        ({"prompt": [1, "a"]}, "prompt[1]: expected a whole number from 0 to 2147483647, got a string"),
+        ({"prompt": [1, True]}, "prompt[1]: expected a whole number from 0 to 2147483647, got a boolean"),
+        ({"prompt": [True]}, "prompt[0]: expected a string or an array of token ids, got a boolean"),
+        ({"prompt": [[1, -1]]}, "prompt[0][1]: expected a whole number from 0 to 2147483647, got -1"),
+        ({"prompt": [2**31]}, "prompt[0]: expected a whole number from 0 to 2147483647, got 2147483648"),
+        ({"suffix": "x"}, "suffix: expected null or an empty string, got a string"),
+        ({"n": 2, "best_of": 3}, "best_of: expected 2, as n is, got 3"),
+        ({"logprobs": 6}, "logprobs: expected a whole number from 0 to 5, got 6"),
+        ({"logprobs": True}, "logprobs: expected a whole number from 0 to 5, got a boolean"),
+        ({"echo": 1}, "echo: expected true or false, got a whole number"),
+        ({"echo": True, "logprobs": 0}, "echo: expected false where logprobs are asked for, got true"),
+        ({"echo": True, "prompt": [1]}, "echo: expected false where the prompt is token ids, got true"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1 to 2147483647, got 0"),
+    ],
+)
+def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expected: str) -> None:
+    error = completion_refusal(**wanted)
+    assert (error.fault, error.message) == (Fault.BAD_REQUEST, expected)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("é" * 101, "prompt: 202 bytes, expected at most 200"),
+        (["a", "a" * 201], "prompt[1]: 201 bytes, expected at most 200"),
+        ([1] * 201, "prompt: 201 tokens, expected at most 200"),
+        ([[1], [1] * 201], "prompt[1]: 201 tokens, expected at most 200"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused(prompt: object, expected: str) -> None:
+    error = completion_refusal(prompt=prompt)
+    assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, expected)
+
+
+@pytest.mark.parametrize("exchange", [chat, completion])
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b"", Fault.INVALID_JSON),
+        (b"{", Fault.INVALID_JSON),
+        (b"\xff", Fault.INVALID_JSON),
+        (b'{"a":NaN}', Fault.INVALID_JSON),
+        (b"[]", Fault.BAD_REQUEST),
+        (b"null", Fault.BAD_REQUEST),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused(exchange: Any, body: bytes, fault: Fault) -> None:
+    with pytest.raises(RequestError) as raised:
+        exchange().receive(body)
+    assert raised.value.fault is fault
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-5, 600) | st.integers() | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(
+    LEAVES
+    | st.sampled_from(["user", "tool", "auto", "required", "function", "text", "json_schema", "f", "{}", USER, TOOLS]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["role", "content", "type", "text", "function", "name", "arguments", "tool_calls", "schema"]
+            )
+            | st.text(max_size=3),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = (
+    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "seed"),
+    *("logprobs", "top_logprobs", "logit_bias", "response_format", "tools", "tool_choice", "parallel_tool_calls"),
+    *("stream", "stream_options", "grammar", "json_schema", "prompt", "echo", "suffix", "best_of", "input"),
+    *("encoding_format", "dimensions", "content", "tokens", "add_special", "with_pieces"),
+    *("cache_prompt", "lora", "priority", "slo"),
+)
+BODIES = VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES)
+
+
+@untimed
+@given(body=BODIES, usual=st.sampled_from([{}, {"messages": USER}, {"prompt": "a"}, {"tools": TOOLS}]))
+def test_any_body_is_a_request_or_refused(body: Any, usual: Wanted) -> None:
+    data = json.dumps({**usual, **body} if isinstance(body, dict) else body).encode()
+    for receive in (
+        lambda: chat().receive(data),
+        lambda: completion().receive(data),
+        lambda: parse_embeddings(data, LIMITS),
+        lambda: parse_tokenize(data, LIMITS),
+        lambda: parse_detokenize(data, LIMITS),
+    ):
+        try:
+            received: object = receive()
+        except RequestError as error:
+            status, text, _headers = error_body(error)
+            received = 400 <= status < 500 and json.loads(text)["error"]["message"] == error.message
+        assert received
+
+
+# What comes back.
+
+
+def scored(piece: bytes, logprob: float = -0.5, token_id: int = 1) -> Scored:
+    return Scored(token_id, piece, logprob)
+
+
+def tokens(*texts: str) -> list[Output]:
+    return [Started(), *(Token(text, 1) for text in texts), END]
+
+
+def streamed(exchange: Exchange, body: bytes, *outputs: Iterable[Output]) -> list[Wanted]:
+    """The chunks for the outputs of each choice, one output of each in turn."""
+    assert len(exchange.receive(body)) == len(outputs)
+    assert exchange.streaming
+    return [json.loads(chunk) for chunk in played(exchange, *outputs)]
+
+
+def whole(exchange: Exchange, body: bytes, *outputs: Iterable[Output]) -> Wanted:
+    assert len(exchange.receive(body)) == len(outputs)
+    assert not exchange.streaming
+    assert played(exchange, *outputs) == []
+    return json.loads(exchange.result())
+
+
+def played(exchange: Exchange, *outputs: Iterable[Output]) -> list[bytes]:
+    left = {index: list(choice) for index, choice in enumerate(outputs)}
+    chunks = []
+    while any(left.values()):
+        for index, choice in left.items():
+            if choice:
+                assert not exchange.done
+                chunks += exchange.send(index, choice.pop(0))
+    assert exchange.done
+    return chunks
+
+
+HEAD = {"id": "chatcmpl-7", "created": 1700000000, "model": "small-1"}
+TIMINGS = {
+    "cache_n": 2,
+    "prompt_n": 3,
+    "prompt_ms": 1000.0,
+    "prompt_per_second": 3.0,
+    "predicted_n": 3,
+    "predicted_ms": 1500.0,
+    "predicted_per_second": 2.0,
+}
+
+
+def usage(prompt: int, completion: int, *, cached: int) -> Wanted:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def test_a_whole_chat_answer() -> None:
+    answer = whole(chat(), chat_body(), tokens("Hel", "", "lo"))
+    ChatCompletion.model_validate(answer)
+    fingerprint = answer.pop("system_fingerprint")
+    assert fingerprint.startswith("fp_")
+    assert answer == {
+        **HEAD,
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": usage(5, 3, cached=2),
+        "timings": TIMINGS,
+    }
+
+
+def test_a_streamed_chat_answer() -> None:
+    chunks = streamed(chat(), chat_body(stream=True), tokens("Hel", "", "lo"))
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+        assert chunk.items() >= {**HEAD, "object": "chat.completion.chunk"}.items()
+        assert "usage" not in chunk
+    assert [chunk["choices"] for chunk in chunks] == [
+        [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
+        for delta, reason in [
+            ({"role": "assistant", "content": ""}, None),
+            ({"content": "Hel"}, None),
+            ({"content": "lo"}, None),
+            ({}, "stop"),
+        ]
+    ]
+    assert [chunk.get("timings") for chunk in chunks] == [None, None, None, TIMINGS]
+    assert SSE_DONE == b"[DONE]"
+
+
+@pytest.mark.parametrize(("exchange", "body"), [(chat, chat_body), (completion, completion_body)])
+def test_usage_comes_last_where_it_is_asked_for(exchange: Any, body: Any) -> None:
+    wanted = body(stream=True, stream_options={"include_usage": True}, n=2)
+    *before, last = streamed(exchange(), wanted, tokens("a"), tokens("b", "c"))
+    assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in before)
+    assert last["choices"] == []
+    assert last["usage"] == usage(5, 6, cached=2)
+    assert "timings" not in last
+
+
+def test_choices_are_told_apart() -> None:
+    chunks = streamed(chat(), chat_body(stream=True, n=2), tokens("a", "b"), tokens("x"))
+    texts = ["", ""]
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == ["ab", "x"]
+    answer = whole(chat(), chat_body(n=2), tokens("a", "b"), tokens("x"))
+    ChatCompletion.model_validate(answer)
+    assert [(choice["index"], choice["message"]["content"]) for choice in answer["choices"]] == [(0, "ab"), (1, "x")]
+    assert "timings" not in answer
+
+
+def test_usage_counts_each_prompt_once() -> None:
+    answer = whole(completion(), completion_body(prompt=["a", "b"], n=2), *[tokens("x")] * 4)
+    assert answer["usage"] == usage(10, 12, cached=4)
+
+
+def test_cached_are_the_tokens_that_no_choice_of_a_prompt_had_to_compute() -> None:
+    ends = [[Finished(FinishReason.STOP, Usage(5, 1, reused))] for reused in (1, 4, 0, 4)]
+    assert whole(completion(), completion_body(prompt=["a", "b"], n=2), *ends)["usage"] == usage(10, 4, cached=1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (FinishReason.STOP, "stop"),
+        (FinishReason.LENGTH, "length"),
+        (FinishReason.CANCELLED, "stop"),
+        (FinishReason.CONTENT_FILTER, "content_filter"),
+    ],
+)
+def test_finish_reasons(reason: FinishReason, expected: str) -> None:
+    end = Finished(reason, Usage(1, 0))
+    for exchange, body in ((chat, chat_body), (completion, completion_body)):
+        assert whole(exchange(), body(), [end])["choices"][0]["finish_reason"] == expected
+        assert streamed(exchange(), body(stream=True), [end])[-1]["choices"][0]["finish_reason"] == expected
+
+
+def test_what_is_no_text_makes_no_chunk() -> None:
+    exchange = chat()
+    exchange.receive(chat_body(stream=True))
+    exchange.send(0, Started())
+    for output in (Loading(0.5, None), Waiting(1, 2, None), Steered(Pause()), Token("", 1)):
+        assert exchange.send(0, output) == []
+    assert len(exchange.send(0, Token("a", 1))) == 1
+
+
+def test_the_role_comes_first_even_if_the_start_was_not_told() -> None:
+    first, *_others = streamed(chat(), chat_body(stream=True), [Token("a", 1), END])
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_without_a_model_its_name_is_the_one_asked_for() -> None:
+    answer = whole(chat(None), chat_body(), tokens("a"))
+    assert (answer["model"], answer["system_fingerprint"]) == ("gpt", None)
+
+
+def test_an_answer_without_tokens_has_no_rate() -> None:
+    end = Finished(FinishReason.STOP, Usage(5, 0), Timing(0.5, 0.0, 0.75))
+    assert whole(chat(), chat_body(), [end])["timings"] == {
+        "cache_n": 0,
+        "prompt_n": 5,
+        "prompt_ms": 250.0,
+        "prompt_per_second": 20.0,
+        "predicted_n": 0,
+        "predicted_ms": 0.0,
+        "predicted_per_second": 0.0,
+    }
+    timings = whole(chat(), chat_body(), [Finished(FinishReason.STOP, Usage(5, 1))])["timings"]
+    assert (timings["prompt_per_second"], timings["predicted_per_second"]) == (0.0, 0.0)
+
+
+# Completions.
+
+
+def test_a_whole_completion() -> None:
+    answer = whole(completion(), completion_body(echo=True), tokens(" th", "ere"))
+    Completion.model_validate(answer)
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [{"text": "hi there", "index": 0, "logprobs": None, "finish_reason": "stop"}]
+    assert answer["timings"] == TIMINGS
+
+
+def test_a_streamed_completion() -> None:
+    chunks = streamed(completion(), completion_body(stream=True, echo=True), tokens(" th", "", "ere"))
+    said = [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
+    assert said == [("hi", None), (" th", None), ("ere", None), ("", "stop")]
+    Completion.model_validate(chunks[-1])
+    assert [chunk.get("timings") for chunk in chunks] == [None, None, None, TIMINGS]
+
+
+# Log-probabilities.
+
+LOGPROBS = [
+    Logprobs(scored(b"a"), (scored(b"a"), scored(b"b", -1.5, 2))),
+    Logprobs(scored(b"\xc3", -2.5, 3), (scored(b"b", -1.5, 2),)),
+    Logprobs(scored(b"\xa9", float("-inf"), 4), ()),
+    Logprobs(scored(b"c", float("nan"), 5), ()),
+]
+SCORED = [Token("a", 1, LOGPROBS[0]), Token("", 3, LOGPROBS[1]), Token("é", 4, LOGPROBS[2]), Token("c", 5, LOGPROBS[3])]
+
+
+def test_chat_logprobs_are_said_for_every_token() -> None:
+    outputs = [Started(), *SCORED, END]
+    expected = [
+        {
+            **{"token": "a", "logprob": -0.5, "bytes": [97]},
+            "top_logprobs": [
+                {"token": "a", "logprob": -0.5, "bytes": [97]},
+                {"token": "b", "logprob": -1.5, "bytes": [98]},
+            ],
+        },
+        {
+            **{"token": "\ufffd", "logprob": -2.5, "bytes": [0xC3]},
+            "top_logprobs": [{"token": "b", "logprob": -1.5, "bytes": [98]}],
+        },
+        {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xA9], "top_logprobs": []},
+        {"token": "c", "logprob": -9999.0, "bytes": [99], "top_logprobs": []},
+    ]
+    answer = whole(chat(), chat_body(logprobs=True, top_logprobs=2), outputs)
+    ChatCompletion.model_validate(answer)
+    assert answer["choices"][0]["logprobs"] == {"content": expected, "refusal": None}
+    chunks = streamed(chat(), chat_body(logprobs=True, top_logprobs=2, stream=True), outputs)
+    told = [choice for chunk in chunks for choice in chunk["choices"] if choice["logprobs"] is not None]
+    assert [choice["delta"]["content"] for choice in told] == ["a", "", "é", "c"]
+    assert [choice["logprobs"]["content"] for choice in told] == [[item] for item in expected]
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+
+
+def test_completion_logprobs_are_parallel_arrays() -> None:
+    expected = {
+        "tokens": ["a", "\ufffd", "\ufffd", "c"],
+        "token_logprobs": [-0.5, -2.5, -9999.0, -9999.0],
+        "top_logprobs": [{"a": -0.5, "b": -1.5}, {"b": -1.5, "\ufffd": -2.5}, {"\ufffd": -9999.0}, {"c": -9999.0}],
+        "text_offset": [0, 1, 1, 2],
+    }
+    answer = whole(completion(), completion_body(logprobs=2), [Started(), *SCORED, END])
+    Completion.model_validate(answer)
+    assert answer["choices"][0]["logprobs"] == expected
+    chunks = streamed(completion(), completion_body(logprobs=2, stream=True), [Started(), *SCORED, END])
+    told = [choice for chunk in chunks for choice in chunk["choices"] if choice["logprobs"] is not None]
+    assert {key: [item for choice in told for item in choice["logprobs"][key]] for key in expected} == expected
+    assert "".join(choice["text"] for choice in told) == "aéc"
+
+
+# Tools.
+
+
+def call_text(name: str, arguments: str = "{}") -> str:
+    return f'{TOOL_CALL_OPEN}{{"name":"{name}","arguments":{arguments}}}{TOOL_CALL_CLOSE}'
+
+
+def call(number: int, name: str, arguments: str, choice: int = 0) -> Wanted:
+    return {
+        "id": f"call_7_{choice}_{number}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def test_a_whole_answer_with_calls() -> None:
+    text = "\n" + call_text("f", '{"x":1}') + "\n" + call_text("g")
+    answer = whole(chat(), chat_body(tools=TOOLS), tokens(*text))
+    ChatCompletion.model_validate(answer)
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [call(0, "f", '{"x":1}'), call(1, "g", "{}")],
+    }
+
+
+def test_a_streamed_answer_with_calls() -> None:
+    outputs = tokens("Well", ". ", call_text("f", '{"x":1}') + " " + call_text("g"), " ")
+    chunks = streamed(chat(), chat_body(tools=TOOLS, stream=True), outputs)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+    assert [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [
+        ({"role": "assistant", "content": ""}, None),
+        ({"content": "Well"}, None),
+        ({"content": ". "}, None),
+        ({"tool_calls": [{"index": 0, **call(0, "f", '{"x":1}')}]}, None),
+        ({"tool_calls": [{"index": 1, **call(1, "g", "{}")}]}, None),
+        ({}, "tool_calls"),
+    ]
+
+
+def test_a_call_can_be_answered_in_the_next_request() -> None:
+    answer = whole(chat(), chat_body(tools=TOOLS), tokens(call_text("f", '{"x":1}')))
+    message = answer["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "2"}
+    assert turns(*USER, message, result) == (
+        ChatTurn("user", "hi"),
+        ChatTurn("assistant", "", (ToolCall("call_7_0_0", "f", '{"x":1}'),)),
+        ChatTurn("tool", "2", tool_call_id="call_7_0_0"),
+    )
+
+
+def test_each_choice_has_calls_of_its_own() -> None:
+    answer = whole(chat(), chat_body(tools=TOOLS, n=2), tokens(call_text("f")), tokens(call_text("g")))
+    calls = [choice["message"]["tool_calls"] for choice in answer["choices"]]
+    assert calls == [[call(0, "f", "{}")], [call(0, "g", "{}", choice=1)]]
+
+
+def test_without_parallel_calls_only_the_first_is_kept() -> None:
+    text = call_text("f") + " and " + call_text("g") + " end"
+    message = whole(chat(), chat_body(tools=TOOLS, parallel_tool_calls=False), tokens(text))["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"]) == (None, [call(0, "f", "{}")])
+
+
+def test_an_answer_cut_in_a_call_is_no_call() -> None:
+    cut = call_text("f")[:-1]
+    end = Finished(FinishReason.LENGTH, Usage(1, 1))
+    answer = whole(chat(), chat_body(tools=TOOLS), [Token(call_text("g") + cut, 1), end])
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert (choice["message"]["content"], len(choice["message"]["tool_calls"])) == (cut, 1)
+    chunks = streamed(chat(), chat_body(tools=TOOLS, stream=True), [Token(cut, 1), end])
+    assert chunks[-2]["choices"][0]["delta"] == {"content": cut}
+
+
+@pytest.mark.parametrize("wanted", [{}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])
+def test_without_tools_a_call_is_text(wanted: Wanted) -> None:
+    [choice] = whole(chat(), chat_body(**wanted), tokens(call_text("f")))["choices"]
+    assert choice["message"]["content"] == call_text("f")
+    assert choice["finish_reason"] == "stop"
+
+
+def test_logprobs_outlive_text_that_is_held_as_a_call() -> None:
+    outputs = [Token(piece, 1, LOGPROBS[0]) for piece in call_text("f")]
+    body = {"tools": TOOLS, "logprobs": True, "top_logprobs": 2}
+    answer = whole(chat(), chat_body(**body), [*outputs, END])
+    assert len(answer["choices"][0]["logprobs"]["content"]) == len(outputs)
+    chunks = streamed(chat(), chat_body(**body, stream=True), [*outputs, END])
+    told = [chunk for chunk in chunks if chunk["choices"][0]["logprobs"] is not None]
+    assert [chunk["choices"][0]["delta"] for chunk in told] == [{"content": ""}] * len(outputs)
+
+
+@untimed
+@given(
+    texts=st.lists(st.sampled_from([call_text("f"), call_text("g", '{"a":[1]}'), TOOL_CALL_OPEN, " ", "a", "<", ""])),
+    cut=st.integers(1, 20),
+    parallel=st.booleans(),
+)
+def test_a_stream_put_together_is_the_whole_answer(texts: list[str], cut: int, parallel: bool) -> None:
+    text = "".join(texts)
+    outputs = tokens(*(text[at : at + cut] for at in range(0, len(text), cut)))
+    body = {"tools": TOOLS, "parallel_tool_calls": parallel}
+    content, calls, reason = "", [], None
+    for chunk in streamed(chat(), chat_body(**body, stream=True), outputs):
+        [choice] = chunk["choices"]
+        content += choice["delta"].get("content", "")
+        calls += choice["delta"].get("tool_calls", [])
+        reason = choice["finish_reason"] or reason
+    [choice] = whole(chat(), chat_body(**body), outputs)["choices"]
+    assert (choice["message"]["content"] or "", choice["finish_reason"]) == (content, reason)
+    assert [{"index": i, **made} for i, made in enumerate(choice["message"].get("tool_calls", []))] == calls
+
+
+# Failures.
+
+
+def test_a_failure_in_a_stream_is_an_error_chunk() -> None:
+    exchange = chat()
+    exchange.receive(chat_body(stream=True, n=2, stream_options={"include_usage": True}))
+    exchange.send(0, Started())
+    [chunk] = exchange.fail(0, RequestError(Fault.DECODE_FAILED, "decode failed"))
+    assert json.loads(chunk) == {
+        "error": {"message": "decode failed", "type": "server_error", "param": None, "code": "server_error"}
+    }
+    assert not exchange.done
+    *_before, last = exchange.send(1, END)
+    assert exchange.done
+    # What the failed choice cost is not known.
+    assert json.loads(last)["usage"] is None
+
+
+def test_a_failure_leaves_no_whole_answer() -> None:
+    exchange = completion()
+    exchange.receive(completion_body())
+    assert exchange.fail(0, RequestError(Fault.SHUTTING_DOWN, "bye")) == []
+    assert exchange.done
+    with pytest.raises(RuntimeError):
+        exchange.result()
+
+
+def test_out_of_turn_is_our_own_mistake() -> None:
+    exchange = chat()
+    assert not exchange.done
+    with pytest.raises(RuntimeError):
+        exchange.send(0, END)
+    exchange.receive(chat_body())
+    with pytest.raises(RuntimeError):
+        exchange.result()
+    exchange.send(0, END)
+    for late in (lambda: exchange.send(0, END), lambda: exchange.fail(0, RequestError(Fault.BUSY, ""))):
+        with pytest.raises(RuntimeError):
+            late()
+
+
+# The contract, written down a second time so that a status can't change without a test saying so.
+STATUSES: dict[Fault, tuple[int, str, str | None]] = {
+    Fault.FRAME_TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
+    Fault.INVALID_JSON: (400, "invalid_request_error", None),
+    Fault.BAD_REQUEST: (400, "invalid_request_error", None),
+    Fault.BUSY: (409, "invalid_request_error", "busy"),
+    Fault.PROMPT_TOO_LARGE: (413, "invalid_request_error", "prompt_too_large"),
+    Fault.CONTEXT_EXCEEDED: (400, "invalid_request_error", "context_length_exceeded"),
+    Fault.TOO_MANY_SESSIONS: (503, "server_error", "too_many_sessions"),
+    Fault.CONTENT_FILTERED: (400, "invalid_request_error", "content_filter"),
+    Fault.NOT_FOUND: (404, "invalid_request_error", "not_found"),
+    Fault.UNAUTHORIZED: (401, "invalid_request_error", "invalid_api_key"),
+    Fault.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_exceeded"),
+    Fault.MEMORY_PRESSURE: (503, "server_error", "memory_pressure"),
+    Fault.TIMED_OUT: (504, "server_error", "timeout"),
+    Fault.MODEL_NOT_LOADED: (503, "server_error", "model_not_loaded"),
+    Fault.DECODE_FAILED: (500, "server_error", "server_error"),
+    Fault.SHUTTING_DOWN: (503, "server_error", "shutting_down"),
+}
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_every_fault_has_its_status(fault: Fault) -> None:
+    status, body, headers = error_body(RequestError(fault, "went wrong"))
+    expected_status, kind, code = STATUSES[fault]
+    assert status == expected_status
+    assert json.loads(body) == {"error": {"message": "went wrong", "type": kind, "param": None, "code": code}}
+    assert headers == ([("WWW-Authenticate", "Bearer")] if status == 401 else [])
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.01, "2"), (60.0, "60")])
+def test_retry_after_is_in_whole_seconds(seconds: float, header: str) -> None:
+    _status, _body, headers = error_body(RequestError(Fault.RATE_LIMITED, "slow down", retry_after_s=seconds))
+    assert headers == [("Retry-After", header)]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(404, "invalid_request_error"), (431, "invalid_request_error"), (500, "server_error")]
+)
+def test_a_refusal_of_http_has_the_same_shape(status: int, kind: str) -> None:
+    assert json.loads(http_error(status, "no")) == {
+        "error": {"message": "no", "type": kind, "param": None, "code": None}
+    }
+
+
+# The small bodies.
+
+
+def test_models() -> None:
+    answer = json.loads(models(INFO, 1700000000))
+    assert answer["object"] == "list"
+    [item] = answer["data"]
+    assert item == json.loads(model(INFO, 1700000000))
+    assert item == {
+        "id": "small-1",
+        "object": "model",
+        "created": 1700000000,
+        "owned_by": "umaserve",
+        "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 1000, "size": 2000},
+    }
+    Model.model_validate(item)
+
+
+def test_props_show_no_path() -> None:
+    answer = json.loads(props(INFO, 4))
+    defaults = answer.pop("default_generation_settings")
+    assert defaults["n_ctx"] == 4096
+    assert defaults["params"]["temperature"] == chat_request().sampling.temperature
+    assert answer == {
+        "total_slots": 4,
+        "model_alias": "small-1",
+        "chat_template": "{{ messages }}",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "modalities": {"vision": False, "audio": False},
+    }
+
+
+def body(**values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"input": "a"}, EmbeddingsRequest(Embed(("a",)), False)),
+        ({"input": [1, 2], "encoding_format": "float"}, EmbeddingsRequest(Embed((TokenIds((1, 2)),)), False)),
+        ({"input": ["a", "b"], "encoding_format": "base64"}, EmbeddingsRequest(Embed(("a", "b")), True)),
+        ({"input": [[1], [2]], "dimensions": None}, EmbeddingsRequest(Embed((TokenIds((1,)), TokenIds((2,)))), False)),
+        ({"input": ["a" * 100, "b" * 100]}, EmbeddingsRequest(Embed(("a" * 100, "b" * 100)), False)),
+    ],
+)
+def test_embeddings_request(wanted: Wanted, expected: EmbeddingsRequest) -> None:
+    assert parse_embeddings(body(model="m", **wanted), LIMITS) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fault", "expected"),
+    [
+        ({}, Fault.BAD_REQUEST, "input: expected a string or"),
+        ({"input": ""}, Fault.BAD_REQUEST, "input: expected a non-empty"),
+        ({"input": []}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
+        ({"input": ["a"] * (MAX_INPUTS + 1)}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
+        ({"input": ["a", None]}, Fault.BAD_REQUEST, "input[1]: expected"),
+        ({"input": ["a" * 100, [1] * 101]}, Fault.PROMPT_TOO_LARGE, "input: 201 bytes, expected at most 200"),
+        ({"input": "a", "dimensions": 8}, Fault.BAD_REQUEST, "dimensions: expected to be absent"),
+        ({"input": "a", "encoding_format": "int8"}, Fault.BAD_REQUEST, 'encoding_format: expected "float" or "base64"'),
+        ({"input": "a", "model": 1}, Fault.BAD_REQUEST, "model: expected"),
+    ],
+)
+def test_a_wrong_embeddings_request_is_refused(wanted: Wanted, fault: Fault, expected: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse_embeddings(body(**wanted), LIMITS)
+    assert raised.value.fault is fault
+    assert raised.value.message.startswith(expected)
+
+
+def test_embeddings_answer() -> None:
+    embedded = Embedded([[0.6, 0.8], [1.0, 0.0]], 7)
+    answer = json.loads(embeddings_result(embedded, "small-1", as_base64=False))
+    CreateEmbeddingResponse.model_validate(answer)
+    assert answer == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]},
+            {"object": "embedding", "index": 1, "embedding": [1.0, 0.0]},
+        ],
+        "model": "small-1",
+        "usage": {"prompt_tokens": 7, "total_tokens": 7},
+    }
+    packed = json.loads(embeddings_result(embedded, "small-1", as_base64=True))["data"]
+    vectors = [struct.unpack("<2f", base64.b64decode(item["embedding"])) for item in packed]
+    assert vectors == [pytest.approx(vector) for vector in embedded.vectors]
+
+
+def test_tokenize() -> None:
+    assert parse_tokenize(body(content=""), LIMITS) == (Tokenize("", False), False)
+    wanted = body(content="hi", add_special=True, with_pieces=True)
+    assert parse_tokenize(wanted, LIMITS) == (Tokenize("hi", True), True)
+    answer = Tokenized([5, 6], [b"hi", b"\xc3"])
+    assert json.loads(tokenize_result(answer, with_pieces=False)) == {"tokens": [5, 6]}
+    assert json.loads(tokenize_result(answer, with_pieces=True)) == {
+        "tokens": [{"id": 5, "piece": "hi"}, {"id": 6, "piece": [0xC3]}]
+    }
+
+
+def test_detokenize() -> None:
+    assert parse_detokenize(body(tokens=[]), LIMITS) == Detokenize(())
+    assert parse_detokenize(body(tokens=[1] * 200), LIMITS) == Detokenize((1,) * 200)
+    assert json.loads(detokenize_result(Detokenized("é"))) == {"content": "é"}
+
+
+@pytest.mark.parametrize(
+    ("parse", "wanted", "expected"),
+    [
+        (parse_tokenize, {}, "content: expected a string, got null"),
+        (parse_tokenize, {"content": 1}, "content: expected a string, got a whole number"),
+        (parse_tokenize, {"content": "é" * 101}, "content: 202 bytes, expected at most 200"),
+        (parse_tokenize, {"content": "a", "add_special": 1}, "add_special: expected true or false, got a whole number"),
+        (parse_tokenize, {"content": "a", "with_pieces": "x"}, "with_pieces: expected true or false, got a string"),
+        (parse_detokenize, {}, "tokens: expected an array of token ids, got null"),
+        (parse_detokenize, {"tokens": [1] * 201}, "tokens: 201 tokens, expected at most 200"),
+        (parse_detokenize, {"tokens": [0.5]}, "tokens[0]: expected a whole number from 0 to 2147483647, got a number"),
+    ],
+)
+def test_a_wrong_token_request_is_refused(parse: Any, wanted: Wanted, expected: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(body(**wanted), LIMITS)
+    assert raised.value.message == expected

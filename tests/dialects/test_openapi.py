@@ -1,0 +1,450 @@
+"""The OpenAPI document: it describes the routes there are, and the running server's answers are as it says."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import jsonschema
+import openapi_spec_validator
+import pytest
+import websockets.sync.client
+from daemon import ANSWER_S, Daemon
+from http_wire import Http
+
+import umaserve
+from umaserve.access.keys import KeyFile
+from umaserve.daemon.routes import ECHO_PATH, ROUTES
+from umaserve.daemon.services import Services
+from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.openai.speech import text_to_speech
+from umaserve.errors import RequestError
+from umaserve.messages import VoiceInfo
+from umaserve.settings.daemon import Config
+from umaserve.wire.fields import Fields
+
+DOCUMENT = json.loads(resources.files("umaserve.daemon").joinpath("openapi.json").read_bytes())
+OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
+POSTS = {path: op for path, method, op in OPERATIONS if method == "post"}
+GETS = {path: op for path, method, op in OPERATIONS if method == "get" and "101" not in op["responses"]}
+EXAMPLES = [
+    (path, name, example["value"])
+    for path, op in POSTS.items()
+    for name, example in op["requestBody"]["content"]["application/json"]["examples"].items()
+]
+
+
+def resolved(value: dict) -> dict:
+    """``value``, or what its reference names."""
+    if "$ref" not in value:
+        return value
+    found = DOCUMENT
+    for part in value["$ref"].removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+def closed(value: Any) -> Any:
+    """A copy in which objects have no more properties than are listed."""
+    if isinstance(value, list):
+        return [closed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    copied = {key: closed(item) for key, item in value.items()}
+    if copied.get("type") == "object" and "properties" in copied:
+        copied.setdefault("additionalProperties", False)
+    return copied
+
+
+WITH_A_VOICE = {("/v1/chat/completions", "spoken"), ("/v1/audio/speech", "plain"), ("/v1/audio/speech", "samples")}
+
+
+CLOSED = closed(DOCUMENT["components"])
+
+
+def check_answer(instance: Any, schema: dict) -> None:
+    jsonschema.Draft202012Validator({**closed(schema), "components": CLOSED}).validate(instance)
+
+
+def check_request(instance: Any, schema: dict) -> None:
+    root = {**schema, "unevaluatedProperties": False, "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(root).validate(instance)
+
+
+def check_response(response: httpx.Response, operation: dict) -> None:
+    """The status, the type of content and the content are among those that ``operation`` lists."""
+    answers, status = operation["responses"], str(response.status_code)
+    described = resolved(answers.get(status) or answers[f"{status[0]}XX"])
+    content = described["content"][response.headers["content-type"].partition(";")[0]]
+    if "schema" not in content:
+        assert response.content
+        return
+    if "x-event" not in content:
+        is_text = content["schema"].get("type") == "string"
+        check_answer(response.text if is_text else response.json(), content["schema"])
+        return
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-1]]
+    if "[DONE]" in content["schema"]["description"]:
+        assert events.pop() == "[DONE]"
+    assert events
+    for event in events:
+        check_answer(json.loads(event), content["x-event"])
+
+
+def request_schema(operation: dict) -> dict:
+    return operation["requestBody"]["content"]["application/json"]["schema"]
+
+
+@pytest.fixture(scope="module")
+def http(daemon: Daemon):
+    with httpx.Client(base_url=f"http://{daemon.http}", timeout=ANSWER_S) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory):
+    """A client with a key of a daemon that wants one and makes embeddings."""
+    directory = tmp_path_factory.mktemp("keyed")
+    file = str(directory / "keys.json")
+    key = KeyFile(file, missing_ok=True).add("ann")
+    flags = ("--http", "127.0.0.1:0", "--pooling", "mean", "--api-keys", file)
+    daemon = Daemon(directory, *flags, env={"UMA_THREADS": "1"})
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=f"http://{daemon.http}", headers=headers, timeout=ANSWER_S) as http:
+        yield http
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+def url_of(path: str, http: httpx.Client) -> str:
+    return path if "{" not in path else path.replace("{model}", http.get("/v1/models").json()["data"][0]["id"])
+
+
+# -- the document by itself --------------------------------------------------------------------------------------
+
+
+def test_it_is_valid_and_of_this_version():
+    openapi_spec_validator.validate(DOCUMENT)
+    assert DOCUMENT["info"]["version"] == umaserve.__version__
+
+
+def test_it_has_the_routes_that_there_are_and_no_others():
+    described = {(path.replace("{model}", ""), method.upper()) for path, method, _operation in OPERATIONS}
+    assert described == {(path, route.method) for path, route in ROUTES.items() if path != ECHO_PATH}
+    public = {path for path, _method, operation in OPERATIONS if operation.get("security") == []}
+    assert public == {path for path, route in ROUTES.items() if route.public}
+
+
+def test_every_component_is_used():
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from ([value["$ref"]] if "$ref" in value else [])
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from references(item)
+
+    made = {f"#/components/{kind}/{name}" for kind in ("schemas", "responses") for name in DOCUMENT["components"][kind]}
+    assert set(references(DOCUMENT)) == made
+
+
+# -- the server's answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_what_is_got_is_as_described(http: httpx.Client, path: str):
+    response = http.get(url_of(path, http))
+    # This daemon was given no voice of its own.
+    assert response.status_code == (404 if path == "/api/default_ref_audio" else 200)
+    check_response(response, GETS[path])
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/v1/models", "/v1/models/{model}"])
+def test_what_is_got_while_the_model_loads_is_as_described(path: str):
+    loading = SimpleNamespace(model=lambda: None, questions=lambda: None, loaded=lambda: Services.loaded(loading))
+    headers = {"Content-Type": "application/json"}
+    try:
+        status, headers["Content-Type"], body = ROUTES[path.replace("{model}", "")].endpoint.make(loading, None)
+    except RequestError as error:
+        status, body, more = error_body(error)
+        headers |= dict(more)
+        assert headers["Retry-After"] == "1"
+    assert status == 503
+    check_response(httpx.Response(status, headers=headers, content=body), GETS[path])
+
+
+def test_the_document_is_served(http: httpx.Client):
+    assert http.get("/openapi.json").json() == DOCUMENT
+
+
+@pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[f"{path} {name}" for path, name, _ in EXAMPLES])
+def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name: str, body: dict):
+    check_request(body, request_schema(POSTS[path]))
+    response = (keyed if path == "/v1/embeddings" else http).post(path, json=body)
+    if (path, name) in WITH_A_VOICE and importlib.util.find_spec("hibari") is None:
+        assert response.status_code == 400
+        assert "this daemon has no voice" in response.json()["error"]["message"]
+        return
+    assert response.status_code == 200, response.text
+    streamed = response.headers["content-type"] == "text/event-stream"
+    assert streamed == body.get("stream", False) == (name == "streamed")
+    check_response(response, POSTS[path])
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ({"content": b"{"}, 400),
+        ({"content": b"[]"}, 400),
+        ({"content": b"{}"}, 400),
+        ({"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415),
+    ],
+    ids=["broken", "no object", "empty", "no JSON"],
+)
+def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict, status: int):
+    response = http.post(path, **{"headers": {"Content-Type": "application/json"}} | request_)
+    assert response.status_code == status
+    check_response(response, POSTS[path])
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_body_that_is_too_large_is_refused_as_described(daemon: Daemon, path: str):
+    config = Config()
+    most = config.max_chat_bytes if path == "/v1/chat/completions" else config.max_frame_bytes
+    with Http(daemon.http) as wire:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {most + 1}"
+        )
+        wire.send(f"{head}\r\n\r\n".encode())
+        status, headers, body = wire.receive()
+    assert status == 413
+    check_response(httpx.Response(status, headers=headers, content=body), POSTS[path])
+
+
+@pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=[f"{m} {p}" for p, m, _ in OPERATIONS])
+def test_other_methods_and_callers_without_a_key_are_refused(
+    keyed: httpx.Client, path: str, method: str, operation: dict
+):
+    url = url_of(path, keyed)
+    other = keyed.request("DELETE", url)
+    assert other.status_code == 405
+    check_response(other, operation)
+    headers = {"Authorization": "", "Content-Type": "application/json"}
+    if "101" in operation["responses"]:
+        headers |= {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        headers |= {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol": "bearer.wrong"}
+    unknown = keyed.request(method, url, headers=headers)
+    assert unknown.status_code == (200 if operation.get("security") == [] else 401)
+    check_response(unknown, operation)
+
+
+def test_a_model_that_cannot_embed_and_a_path_and_a_model_that_are_not_there(http: httpx.Client):
+    response = http.post("/v1/embeddings", json={"input": "hello"})
+    assert response.status_code == 400
+    check_response(response, POSTS["/v1/embeddings"])
+    missing = http.get("/v1/models/gpt-9")
+    assert missing.status_code == 404
+    check_response(missing, GETS["/v1/models/{model}"])
+    assert http.get(ECHO_PATH.replace("echo", "nothing")).json().keys() == {"error"}
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+def fields(schema: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
+    """Every field of a request, with those of the objects in it."""
+    schema = resolved(schema)
+    for part in schema.get("allOf", ()):
+        yield from fields(part, path)
+    for name, described in schema.get("properties", {}).items():
+        yield (*path, name), described
+        yield from fields(described, (*path, name))
+
+
+def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], value: Any) -> str:
+    """The words, after the field's name, in which ``body`` with ``value`` at ``where`` is refused; none if it isn't."""
+    body = copy.deepcopy(body)
+    inner = body
+    for name in where[:-1]:
+        inner = inner.setdefault(name, {})
+    inner[where[-1]] = value
+    response = http.post(path, json=body)
+    check_response(response, POSTS[path])
+    if response.status_code != 400:
+        return ""
+    error = response.json()
+    field, _, words = (error["message"] if "type" in error else error["error"]["message"]).partition(": ")
+    return words if field.startswith(".".join(where)) else ""
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_every_field_is_read_and_has_these_bounds(http: httpx.Client, path: str):
+    body = next(value for where, _name, value in EXAMPLES if where == path)
+    wrong = []
+    for where, described in fields(request_schema(POSTS[path])):
+        if not refusal(http, path, body, where, 8 if where == ("dimensions",) else [[]]):
+            wrong.append((where, "is not read"))
+        for key in ("minimum", "exclusiveMinimum", "maximum"):
+            bound = described.get(key)
+            if bound is None:
+                continue
+            words = refusal(http, path, body, where, bound + (1 if key == "maximum" else -1))
+            if not {str(bound), f"{bound:g}"} & set(re.findall(r"[-+.e0-9]*[0-9]", words.partition(", got")[0])):
+                wrong.append((where, key, words))
+    assert wrong == []
+
+
+ADAPTERS = [
+    ({}, True),
+    ({"a": -10, "b": 10}, True),
+    ({str(adapter): 1 for adapter in range(16)}, True),
+    ({str(adapter): 1 for adapter in range(17)}, False),
+    ({"a": 10.5}, False),
+    ({"a": None}, False),
+    ({"": 1}, False),
+    ({"a" * 257: 1}, False),
+    (["a"], False),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/generate"])
+@pytest.mark.parametrize(("lora", "good"), ADAPTERS)
+def test_adapters_are_taken_as_described(path: str, lora: Any, good: bool):
+    body = {**next(value for where, _name, value in EXAMPLES if where == path), "lora": lora}
+    described = jsonschema.Draft202012Validator({**request_schema(POSTS[path]), "components": DOCUMENT["components"]})
+    assert described.is_valid(body) is good
+    services = SimpleNamespace(config=Config(), model=lambda: None, speech=SimpleNamespace(voice=None))
+    receive = ROUTES[path].endpoint.new_body(services).receive
+    if good:
+        assert {request.lora for request in receive(json.dumps(body).encode())} == {tuple(lora.items())}
+    else:
+        with pytest.raises(RequestError, match=r"^lora(\..)?: expected "):
+            receive(json.dumps(body).encode())
+
+
+TEXT = {"type": "text", "text": "a"}
+PNG = "data:image/png;base64,"
+
+
+@pytest.mark.parametrize(
+    ("content", "good"),
+    [
+        ([TEXT, {"type": "image_url", "image_url": {"url": PNG + "QUJD", "detail": "low"}}], True),
+        ([{"type": "image_url", "image_url": {"url": "DATA:image/PNG;x=y;BASE64,QUJD"}}], True),
+        ([{"type": "image_url", "image_url": {"url": PNG + "QUJD", "detail": "original"}}], True),
+        ([{"type": "image_url", "image_url": {"url": PNG}}], False),
+        ([{"type": "image_url", "image_url": {"url": "https://a.example/"}}], False),
+        ([{"type": "image_url", "image_url": {"url": PNG + "QUJD", "detail": "some"}}], False),
+        ([{"type": "image_url"}], False),
+        ([{"type": "input_audio", "input_audio": {"data": "QUJD", "format": "mp3"}}], True),
+        ([{"type": "input_audio", "input_audio": {"data": "", "format": "mp3"}}], False),
+        ([{"type": "input_audio", "input_audio": {"data": "QUJD", "format": "flac"}}], False),
+        ([{"type": "input_audio", "input_audio": {"data": "QUJD"}}], False),
+    ],
+)
+def test_media_are_taken_as_described(content: Any, good: bool):
+    body = {"messages": [{"role": "user", "content": content}]}
+    path = "/v1/chat/completions"
+    described = jsonschema.Draft202012Validator({**request_schema(POSTS[path]), "components": DOCUMENT["components"]})
+    assert described.is_valid(body) is good
+    services = SimpleNamespace(config=Config(), model=lambda: None, speech=SimpleNamespace(voice=None))
+    receive = ROUTES[path].endpoint.new_body(services).receive
+    if good:
+        (request,) = receive(json.dumps(body).encode())
+        assert len(request.prompt[0].attachments) == 1
+    else:
+        with pytest.raises(RequestError, match=r"^messages\[0\].content\[0\]\."):
+            receive(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("voice", "good"),
+    [
+        ("alloy", True),
+        ("marin", True),
+        ("x" * 64, True),
+        ({"id": "voice_1"}, True),
+        ("", False),
+        ("x" * 65, False),
+        (5, False),
+        ({}, False),
+        ({"id": ""}, False),
+    ],
+)
+def test_voices_are_taken_as_described(voice: Any, good: bool):
+    schema = request_schema(POSTS["/v1/audio/speech"])
+    body = {"input": "Hello.", "voice": voice}
+    described = jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
+    assert described.is_valid(body) is good
+    if good:
+        text_to_speech(Fields(body), VoiceInfo(("en",), clones=False))
+    else:
+        with pytest.raises(RequestError, match=r"^voice(\.id)?: expected "):
+            text_to_speech(Fields(body), VoiceInfo(("en",), clones=False))
+
+
+# -- the WebSocket -----------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_as_described(daemon: Daemon):
+    operation = DOCUMENT["paths"]["/generate"]["get"]
+    plain = httpx.get(f"http://{daemon.http}/generate")
+    assert (plain.status_code, plain.headers["upgrade"]) == (426, "websocket")
+    check_response(plain, operation)
+    upgraded = operation["responses"]["101"]
+    kinds = set()
+
+    with websockets.sync.client.connect(f"ws://{daemon.http}/generate") as socket:
+
+        def send(message: dict) -> None:
+            check_request(message, upgraded["x-client-message"])
+            socket.send(json.dumps(message))
+
+        def receive_until(kind: str) -> None:
+            while True:
+                message = json.loads(socket.recv(ANSWER_S))
+                check_answer(message, upgraded["x-server-message"])
+                kinds.add(message["type"])
+                if message["type"] == kind:
+                    return
+
+        options = {"include_timing": True, "include_logprobs": True, "include_token_ids": True}
+        parameters = {"max_tokens": 200, "ignore_eos": True}
+        config = {"type": "config", "prompt": "Once upon a time", "parameters": parameters, "options": options}
+        send(config)
+        receive_until("token")
+        for control in ({"action": "pause"}, {"action": "modify", "parameters": {"temperature": 1}}):
+            send({"type": "control", **control})
+            receive_until("status")
+        send({"type": "feedback", "rating": 1, "text": "Good", "position": 3})
+        receive_until("status")
+        send(config)
+        receive_until("error")
+        for action in ("resume", "stop"):
+            send({"type": "control", "action": action})
+        receive_until("completion")
+    assert kinds == {"init", "token", "status", "error", "completion"}
+
+
+@pytest.mark.parametrize("request_", [{"streaming": True}, {"streaming": False}, {"generation": {"top_p": 7}}])
+def test_a_turn_of_a_chat_is_as_described(daemon: Daemon, request_: dict):
+    upgraded = DOCUMENT["paths"]["/ws/chat"]["get"]["responses"]["101"]
+    message = {"messages": [{"role": "user", "content": "Hello!"}], "generation": {"max_new_tokens": 4}, **request_}
+    last = None
+    with websockets.sync.client.connect(f"ws://{daemon.http}/ws/chat") as socket:
+        if "top_p" not in str(request_):
+            check_request(message, upgraded["x-client-message"])
+        socket.send(json.dumps(message))
+        with contextlib.suppress(websockets.exceptions.ConnectionClosedError):
+            for text in socket:
+                last = json.loads(text)
+                check_answer(last, upgraded["x-server-message"])
+    assert last is not None
+    assert last["type"] == ("error" if "top_p" in str(request_) else "done")

@@ -1,0 +1,489 @@
+"""The engine on the real model, called as the scheduler calls it."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from umaserve.engine import model as model_module
+from umaserve.engine.engine import LlamaEngine, load
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    ChatTurn,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Generate,
+    Logprobs,
+    Sampling,
+    TokenIds,
+    Tokenize,
+    Tokenized,
+    Tool,
+)
+from umaserve.serving.ticks import Outcome, Prepared, Release, Run, Tick
+from umaserve.settings.daemon import Config
+
+STORY = "Once upon a time, in a small village by the sea,"
+N_CTX = 512
+CLEAR = (Release(0), Release(1))
+
+
+def engine(**settings) -> LlamaEngine:
+    settings = {"n_ctx": N_CTX, "parallel": 2, "threads": 1} | settings
+    return load(Config(**settings), lambda _fraction: True)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[LlamaEngine]:
+    made = engine()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pooled() -> Iterator[LlamaEngine]:
+    made = engine(pooling="mean")
+    yield made
+    made.close()
+
+
+class Stream:
+    """One request on slot 0 of an engine whose other slots are idle."""
+
+    def __init__(self, engine: LlamaEngine, prompt: str | tuple[ChatTurn, ...] | TokenIds = STORY, **fields) -> None:
+        self.engine = engine
+        self.request = Generate("t", prompt, **fields)
+        self.prepared: Prepared = engine.prepare(self.request)
+        self.tokens: list[int] = []
+        self.logprobs: list[Logprobs] = []
+        self.text = ""
+        self.ended = False
+        self._computed = 0
+        engine.run(Tick(CLEAR, []))
+
+    def run(self, n: int = 10**6) -> Stream:
+        """Up to ``n`` tokens, as the scheduler would."""
+        prepared = self.prepared
+        for _ in range(min(n, prepared.max_tokens - len(self.tokens))):
+            tokens = self.tokens[-1:] if self.tokens else prepared.tokens
+            result = self.engine.run(Tick([], [Run(0, self._computed, tokens, prepared.sampler, prepared.logprobs)]))
+            self._computed += len(tokens)
+            ((token,),) = result.tokens
+            if token in self.engine.end_tokens:
+                self.ended = True
+                break
+            self.tokens.append(token)
+            self.logprobs += result.logprobs.get(0, ())
+            text, self.ended = prepared.text.push(token)
+            self.text += text
+            if self.ended:
+                return self
+        if self.ended or len(self.tokens) == prepared.max_tokens:
+            self.text += prepared.text.finish()
+        return self
+
+    def change(self, **fields) -> None:
+        self.prepared = self.engine.change(self.prepared, Generate("t", "", **fields), self.tokens)
+
+
+# -- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_are_of_the_models_own_logits(plain: LlamaEngine):
+    greedy = Stream(plain, max_tokens=6, logprobs=4).run()
+    assert [len(one.top) for one in greedy.logprobs] == [4] * 6
+    assert [one.chosen for one in greedy.logprobs] == [one.top[0] for one in greedy.logprobs]
+    assert [one.chosen.token_id for one in greedy.logprobs] == greedy.tokens
+    assert b"".join(one.chosen.piece for one in greedy.logprobs).decode() == greedy.text
+    banned = Sampling(logit_bias=((greedy.tokens[0], -100.0),), presence_penalty=2.0)
+    (other,) = Stream(plain, max_tokens=1, logprobs=4, sampling=banned).run().logprobs
+    assert other.top == greedy.logprobs[0].top
+    assert other.chosen != other.top[0]
+
+
+def test_log_probabilities_come_only_where_they_are_asked_for(plain: LlamaEngine):
+    assert Stream(plain, max_tokens=2).run().logprobs == []
+    assert [one.top for one in Stream(plain, max_tokens=2, logprobs=0).run().logprobs] == [(), ()]
+    plain.run(Tick(CLEAR, []))
+    asking, silent = (plain.prepare(Generate("t", STORY, 4, logprobs=n)) for n in (1, None))
+    runs = [Run(slot, 0, one.tokens, one.sampler, one.logprobs) for slot, one in enumerate((silent, asking))]
+    assert list(plain.run(Tick([], runs)).logprobs) == [1]
+
+
+def test_a_control_token_is_reported_as_it_is_written(plain: LlamaEngine):
+    (end,) = plain.end_tokens & set(plain.answer(Tokenize("<|im_end|>", special=True)).ids)
+    stream = Stream(plain, max_tokens=1, logprobs=0, sampling=Sampling(logit_bias=((end, 100.0),)))
+    run = Run(0, 0, stream.prepared.tokens, stream.prepared.sampler, 0)
+    assert plain.run(Tick([], [run])).logprobs[0][0].chosen.piece == b"<|im_end|>"
+
+
+# -- a change on the way ---------------------------------------------------------------------------------------------
+
+
+def test_a_change_of_nothing_changes_nothing(plain: LlamaEngine):
+    whole = Stream(plain, max_tokens=20).run()
+    stream = Stream(plain, max_tokens=20).run(7)
+    stream.change()
+    assert stream.run().tokens == whole.tokens
+
+
+def test_the_sampling_changes_and_knows_what_came_before(plain: LlamaEngine):
+    loop = (ChatTurn("user", "la la la la"),)
+    stream = Stream(plain, loop, max_tokens=24).run(12)
+    stream.change(sampling=Sampling(presence_penalty=100.0, ignore_eos=True))
+    seen = {*stream.prepared.tokens[-64:], *stream.tokens}
+    after = stream.run().tokens[12:]
+    assert len(after) == len(set(after)) == 12
+    assert not seen & set(after)
+
+
+def test_a_seed_gives_another_stream_after_a_change(plain: LlamaEngine):
+    flat = np.zeros(plain.info.vocabulary, np.float32)
+    sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
+    first = plain.prepare(Generate("t", STORY, 20, sampling))
+    drawn = [first.sampler.sample(flat.copy(), plain._candidates) for _ in range(5)]
+    changes = [plain.change(first, Generate("t", "", sampling=sampling), drawn) for _ in range(2)]
+    again = [[one.sampler.sample(flat.copy(), plain._candidates) for _ in range(5)] for one in changes]
+    assert again[0] == again[1] != drawn
+
+
+def test_stops_and_length_change(plain: LlamaEngine):
+    whole = Stream(plain, max_tokens=30).run()
+    stream = Stream(plain, max_tokens=10).run(5)
+    stream.change(max_tokens=30)
+    assert stream.run().tokens == whole.tokens
+    stream = Stream(plain, max_tokens=30).run(5)
+    stop = whole.text[60:66]
+    stream.change(stop=(stop,))
+    assert stream.prepared.max_tokens == 30
+    assert stream.run().text == whole.text[: whole.text.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault", "said"),
+    [
+        ({"max_tokens": N_CTX}, Fault.CONTEXT_EXCEEDED, f"max_tokens {N_CTX} make {N_CTX + 13}, the context holds 512"),
+        ({"sampling": Sampling(logit_bias=((10**6, 1.0),))}, Fault.BAD_REQUEST, "logit_bias"),
+    ],
+    ids=["max_tokens", "logit_bias"],
+)
+def test_a_change_that_is_refused_changes_nothing(plain: LlamaEngine, wrong: dict, fault: Fault, said: str):
+    whole = Stream(plain, max_tokens=20, stop=("wizard",)).run()
+    stream = Stream(plain, max_tokens=20, stop=("wizard",)).run(3)
+    with pytest.raises(RequestError, match=said) as caught:
+        stream.change(stop=(" ",), **wrong)
+    assert caught.value.fault is fault
+    assert stream.run().text == whole.text
+
+
+def test_a_grammar_goes_on_where_it_was(plain: LlamaEngine):
+    grammar = 'root ::= "one, two, three, four, five, " [0-9]{8} "."'
+    stream = Stream(plain, max_tokens=60, sampling=Sampling(grammar=grammar)).run(5)
+    old = stream.prepared
+    for temperature in (1.0, 0.0):
+        stream.change(sampling=Sampling(temperature=temperature, grammar='root ::= "something else"'))
+        gc.collect()
+        stream.run(4)
+    assert old.sampler.constraint is stream.prepared.sampler.constraint
+    del old
+    gc.collect()
+    stream.run()
+    assert stream.ended
+    assert stream.text.startswith("one, two, three, four, five, ")
+    assert stream.text[-9:-1].isdigit()
+    assert stream.text.endswith(".")
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+SUM = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"], "$defs": {"n": {"enum": [1]}}}
+TOOLS = (Tool("weather", "Tells the weather.", json.dumps(CITY)), Tool("add", "Adds.", json.dumps(SUM)))
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def calls(text: str) -> list[dict]:
+    """The calls in ``text``, each checked against its tool's schema."""
+    found = [json.loads(part.split("</tool_call>")[0]) for part in text.split("<tool_call>")[1:]]
+    for call in found:
+        assert list(call) == ["name", "arguments"]
+        allowed = [{"city": "Paris"}, {"city": "Rome"}] if call["name"] == "weather" else [{"a": 1}]
+        assert call["name"] in ("weather", "add")
+        assert call["arguments"] in allowed
+    return found
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=3)])
+@pytest.mark.parametrize("prompt", [(ChatTurn("user", "Is it warm in Rome?"),), STORY, TokenIds((1, 2, 3))])
+def test_a_call_that_has_to_be_is_all_of_the_answer(plain: LlamaEngine, sampling: Sampling, prompt):
+    stream = Stream(plain, prompt, max_tokens=150, sampling=sampling, tools=TOOLS, must_call=True).run()
+    assert len(calls(stream.text)) == 1
+    assert stream.text.startswith("<tool_call>")
+    assert stream.text.endswith("</tool_call>")
+    assert stream.ended
+
+
+def say(engine: LlamaEngine, script: str, **fields) -> tuple[str, bool]:
+    """The text of a model that wants to write ``script`` and then end, and whether it may; one token at a time, the
+    longest that fits, so that tokens reach over the borders of tags. Where it may not it writes what is allowed."""
+    prepared = engine.prepare(Generate("t", STORY, 100, tools=TOOLS, **fields))
+    pieces, text = engine._model.pieces, b""
+    (end, *_) = engine.end_tokens
+    for _ in range(100):
+        logits = np.zeros(len(pieces), np.float32)
+        rest = script.encode()[len(text) :] if script.encode().startswith(text) else b""
+        wanted = [token for token, piece in enumerate(pieces) if piece and rest.startswith(piece)]
+        for token in wanted:
+            logits[token] = 10 + len(pieces[token])
+        logits[end] = 5
+        token = prepared.sampler.sample(logits, engine._candidates)
+        if token in engine.end_tokens:
+            return text.decode(), True
+        text += pieces[token]
+    return text.decode(), False
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "No tool helps here; <tool_cal is no tag, nor is </tool_call>.",
+        CALL,
+        f"Let me see.{CALL}",
+        f"Let me see.\n{CALL}{CALL}\n{CALL}\n",
+        CALL.replace("\n", ""),
+        CALL.replace("\n", "\n\n"),
+    ],
+)
+def test_text_and_calls_that_are_right_are_let_through(plain: LlamaEngine, script: str):
+    assert say(plain, script) == (script, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "kept"),
+    [
+        ('Hm.<tool_call>", and so on', "Hm.<tool_call>"),
+        ("<tool_call></tool_call>", "<tool_call>"),
+        ('<tool_call>\n{"name": "wealth', '<tool_call>\n{"name": "we'),
+        (CALL.replace("Rome", "Roma"), '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom'),
+        (f"{CALL} That was it.", CALL),
+        (f"{CALL}\n<tool_call>>>>", f"{CALL}\n<tool_call>"),
+    ],
+)
+def test_a_call_that_goes_wrong_is_kept_to_the_grammar(plain: LlamaEngine, script: str, kept: str):
+    text, ended = say(plain, script)
+    assert text.startswith(kept)
+    assert not text.startswith(script)
+    assert ended
+    assert calls(text)
+
+
+def test_a_change_keeps_waiting_for_the_tag(plain: LlamaEngine):
+    stream = Stream(plain, max_tokens=100, tools=TOOLS).run(2)
+    tag = plain.answer(Tokenize("<tool_call>", special=False)).ids
+    for token in tag:
+        stream.change(sampling=Sampling(logit_bias=((token, 100.0),)))
+        stream.run(1)
+    assert stream.tokens[2:] == list(tag)
+    stream.change(sampling=Sampling(logit_bias=tuple((token, 100.0) for token in plain.end_tokens)))
+    assert len(calls(stream.run().text)) == 1
+    assert stream.ended
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tools": TOOLS, "sampling": Sampling(grammar='root ::= "a"')}, "absent where a grammar is given"),
+        (
+            {"tools": TOOLS, "sampling": Sampling(json_schema="{}"), "must_call": True},
+            "absent where a grammar is given",
+        ),
+        ({"must_call": True}, "tools: expected at least one"),
+    ],
+)
+def test_tools_that_contradict_the_rest_are_refused(plain: LlamaEngine, fields: dict, said: str):
+    with pytest.raises(RequestError, match=said) as caught:
+        Stream(plain, **fields)
+    assert caught.value.fault is Fault.BAD_REQUEST
+
+
+def test_the_tags_of_calls_are_shown_though_they_are_control_tokens(plain: LlamaEngine, monkeypatch):
+    (token,) = plain.answer(Tokenize("<repo_name>", special=True)).ids[-1:]
+    assert plain._model.pieces[token] == b""
+    monkeypatch.setattr(model_module, "_SHOWN", {b"<repo_name>"})
+    assert plain._model._shown(token) == b"<repo_name>"
+
+
+# -- prompts of tokens, and questions about them -----------------------------------------------------------------------
+
+
+def test_a_prompt_of_tokens_is_used_as_it_is(plain: LlamaEngine):
+    ids = tuple(plain.answer(Tokenize(STORY, special=True)).ids)
+    assert plain.prepare(Generate("t", TokenIds(ids))).tokens == ids
+    assert Stream(plain, TokenIds(ids), max_tokens=5).run().tokens == Stream(plain, max_tokens=5).run().tokens
+
+
+@pytest.mark.parametrize("wrong", [-1, 49152, 2**40])
+def test_token_ids_beyond_the_vocabulary_are_refused(pooled: LlamaEngine, wrong: int):
+    expected = f"expected a token id from 0 to 49151, got {wrong}"
+    for call in (
+        lambda: pooled.prepare(Generate("t", TokenIds((1, 2, wrong)))),
+        lambda: pooled.answer(Detokenize((1, 2, wrong))),
+        lambda: pooled.embed(Embed((TokenIds((1, 2, wrong)),))),
+    ):
+        with pytest.raises(RequestError, match=rf"^(prompt|tokens|input\[0\])\[2\]: {expected}$") as caught:
+            call()
+        assert caught.value.fault is Fault.BAD_REQUEST
+
+
+def test_an_empty_prompt_of_tokens_is_refused(plain: LlamaEngine):
+    with pytest.raises(RequestError, match="prompt: expected text that makes at least one token"):
+        plain.prepare(Generate("t", TokenIds(())))
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("text", ["", "Hello, wörld 🙂", "<|im_start|>user\n"])
+def test_tokens_and_text_are_each_others_answer(plain: LlamaEngine, text: str, special: bool):
+    tokenized = plain.answer(Tokenize(text, special))
+    assert isinstance(tokenized, Tokenized)
+    assert b"".join(tokenized.pieces).decode() == text
+    assert plain.answer(Detokenize(tuple(tokenized.ids))) == Detokenized(text)
+
+
+def test_control_tokens_are_plain_text_unless_asked_for(plain: LlamaEngine):
+    lengths = [len(plain.answer(Tokenize("<|im_start|>", special)).ids) for special in (True, False)]
+    assert lengths[0] == 1 < lengths[1]
+
+
+def test_a_part_of_a_character_is_replaced(plain: LlamaEngine):
+    ids = plain.answer(Tokenize("🙂", special=False)).ids
+    assert len(ids) > 1
+    assert plain.answer(Detokenize(tuple(ids[:1]))) == Detokenized("\ufffd")
+
+
+def test_the_model_is_described(plain: LlamaEngine):
+    info = plain.info
+    assert (info.name, info.architecture, info.quantization) == (plain.name, "llama", "Q4_1")
+    assert (info.context_tokens, info.training_tokens) == (N_CTX, 8192)
+    assert (info.vocabulary, info.embedding_length) == (49152, 576)
+    assert (info.bos, info.eos) == ("<|im_start|>", "<|im_end|>")
+    assert 130e6 < info.parameters < 140e6
+    assert 90e6 < info.size_bytes < 100e6
+    assert info.chat_template is not None
+    assert "<|im_start|>" in info.chat_template
+
+
+# -- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_of_unit_length_and_closer_for_what_is_alike(pooled: LlamaEngine):
+    texts = ("The cat sleeps on the sofa.", "A kitten naps on the couch.", "Quarterly revenue rose by nine percent.")
+    answer = pooled.embed(Embed((*texts, texts[0])))
+    assert answer.prompt_tokens == sum(len(pooled.answer(Tokenize(text, True)).ids) for text in (*texts, texts[0]))
+    vectors = np.array(answer.vectors)
+    assert vectors.shape == (4, pooled.info.embedding_length)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert (vectors[0] == vectors[3]).all()
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.05
+    ids = TokenIds(tuple(pooled.answer(Tokenize(texts[1], special=True)).ids))
+    assert pooled.embed(Embed((ids,))).vectors == [answer.vectors[1]]
+
+
+def test_embeddings_between_ticks_leave_the_streams_as_they_are(plain: LlamaEngine, pooled: LlamaEngine):
+    alone = Stream(plain, max_tokens=24, logprobs=2).run()
+    stream = Stream(pooled, max_tokens=24, logprobs=2)
+    for _ in range(3):
+        stream.run(8)
+        pooled.embed(Embed(("Something else.",)))
+    assert stream.tokens == alone.tokens
+    assert stream.logprobs == alone.logprobs
+
+
+def test_embeddings_wait_for_room_and_take_none_from_the_streams(pooled: LlamaEngine):
+    text = Stream(pooled, max_tokens=8).run().text
+    stream = Stream(pooled, max_tokens=8).run(4)
+    filler = Run(1, 0, [1] * (N_CTX - 30), None)
+    pooled.run(Tick([Release(1)], [filler]))
+    with pytest.raises(RequestError, match="input: no room in the KV cache for 40 tokens") as caught:
+        pooled.embed(Embed((TokenIds((2,)), TokenIds((5,) * 40))))
+    assert caught.value.fault is Fault.MEMORY_PRESSURE
+    assert stream.run().text == text
+    pooled.run(Tick(CLEAR, []))
+    assert len(pooled.embed(Embed((TokenIds((5,) * 40),))).vectors) == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "fault", "said"),
+    [
+        (("fine", ""), Fault.BAD_REQUEST, "^input: expected at least one token, got none$"),
+        ((TokenIds((1,) * 513),), Fault.CONTEXT_EXCEEDED, "^input: 513 tokens, expected at most 512$"),
+    ],
+)
+def test_inputs_without_tokens_or_with_too_many_are_refused(pooled: LlamaEngine, inputs, fault: Fault, said: str):
+    with pytest.raises(RequestError, match=said) as caught:
+        pooled.embed(Embed(inputs))
+    assert caught.value.fault is fault
+
+
+def test_a_model_that_does_not_pool_says_so(plain: LlamaEngine):
+    with pytest.raises(RequestError, match="makes no embeddings; load an embedding model, or choose --pooling mean"):
+        plain.embed(Embed(("Hello",)))
+
+
+def test_the_last_sequence_is_kept_for_embeddings_where_llama_cpp_has_no_more():
+    for pooling, slots in (("model", 256), ("last", 255)):
+        made = engine(parallel=256, pooling=pooling)
+        assert made.capacity.slots == slots
+        if pooling == "last":
+            assert len(made.embed(Embed(("Hello",))).vectors) == 1
+        made.close()
+
+
+# -- a context and batches of any size ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{"n_ctx": 64}, {"n_ctx": 64, "parallel": 200}, {"n_batch": 8, "parallel": 8}], ids=str
+)
+def test_a_whole_batch_is_computed_whatever_the_settings(settings: dict):
+    """llama.cpp ends the process where a batch is longer, or there are more sequences, than it made room for."""
+    made = engine(**({"n_ubatch": 8} | settings))
+    rows = min(made.capacity.batch_tokens, made.capacity.cells)
+    assert made.run(Tick([], [Run(0, 0, [5] * rows, None)])).outcome is Outcome.DONE
+    made.close()
+
+
+# -- guesses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [0, 1, 3, 4])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_guesses_that_are_right_are_taken_and_nothing_is_left_of_the_others(
+    plain: LlamaEngine, right: int, logprobs: int | None
+):
+    alone = Stream(plain, max_tokens=12).run()
+    stream = Stream(plain, max_tokens=12).run(1)
+    (wrong,) = plain.answer(Tokenize("@", special=False)).ids
+    guesses = [*alone.tokens[1 : 1 + right], *[wrong] * (4 - right)]
+    start = len(stream.prepared.tokens)
+    run = Run(0, start, [alone.tokens[0], *guesses], stream.prepared.sampler, logprobs, len(guesses))
+    result = plain.run(Tick([], [run]))
+    assert result.tokens == [alone.tokens[1 : 2 + right]]
+    assert len(result.logprobs.get(0, ())) == (0 if logprobs is None else right + 1)
+    assert llama_cpp.llama_memory_seq_pos_max(plain._memory, 0) == start + right
+    last = result.tokens[0][-1]
+    result = plain.run(Tick([], [Run(0, start + right + 1, [last], stream.prepared.sampler)]))
+    assert result.tokens == [[alone.tokens[2 + right]]]
+
+
+def test_nothing_is_taken_behind_the_end_of_an_answer(plain: LlamaEngine):
+    """Though all guesses are right: the end is sampled where a bias makes it."""
+    (end, *_) = plain.end_tokens
+    stream = Stream(plain, sampling=Sampling(logit_bias=((end, 100.0),)))
+    tokens = [*stream.prepared.tokens, end, end]
+    assert plain.run(Tick([], [Run(0, 0, tokens, stream.prepared.sampler, None, 2)])).tokens == [[end]]

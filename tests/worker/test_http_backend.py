@@ -1,0 +1,452 @@
+"""The HTTP backend against scripted servers: what is asked of them, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from umaserve.wire.relay_messages import Request, TokenCounts
+from umaserve.worker.dialer import Dialer, ServerUrl
+from umaserve.worker.http_backend import HttpBackend, HttpSettings, token_counts
+
+pytest.register_assert_rewrite("worker_wire")
+from worker_wire import PATIENCE_S, BackendPeer, LoopThread, Server, listing  # noqa: E402
+
+SSE = "text/event-stream"
+
+
+class Collected:
+    """A reply: what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
+
+    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+        self.told.put(("chunk", text, status, dict(headers)))
+
+    def complete(
+        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+    ) -> None:
+        self.told.put(("complete", status, dict(headers), body, token_counts))
+
+    def next(self) -> tuple[Any, ...]:
+        return self.told.get(timeout=PATIENCE_S)
+
+    def text(self) -> tuple[str, tuple[Any, ...]]:
+        """All chunks together, and the end."""
+        text = ""
+        while (told := self.next())[0] == "chunk":
+            text += told[1]
+        return text, told
+
+    def failure(self) -> tuple[int, str]:
+        """The status and error of an end without output."""
+        kind, status, headers, body, counts = self.next()
+        assert (kind, headers, counts) == ("complete", {"content-type": "application/json"}, None)
+        return status, json.loads(body)["error"]
+
+
+class World:
+    """A backend's server, and the backend on a loop."""
+
+    def __init__(self, stack: ExitStack, **changes: Any) -> None:
+        self.server = Server(stack)
+        self.thread = LoopThread()
+        stack.callback(self.thread.close)
+        self._dialer = self.thread.call(lambda: Dialer(self.thread.loop, self.thread.resolving.submit))
+        self._settings = HttpSettings(self.server.url, "", (), 4, 10.0, 100.0, 1024 * 1024)
+        self.configure(**changes)
+
+    def configure(self, **changes: Any) -> None:
+        self.backend = HttpBackend(self.thread.loop, self._dialer, replace(self._settings, **changes))
+
+    def start(self, reply: Collected | None = None, **fields: Any) -> tuple[Any, Collected]:
+        reply = reply or Collected()
+        about = {"model": "m", "endpoint_path": "/v1/chat/completions", "is_streaming": False, "body": "{}"}
+        request = Request("r-1", **{**about, **fields})
+        return self.thread.call(lambda: self.backend.start(request, reply)), reply
+
+    def accept(self) -> BackendPeer:
+        return BackendPeer(self.server.accept())
+
+    def refresh(self) -> queue.Queue[tuple[str, ...]]:
+        """Gets the models when they are there."""
+        done: queue.Queue[tuple[str, ...]] = queue.Queue()
+        self.thread.call(lambda: self.backend.refresh(lambda: done.put(tuple(self.backend.models))))
+        return done
+
+
+@pytest.fixture
+def world(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(stack)
+    assert not [record for record in caplog.get_records("call") if record.exc_info]
+
+
+# Requests.
+
+
+def test_a_request_goes_to_the_backend_with_its_headers_but_those_of_its_connection(world: World) -> None:
+    given = {"X-Trace": "t", "authorization": "Bearer theirs", "Content-Type": "application/json; charset=utf-8"}
+    dropped = {"host": "relay", "connection": "x", "content-length": "9", "accept-encoding": "br", "te": "trailers"}
+    world.configure(url=f"{world.server.url}/prefix/")
+    world.start(body='{"é":1}', headers={**given, **dropped})
+    peer = world.accept()
+    assert (peer.line, peer.body) == ("POST /prefix/v1/chat/completions HTTP/1.1", '{"é":1}'.encode())
+    assert sorted(peer.headers) == [
+        ("accept-encoding", "identity"),
+        ("authorization", "Bearer theirs"),
+        ("connection", "close"),
+        ("content-length", "8"),
+        ("content-type", "application/json; charset=utf-8"),
+        ("host", f"127.0.0.1:{world.server.port}"),
+        ("x-trace", "t"),
+    ]
+
+
+def test_the_backends_own_key_takes_the_place_of_the_clients(world: World) -> None:
+    world.configure(key="ours")
+    world.start(headers={"Authorization": "Bearer theirs", "X-Api-Key": "theirs"})
+    headers = world.accept().headers
+    assert [value for name, value in headers if name == "authorization"] == ["Bearer ours"]
+    assert "x-api-key" not in dict(headers)
+    assert dict(headers)["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("status", "text"), [("200 OK", '{"a":"é"}'), ("418 No", '{"error":"no"}'), ("200 OK", "")])
+def test_an_answer_in_one_piece_goes_on_as_it_is(world: World, status: str, text: str) -> None:
+    _, reply = world.start()
+    peer = world.accept()
+    peer.answer(text.encode(), status, "application/json", "X-Id: 1", "X-Id: 2", "Keep-Alive: timeout=5")
+    headers = {"content-type": "application/json", "x-id": "1, 2"}
+    assert reply.next() == ("complete", int(status[:3]), headers, text, None)
+    assert peer.ended()
+    assert world.thread.call(lambda: world.backend.load) == 0
+
+
+@pytest.mark.parametrize(
+    ("is_streaming", "kind", "status", "in_parts"),
+    [
+        (True, SSE, "200 OK", True),
+        (False, "Text/Event-Stream; charset=utf-8", "200 OK", True),
+        (True, "application/x-ndjson", "200 OK", True),
+        (True, "application/json", "200 OK", False),
+        (False, "text/plain", "200 OK", False),
+        (True, SSE, "500 Oh", False),
+    ],
+)
+def test_what_is_streamed(world: World, is_streaming: bool, kind: str, status: str, in_parts: bool) -> None:
+    _, reply = world.start(is_streaming=is_streaming)
+    world.accept().answer(b"data: x\n\n", status, kind)
+    head = (int(status[:3]), {"content-type": kind})
+    if in_parts:
+        assert reply.next() == ("chunk", "data: x\n\n", *head)
+        assert reply.next() == ("complete", *head, "", None)
+    else:
+        assert reply.next() == ("complete", *head, "data: x\n\n", None)
+
+
+def test_a_stream_goes_on_as_it_comes(world: World) -> None:
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    for text in ("data: 1\n\n", "data: 2\n\n"):
+        peer.chunk(text.encode())
+        assert reply.next()[:2] == ("chunk", text)
+    peer.chunk(b"")
+    assert reply.next() == ("complete", 200, {"content-type": SSE}, "", None)
+
+
+def test_a_character_that_is_split_is_held_back_until_it_is_whole(world: World) -> None:
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    data = "a€".encode()
+    peer.chunk(data[:2])
+    assert reply.next()[1] == "a"
+    peer.chunk(data[2:3])
+    world.thread.turn()
+    assert reply.told.empty()
+    peer.chunk(data[3:])
+    assert reply.next()[1] == "€"
+    peer.chunk(b"\xe2\x82")
+    peer.chunk(b"")
+    assert reply.text()[0] == "\N{REPLACEMENT CHARACTER}"
+
+
+@given(text=st.text(min_size=1, max_size=40), cuts=st.sets(st.integers(1, 160)))
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_stream_is_the_same_text_however_it_is_cut(world: World, text: str, cuts: set[int]) -> None:
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    data = text.encode()
+    places = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
+    for start, end in pairwise(places):
+        peer.chunk(data[start:end])
+    peer.chunk(b"")
+    assert reply.text() == (text, ("complete", 200, {"content-type": SSE}, "", None))
+
+
+# Ends before the end.
+
+
+def test_an_abort_closes_the_backends_connection_and_the_reply_hears_no_more(world: World) -> None:
+    job, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    peer.chunk(b"data: 1\n\n")
+    reply.next()
+    world.thread.call(job.abort)
+    assert peer.ended()
+    world.thread.pass_time(1000.0)
+    assert reply.told.empty()
+    assert world.thread.call(lambda: world.backend.load) == 0
+
+
+def test_a_backend_that_is_down_is_a_502(world: World) -> None:
+    world.server.stop()
+    _, reply = world.start()
+    assert reply.failure() == (502, f"backend: can't connect to 127.0.0.1:{world.server.port}: Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"", "response: the connection ended before it was whole"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{", "response: the connection ended before it was whole"),
+        (b"SSH-2.0-x\r\n\r\n", "response: "),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", "content-encoding: expected none, got 'gzip'"),
+    ],
+)
+def test_a_backend_that_answers_wrongly_is_a_502(world: World, said: bytes, reason: str) -> None:
+    _, reply = world.start()
+    peer = world.accept()
+    peer.send(said)
+    peer.sock.shutdown(socket.SHUT_WR)
+    status, error = reply.failure()
+    assert status == 502
+    assert error.startswith(f"backend: {reason}")
+    assert peer.ended()
+
+
+def test_a_stream_that_breaks_off_ends_with_a_status_that_says_so(world: World) -> None:
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    peer.chunk(b"data: 1\n\n")
+    peer.sock.close()
+    assert reply.text() == ("data: 1\n\n", ("complete", 502, {}, "", None))
+
+
+def test_an_answer_that_takes_too_long_is_a_504(world: World) -> None:
+    _, reply = world.start()
+    peer = world.accept()
+    world.thread.pass_time(99.0)
+    assert reply.told.empty()
+    world.thread.pass_time(2.0)
+    assert reply.failure() == (504, "backend: no whole answer within 100 s")
+    assert peer.ended()
+
+
+@pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, False)])
+def test_an_answer_in_one_piece_is_capped(world: World, extra: int, fits: bool) -> None:
+    world.configure(max_response_bytes=1000)
+    _, reply = world.start()
+    peer = world.accept()
+    peer.answer(b"x" * (1000 + extra))
+    if fits:
+        assert reply.next()[3] == "x" * 1000
+    else:
+        assert reply.failure() == (502, "backend: response: expected at most 1000 bytes, got more")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "//evil", "/a//b", "/v1/../x", "/v1/..", "/a..b", "/v1?x=1", "/v1#x", "/v1%2e%2e", "/a\\b", "v1", "/.a"],
+)
+def test_a_path_that_might_lead_elsewhere_is_refused(world: World, path: str) -> None:
+    job, reply = world.start(endpoint_path=path)
+    assert job is None
+    status, error = reply.failure()
+    assert status == 400
+    assert error.startswith("endpoint_path: expected a plain path without escapes and .., got '")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
+def test_a_websocket_is_none_of_its_endpoints(world: World, path: str) -> None:
+    _, reply = world.start(endpoint_path=path)
+    assert reply.failure() == (404, f"endpoint_path: this worker has no WebSocket {path}")
+
+
+# Pausing.
+
+
+def test_a_paused_job_leaves_the_answer_with_the_backend(world: World) -> None:
+    job, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+    peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
+    reply.next()
+    world.thread.call(lambda: job.pause(True))
+    peer.sock.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while sent < 64 * 1024 * 1024:
+            sent += peer.sock.send(b"x" * 65536)
+    assert sent < 64 * 1024 * 1024, "somebody reads"
+    world.thread.turn()
+    assert reply.told.empty()
+    world.thread.call(lambda: job.pause(False))
+    peer.sock.settimeout(PATIENCE_S)
+    peer.sock.shutdown(socket.SHUT_WR)
+    text, end = reply.text()
+    assert (len(text), end[1]) == (sent, 200)
+
+
+# Places.
+
+
+def test_more_than_the_places_wait_in_order_and_go_when_nobody_wants_them(world: World) -> None:
+    world.configure(max_concurrent=1)
+    first, second, third, fourth = (world.start(body=str(number)) for number in range(4))
+    peer = world.accept()
+    assert peer.body == b"0"
+    assert world.thread.call(lambda: world.backend.load) == 4
+    world.thread.call(second[0].abort)
+    peer.answer(b"{}")
+    peer = world.accept()
+    assert peer.body == b"2"
+    world.thread.call(third[0].abort)
+    assert world.accept().body == b"3"
+    assert first[1].next()[1] == 200
+    assert second[1].told.empty()
+    assert world.thread.call(lambda: world.backend.load) == 1
+    assert fourth[0] is not None
+
+
+def test_a_job_that_is_paused_while_it_waits_is_paused_when_it_begins(world: World) -> None:
+    world.configure(max_concurrent=1)
+    first, _ = world.start()
+    second, reply = world.start(is_streaming=True)
+    world.accept()
+    world.thread.call(lambda: second.pause(True))
+    world.thread.call(first.abort)
+    peer = world.accept()
+    peer.answer(b"data: x\n\n", kind=SSE)
+    world.thread.turn()
+    assert reply.told.empty()
+    world.thread.call(lambda: second.pause(False))
+    assert reply.text()[0] == "data: x\n\n"
+
+
+def test_those_who_wait_are_not_without_number(world: World) -> None:
+    world.configure(max_concurrent=1)
+    world.start()
+    last = [world.start()[1] for _ in range(257)][-1]
+    assert last.next()[1] == 503
+
+
+# Models.
+
+
+@pytest.mark.parametrize(
+    ("body", "models"),
+    [
+        (listing("a", "b", "a", " "), ("a", "b")),
+        (b'{"object":"list","data":null}', ()),
+        (b'{"models":[{"name":"x"}],"object":"list","data":[{"id":"a","meta":{}}]}', ("a",)),
+    ],
+)
+def test_the_models_are_those_that_the_backend_lists(world: World, body: bytes, models: tuple[str, ...]) -> None:
+    world.configure(key="ours")
+    done, again = world.refresh(), world.refresh()
+    peer = world.accept()
+    assert peer.line == "GET /v1/models HTTP/1.1"
+    assert ("authorization", "Bearer ours") in peer.headers
+    peer.answer(body)
+    assert done.get(timeout=PATIENCE_S) == again.get(timeout=PATIENCE_S) == models
+
+
+def test_configured_models_are_not_looked_up(world: World) -> None:
+    world.configure(models=("a", "b"))
+    assert world.refresh().get_nowait() == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"{}", "200 OK", "data: expected an array, got null"),
+        (b"[]", "200 OK", "models: expected an object, got an array"),
+        (b"<html>", "200 OK", "payload: not valid JSON"),
+        (b'{"data":[{"id":7}]}', "200 OK", "id: expected a non-empty string, got a whole number"),
+        (b"no", "401 Unauthorized", "status 401: 'no'"),
+    ],
+)
+def test_a_backend_without_a_list_has_no_models_until_it_has_one(
+    world: World, caplog: pytest.LogCaptureFixture, body: bytes, status: str, reason: str
+) -> None:
+    for _ in range(2):
+        done = world.refresh()
+        world.accept().answer(body, status)
+        assert done.get(timeout=PATIENCE_S) == ()
+    assert caplog.text.count(f"the backend doesn't list its models: {reason}") == 1
+    done = world.refresh()
+    world.accept().answer(listing("a"))
+    assert done.get(timeout=PATIENCE_S) == ("a",)
+    world.server.stop()
+    assert world.refresh().get(timeout=PATIENCE_S) == ()
+
+
+def test_a_backend_that_is_too_busy_to_list_keeps_its_models(world: World) -> None:
+    done = world.refresh()
+    world.accept().answer(listing("a"))
+    done.get(timeout=PATIENCE_S)
+    done = world.refresh()
+    world.accept()
+    world.thread.pass_time(11.0)
+    assert done.get(timeout=PATIENCE_S) == ("a",)
+
+
+# Small parts.
+
+
+@pytest.mark.parametrize(
+    ("body", "counts"),
+    [
+        ('{"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}', TokenCounts(1, 2, 3)),
+        ('{"usage":{"prompt_tokens":1}}', TokenCounts(1, None, None)),
+        ('{"usage":null}', None),
+        ('{"usage":[]}', None),
+        ('{"usage":{"prompt_tokens":-1}}', None),
+        ('{"usage"', None),
+        ("{}", None),
+        ('{"usage":{"prompt_tokens":1}}' + " " * 300_000, None),
+    ],
+)
+def test_token_counts_come_from_the_usage(body: str, counts: TokenCounts | None) -> None:
+    assert token_counts(body) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("http://a", (False, "a", 80, "a", "")),
+        ("WS://A.example:81/x/", (False, "a.example", 81, "A.example:81", "/x")),
+        ("https://[::1]", (True, "::1", 443, "[::1]", "")),
+        ("wss://a/x/y", (True, "a", 443, "a", "/x/y")),
+    ],
+)
+def test_where_a_url_leads(text: str, parts: tuple[Any, ...]) -> None:
+    assert ServerUrl.parse(text) == ServerUrl(text, *parts)

@@ -1,0 +1,686 @@
+"""The link to a relay, against relays played by the test: how it begins, works and ends; then the whole worker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from umaserve.settings.worker import WorkerConfig
+from umaserve.wire.relay_messages import Request
+from umaserve.worker import relay_connection
+from umaserve.worker.backend import Reply
+from umaserve.worker.dialer import Dialer
+from umaserve.worker.relay_link import Introduction, RelayLink
+from umaserve.worker.server import WorkerServer
+
+pytest.register_assert_rewrite("worker_wire")
+from worker_wire import PATIENCE_S, BackendPeer, LoopThread, RelayPeer, Server, listing  # noqa: E402
+
+SECRET = "s3cret-of-the-workers"
+
+
+class Job:
+    """A request at the backend; the test answers it."""
+
+    def __init__(self, request: Request, reply: Reply) -> None:
+        self.request = request
+        self.reply = reply
+        self.told: queue.Queue[Any] = queue.Queue()
+
+    def abort(self) -> None:
+        self.told.put("abort")
+
+    def pause(self, paused: bool) -> None:
+        self.told.put(paused)
+
+    def frame(self, text: str) -> None:
+        self.told.put(text)
+
+    def next(self) -> Any:
+        return self.told.get(timeout=PATIENCE_S)
+
+
+class Backend:
+    """Gives its jobs to the test."""
+
+    def __init__(self) -> None:
+        self.models: tuple[str, ...] = ("m",)
+        self.load = 0
+        self.jobs: queue.Queue[Job] = queue.Queue()
+        self.refusal: int | None = None
+
+    def start(self, request: Request, reply: Reply) -> Job | None:
+        if self.refusal is not None:
+            reply.complete(self.refusal, {}, "no")
+            return None
+        self.jobs.put(job := Job(request, reply))
+        return job
+
+    def refresh(self, done: Callable[[], None]) -> None:
+        self.models = (*self.models, "new")
+        done()
+
+    def next(self) -> Job:
+        return self.jobs.get(timeout=PATIENCE_S)
+
+
+class Log(logging.Handler):
+    """The lines of the worker's log, as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: queue.Queue[logging.LogRecord] = queue.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.put(record)
+
+    def until(self, text: str) -> logging.LogRecord:
+        """The next line that has ``text`` in it."""
+        while True:
+            record = self.lines.get(timeout=PATIENCE_S)
+            if text in record.getMessage():
+                return record
+
+
+class World:
+    """A relay's server and a worker's link to it."""
+
+    def __init__(self, stack: ExitStack, log: Log, server: Server, url: str, ca_file: str = "") -> None:
+        self.log = log
+        self.server = server
+        self.acks: queue.Queue[None] = queue.Queue()
+        self.backend = Backend()
+        self.thread = LoopThread()
+        stack.callback(self.thread.close)
+        introduction = Introduction(SECRET, "our box", "worker-name", 3, 10.0)
+        dialer = self.thread.call(lambda: Dialer(self.thread.loop, self.thread.resolving.submit, ca_file))
+        self.link = RelayLink(
+            self.thread.loop, dialer, url, introduction, self.backend, lambda: self.acks.put(None)
+        )  # fmt: skip
+
+    def start(self) -> None:
+        self.thread.call(self.link.start)
+
+    def accept(self) -> RelayPeer:
+        return RelayPeer(self.server.accept())
+
+    def begin(self, **ack: Any) -> RelayPeer:
+        """Start, and a relay that has taken the worker."""
+        self.start()
+        peer = self.accept()
+        peer.welcome(**ack)
+        self.acks.get(timeout=PATIENCE_S)
+        return peer
+
+    def running(self, peer: RelayPeer, request_id: str = "r-1", **fields: Any) -> Job:
+        """A request of this relay's at work."""
+        peer.ask(request_id, **fields)
+        return self.backend.next()
+
+    def chunk(self, job: Job, text: str) -> None:
+        self.thread.call(lambda: job.reply.chunk(text, 200, {"content-type": "text/event-stream"}))
+
+    def complete(self, job: Job, status: int = 200, body: str = "") -> None:
+        self.thread.call(lambda: job.reply.complete(status, {"x": "y"}, body))
+
+
+@pytest.fixture
+def stack(caplog: pytest.LogCaptureFixture) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+    assert not [record for record in caplog.get_records("call") if record.exc_info]
+
+
+@pytest.fixture
+def log(stack: ExitStack) -> Log:
+    log, logger = Log(), logging.getLogger("umaserve")
+    logger.addHandler(log)
+    stack.callback(logger.removeHandler, log)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    stack.callback(logger.setLevel, before)
+    return log
+
+
+@pytest.fixture
+def world(stack: ExitStack, log: Log) -> World:
+    server = Server(stack)
+    return World(stack, log, server, server.url)
+
+
+# Beginning.
+
+
+def test_a_worker_shows_its_secret_in_a_header_only_and_registers(world: World) -> None:
+    world.start()
+    peer = world.accept()
+    assert peer.request.path == "/v1/worker/connect?provider=our+box"
+    assert peer.request.headers["x-worker-secret"] == SECRET
+    assert peer.request.headers["host"] == f"127.0.0.1:{world.server.port}"
+    assert peer.receive() == {
+        "type": "register",
+        "worker_name": "worker-name",
+        "models": ["m"],
+        "max_concurrent": 3,
+        "protocol_version": "1",
+        "current_load": 0,
+        "features": ["flow", "websocket"],
+    }
+    assert world.acks.empty()
+    peer.send("ping", timestamp_unix_ms=1)
+    assert peer.receive() == {"type": "pong", "current_load": 0, "timestamp_unix_ms": 1}
+    peer.send("register_ack", worker_id="worker-1", models=["m"], warnings=["careful"], unknown=1)
+    assert peer.receive() == {"type": "models_update", "models": ["m"], "current_load": 0}, "before anything else"
+    world.acks.get(timeout=PATIENCE_S)
+    assert world.log.until("registered").fields["worker"] == "worker-1"  # type: ignore[attr-defined]
+    assert world.log.until("the relay says: 'careful'")
+
+
+def test_a_path_in_the_url_stands_before_ours(stack: ExitStack, log: Log) -> None:
+    server = Server(stack)
+    world = World(stack, log, server, f"ws://127.0.0.1:{server.port}/relays/7/")
+    world.start()
+    assert world.accept().request.path == "/relays/7/v1/worker/connect?provider=our+box"
+
+
+def test_a_relay_of_the_other_version_is_met_in_the_second_try_and_so_after(world: World) -> None:
+    world.start()
+    for version in ("1", "2026-04-bridge-v1", "1"):
+        peer = world.accept()
+        assert peer.receive()["protocol_version"] == version
+        peer.close(1002, "worker registration protocol error")
+        until_waiting(world)
+        world.thread.pass_time(5.0)
+    for _ in range(2):
+        peer = world.accept()
+        assert peer.welcome()["protocol_version"] == "2026-04-bridge-v1"
+        peer.close(1002, "worker protocol error")
+        world.log.until("lost a relay: the relay closed with 1002: 'worker protocol error'")
+        world.thread.pass_time(2.0)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "other.example"])
+def test_a_relay_with_tls_must_be_the_one_that_its_certificate_names(
+    name: str, stack: ExitStack, log: Log, authority: trustme.CA, tmp_path: Path
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(name).configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    server = Server(stack, context)
+    host = "127.0.0.1" if name == "other.example" else name
+    world = World(stack, log, server, f"wss://{host}:{server.port}", str(tmp_path / "ca.pem"))
+    if name == "other.example":
+        world.start()
+        with pytest.raises(ssl.SSLError):
+            server.accept()
+        line = world.log.until("no relay: TLS handshake failed: certificate verify failed")
+        assert line.getMessage().endswith(
+            "check the URL, and that ca_file has the authority of the relay's certificate"
+        )
+        return
+    peer = world.begin()
+    peer.send("ping")
+    assert peer.receive() == {"type": "pong", "current_load": 0}
+
+
+# Failures to begin.
+
+
+def test_a_wrong_secret_is_said_and_tried_again_at_growing_intervals(world: World) -> None:
+    world.start()
+    waits = []
+    for failures in range(1, 9):
+        peer = world.accept()
+        peer.close(1008, "worker authentication failed")
+        if failures.bit_count() == 1:
+            line = world.log.until("no relay")
+            assert line.getMessage() == (
+                "no relay: the relay closed with 1008: 'worker authentication failed': "
+                "check that worker_secret and provider are the relay's"
+            )
+            waits.append((line.fields["failures"], line.fields["next_try_s"]))  # type: ignore[attr-defined]
+            assert line.fields["url"] == world.server.url  # type: ignore[attr-defined]
+        until_waiting(world)
+        world.thread.pass_time(min(30.0, 2.0 ** (failures - 1)) + 0.5)
+    assert waits == [(1, 1.0), (2, 2.0), (4, 8.0), (8, 30.0)]
+    assert world.accept().receive()["type"] == "register"
+    assert not [line for line in iter_queue(world.log.lines) if "no relay" in line.getMessage()]
+
+
+def until_waiting(world: World) -> None:
+    """Until the link waits to dial again."""
+    world.thread.until(lambda: world.link._timer is not None)
+
+
+def iter_queue(lines: queue.Queue[Any]) -> Iterator[Any]:
+    while not lines.empty():
+        yield lines.get_nowait()
+
+
+def test_an_acknowledgement_makes_the_next_try_soon_again(world: World) -> None:
+    world.start()
+    for wait in (1.5, 2.5, 4.5):
+        world.accept().close(1008, "worker authentication temporarily rate limited")
+        until_waiting(world)
+        world.thread.pass_time(wait)
+    peer = world.accept()
+    peer.welcome()
+    peer.sock.close()
+    world.log.until("lost a relay")
+    for _ in range(2):
+        until_waiting(world)
+        world.thread.pass_time(1.5)
+        peer = world.accept()
+        peer.close(1008, "worker authentication temporarily rate limited")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            b"HTTP/1.1 404 Not Found\r\n\r\n",
+            "status: expected 101 Switching Protocols, got 404: "
+            "check that the URL is a relay's, which answers /v1/worker/connect",
+        ),
+        (b"SSH-2.0-x\r\n\r\n", "answer: expected HTTP/1.1 and a status"),
+        (b"", "the relay ended the connection before it answered the handshake: check the URL"),
+    ],
+)
+def test_what_is_no_relay_is_said(world: World, answer: bytes, said: str) -> None:
+    world.start()
+    sock = world.server.accept()
+    sock.recv(65536)
+    sock.sendall(answer)
+    sock.shutdown(socket.SHUT_WR)
+    assert world.log.until("no relay").getMessage().startswith(f"no relay: {said}")
+
+
+def test_a_relay_that_is_down_is_said_and_tried_again(world: World) -> None:
+    world.server.stop()
+    world.start()
+    said = f"no relay: can't connect to 127.0.0.1:{world.server.port}: Connection refused: check the URL"
+    for wait in (1.5, 2.5):
+        assert world.log.until("no relay").getMessage().startswith(said)
+        world.thread.pass_time(wait)
+
+
+@pytest.mark.parametrize("shaken", [False, True])
+def test_a_relay_that_does_not_answer_in_time_is_given_up(world: World, shaken: bool) -> None:
+    world.start()
+    if shaken:
+        peer = world.accept()
+        assert peer.receive()["type"] == "register"
+    else:
+        world.server.accept().recv(65536)
+    world.thread.pass_time(10.0)
+    if shaken:
+        assert peer.receive()[0] == 1002
+        peer.sock.close()
+    assert world.log.until("no relay: no acknowledgement within")
+
+
+# Requests.
+
+
+def test_a_request_is_given_to_the_backend_and_its_answer_to_the_relay(world: World) -> None:
+    peer = world.begin()
+    job = world.running(peer, body='{"é":1}', headers={"A": "b"})
+    assert job.request == Request("r-1", "m", "/v1/chat/completions", False, '{"é":1}', {"A": "b"})
+    world.complete(job, 418, "{…}")
+    answer = {"type": "response_complete", "request_id": "r-1", "status_code": 418, "headers": {"x": "y"}}
+    assert peer.receive() == {**answer, "body": "{…}"}
+    assert world.log.until("request answered").fields["status"] == 418  # type: ignore[attr-defined]
+
+
+def test_the_first_part_of_a_stream_has_its_head(world: World) -> None:
+    peer = world.begin()
+    job = world.running(peer, is_streaming=True)
+    world.chunk(job, "data: 1\n\n")
+    world.chunk(job, "data: 2\n\n")
+    world.complete(job)
+    chunk = {"type": "response_chunk", "request_id": "r-1"}
+    head = {"status_code": 200, "headers": {"content-type": "text/event-stream"}}
+    assert peer.receive() == {**chunk, "chunk": "data: 1\n\n", **head}
+    assert peer.receive() == {**chunk, "chunk": "data: 2\n\n"}
+    assert peer.receive()["type"] == "response_complete"
+
+
+def test_what_a_backend_refuses_at_once_is_over(world: World) -> None:
+    peer = world.begin()
+    world.backend.refusal = 404
+    for _ in range(2):
+        peer.ask("r-1")
+        assert peer.receive()["status_code"] == 404
+
+
+def test_an_answer_that_no_relay_would_take_is_a_502(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_connection, "MAX_MESSAGE_BYTES", 1000)
+    peer = world.begin()
+    world.complete(world.running(peer), body="x" * 1000)
+    answer = peer.receive()
+    assert (answer["status_code"], json.loads(answer["body"])["error"][:35]) == (
+        502,
+        "response: expected at most 1000 bytes"[:35],
+    )
+
+
+def test_a_cancelled_request_is_aborted_and_answered_once(world: World) -> None:
+    peer = world.begin()
+    job = world.running(peer)
+    peer.send("cancel", request_id="r-1", reason="client_disconnect")
+    answer = peer.receive()
+    assert (answer["type"], answer["status_code"], answer["body"]) == ("response_complete", 499, "")
+    assert job.next() == "abort"
+    peer.send("cancel", request_id="r-1", reason={"other": "again"})
+    peer.send("cancel", request_id="r-unknown", reason="timeout")
+    peer.send("ping")
+    assert peer.receive()["type"] == "pong", "no second answer"
+
+
+@pytest.mark.parametrize("features", [["flow", "websocket"], ["flow"]])
+def test_a_request_with_the_id_of_a_running_one_is_a_frame(world: World, features: list[str]) -> None:
+    peer = world.begin(features=features)
+    job = world.running(peer, path="/generate")
+    peer.ask("r-1", "frame 1")
+    peer.ask("r-1", "frame 2")
+    assert (job.next(), job.next()) == ("frame 1", "frame 2")
+    world.complete(job)
+    assert peer.receive()["type"] == "response_complete"
+    # This one has crossed the end, where the relay has WebSockets; others may use an id again.
+    peer.ask("r-1", "frame 3")
+    peer.ask("r-2")
+    ids = [world.backend.next().request.request_id for _ in range(3 - len(features))]
+    assert ids == (["r-2"] if "websocket" in features else ["r-1", "r-2"])
+
+
+def test_a_ping_is_answered_with_the_load(world: World) -> None:
+    peer = world.begin()
+    world.backend.load = 2
+    peer.send("ping", timestamp_unix_ms=7)
+    assert peer.receive() == {"type": "pong", "current_load": 2, "timestamp_unix_ms": 7}
+
+
+def test_models_are_told_when_asked_for_and_when_they_change(world: World) -> None:
+    peer = world.begin()
+    peer.send("models_refresh", reason="periodic")
+    assert peer.receive() == {"type": "models_update", "models": ["m", "new"], "current_load": 0}
+    world.thread.call(world.link.say_models)
+    assert peer.receive()["models"] == ["m", "new"]
+
+
+# Flow.
+
+
+def test_a_client_that_reads_slowly_pauses_its_job_alone(world: World) -> None:
+    peer = world.begin()
+    first, second = world.running(peer, "r-1"), world.running(peer, "r-2")
+    for paused in (True, True, False):
+        peer.send("flow", request_id="r-1", paused=paused)
+    peer.send("flow", request_id="r-unknown", paused=True)
+    assert (first.next(), first.next()) == (True, False)
+    world.thread.turn()
+    assert first.told.empty()
+    assert second.told.empty()
+
+
+def test_a_relay_that_reads_slowly_pauses_all_jobs_until_it_has_read(stack: ExitStack, log: Log) -> None:
+    server = Server(stack)
+    server.narrow()
+    world = World(stack, log, server, server.url)
+    peer = world.begin()
+    first, second = world.running(peer, "r-1"), world.running(peer, "r-2")
+    peer.send("flow", request_id="r-2", paused=True)
+    assert second.next() is True
+    chunks = 0
+    while first.told.empty():
+        assert chunks < 1000, "nobody was paused"
+        world.chunk(first, "x" * 65536)
+        chunks += 1
+    third = world.running(peer, "r-3")
+    assert (first.next(), third.next()) == (True, True)
+    assert second.told.empty(), "it was paused already"
+    for _ in range(chunks):
+        assert len(peer.until("response_chunk")["chunk"]) == 65536
+    assert (first.next(), third.next()) == (False, False)
+    assert second.told.empty(), "its client is still behind"
+    peer.send("flow", request_id="r-2", paused=False)
+    assert second.next() is False
+
+
+# Ends.
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"type":"request"}', '{"type":"nonsense"}', '{"type":"register_ack","worker_id":"w","models":[]}'],
+)
+def test_a_message_that_is_wrong_ends_the_connection_and_not_the_link(world: World, text: str) -> None:
+    peer = world.begin()
+    job = world.running(peer)
+    peer.send_text(text)
+    assert peer.receive()[0] == 1002
+    assert job.next() == "abort"
+    peer.sock.close()
+    world.log.until("a relay's message was wrong: ")
+    world.log.until("lost a relay: ")
+    world.thread.pass_time(1.5)
+    world.accept().welcome()
+
+
+def test_work_before_the_acknowledgement_is_wrong(world: World) -> None:
+    world.start()
+    peer = world.accept()
+    assert peer.receive()["type"] == "register"
+    peer.ask("r-1")
+    assert peer.receive() == (1002, "type: expected register_ack first")
+    assert world.backend.jobs.empty()
+
+
+def test_a_lost_connection_aborts_its_jobs(world: World) -> None:
+    peer = world.begin()
+    jobs = [world.running(peer, f"r-{number}") for number in range(3)]
+    peer.sock.close()
+    assert [job.next() for job in jobs] == ["abort"] * 3
+    world.log.until("lost a relay: ")
+
+
+def test_a_silent_relay_is_left(world: World) -> None:
+    peer = world.begin()
+    world.thread.pass_time(80.0)
+    peer.send("ping")
+    assert peer.receive()["type"] == "pong"
+    world.thread.pass_time(80.0)
+    peer.send("ping")
+    assert peer.receive()["type"] == "pong"
+    world.thread.pass_time(90.0)
+    world.log.until("lost a relay: nothing was heard of the relay for 90 s")
+    world.thread.pass_time(1.5)
+    world.accept().welcome()
+
+
+def test_a_relay_that_lets_us_go_gets_its_answers_and_sees_us_again(world: World) -> None:
+    peer = world.begin()
+    job = world.running(peer)
+    peer.send("graceful_shutdown", reason="maintenance", drain_timeout_secs=30)
+    peer.ask("r-2")
+    refused = peer.receive()
+    assert (refused["request_id"], refused["status_code"]) == ("r-2", 503)
+    assert json.loads(refused["body"]) == {"error": "the worker is leaving this relay"}
+    world.chunk(job, "data: 1\n\n")
+    world.complete(job)
+    assert peer.receive()["type"] == "response_chunk"
+    assert peer.receive()["request_id"] == "r-1"
+    assert peer.receive() == (1000, "")
+    peer.sock.close()
+    world.log.until("left a relay that let us go")
+    world.thread.pass_time(1.9)
+    assert world.link._connection is None
+    world.thread.pass_time(0.6)
+    world.accept().welcome()
+
+
+def test_draining_offers_no_models_finishes_and_ends(world: World) -> None:
+    peer = world.begin()
+    job = world.running(peer)
+    world.thread.call(world.link.drain)
+    assert peer.receive() == {"type": "models_update", "models": [], "current_load": 0}
+    world.thread.call(world.link.say_models)
+    assert not world.link.over
+    world.complete(job)
+    assert peer.receive()["type"] == "response_complete"
+    assert peer.receive() == (1000, "")
+    peer.sock.close()
+    world.thread.until(lambda: world.link.over)
+
+
+@pytest.mark.parametrize("stage", ["dialing", "handshake", "waiting"])
+def test_a_link_that_is_not_up_drains_at_once(world: World, stage: str) -> None:
+    world.start()
+    if stage != "dialing":
+        peer = world.accept()
+    if stage == "waiting":
+        peer.close(1008)
+        until_waiting(world)
+    world.thread.call(world.link.drain)
+    if stage == "handshake":
+        while peer.receive() is not None:
+            pass
+        peer.sock.close()
+    world.thread.until(lambda: world.link.over)
+    world.thread.pass_time(100.0)
+    assert world.link._dialing is None or world.link._dialing.over
+
+
+# The whole worker.
+
+
+class Running:
+    """A worker in a thread of its own."""
+
+    def __init__(self, stack: ExitStack, **settings: Any) -> None:
+        self.server = WorkerServer(WorkerConfig(worker_secret=SECRET, **settings))
+        self.status: queue.Queue[int] = queue.Queue()
+        self._thread = threading.Thread(target=lambda: self.status.put(self.server.run()), daemon=True)
+        self._thread.start()
+        stack.callback(self._stop)
+
+    def _stop(self) -> None:
+        if self._thread.is_alive() and self.status.empty():
+            self.server.stop()
+
+    def end(self) -> int:
+        return self.status.get(timeout=PATIENCE_S)
+
+
+def test_a_worker_looks_up_its_models_works_for_several_relays_and_drains(stack: ExitStack, log: Log) -> None:
+    relays, server = [Server(stack), Server(stack)], Server(stack)
+    worker = Running(stack, relay=tuple(relay.url for relay in relays), backend=server.url, max_concurrent=1, name="n")
+    BackendPeer(server.accept()).answer(listing("a", "b"))
+    peers = [RelayPeer(relay.accept()) for relay in relays]
+    for peer in peers:
+        assert peer.welcome() == {
+            "type": "register", "worker_name": "n", "models": ["a", "b"], "max_concurrent": 1,
+            "protocol_version": "1", "current_load": 0, "features": ["flow", "websocket"],
+        }  # fmt: skip
+    peers[0].ask("r-1", '{"stream":true}', is_streaming=True)
+    first = BackendPeer(server.accept())
+    peers[1].ask("r-1")
+    peers[1].send("ping")
+    assert peers[1].receive()["current_load"] == 2, "what waits for the one place counts, for whichever relay"
+    worker.server.stop()
+    assert [peer.until("models_update")["models"] for peer in peers] == [[], []]
+    first.answer("data: é\n\n".encode(), kind="text/event-stream")
+    assert peers[0].receive()["chunk"] == "data: é\n\n"
+    assert peers[0].receive()["status_code"] == 200
+    assert peers[0].receive() == (1000, "")
+    peers[0].sock.close()
+    BackendPeer(server.accept()).answer(b'{"usage":{"total_tokens":7}}')
+    answer = peers[1].receive()
+    assert (answer["body"], answer["token_counts"]) == ('{"usage":{"total_tokens":7}}', {"total_tokens": 7})
+    assert peers[1].receive() == (1000, "")
+    peers[1].sock.close()
+    assert worker.end() == 0
+
+
+def test_a_cancel_reaches_the_backend(stack: ExitStack, log: Log) -> None:
+    relay, server = Server(stack), Server(stack)
+    Running(stack, relay=(relay.url,), backend=server.url, models=("m",), drain_timeout=0.0)
+    peer = RelayPeer(relay.accept())
+    assert peer.welcome()["models"] == ["m"]
+    peer.ask("r-1", is_streaming=True)
+    backend = BackendPeer(server.accept())
+    backend.begin()
+    backend.chunk(b"data: 1\n\n")
+    assert peer.receive()["chunk"] == "data: 1\n\n"
+    peer.send("cancel", request_id="r-1", reason="client_disconnect")
+    assert peer.receive()["status_code"] == 499
+    assert backend.ended()
+
+
+def test_a_backend_that_comes_up_later_is_offered_then(stack: ExitStack, log: Log) -> None:
+    relay, server = Server(stack), Server(stack)
+    Running(stack, relay=(relay.url,), backend=server.url, refresh_interval=0.05)
+    BackendPeer(server.accept()).answer(b"loading", "503 Service Unavailable")
+    peer = RelayPeer(relay.accept())
+    assert peer.welcome()["models"] == []
+    log.until("the backend doesn't list its models: status 503: 'loading'")
+    BackendPeer(server.accept()).answer(listing("a"))
+    assert peer.receive() == {"type": "models_update", "models": ["a"], "current_load": 0}
+
+
+def test_what_does_not_end_in_the_time_to_drain_is_left_to_the_relay(stack: ExitStack, log: Log) -> None:
+    relay, server = Server(stack), Server(stack)
+    worker = Running(stack, relay=(relay.url,), backend=server.url, models=("m",), drain_timeout=0.0)
+    peer = RelayPeer(relay.accept())
+    peer.welcome()
+    peer.ask("r-1")
+    backend = BackendPeer(server.accept())
+    worker.server.stop()
+    assert peer.until_close() == (1000, "the worker ends")
+    assert backend.ended()
+    peer.sock.close()
+    assert worker.end() == 0
+
+
+def test_sigterm_drains(stack: ExitStack, tmp_path: Path) -> None:
+    relay = Server(stack)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(PATIENCE_S)
+        manager.bind(str(tmp_path / "notify"))
+        program = (
+            "from umaserve.settings.worker import WorkerConfig; from umaserve.worker.server import WorkerServer;"
+            f"raise SystemExit(WorkerServer(WorkerConfig(relay=({relay.url!r},), models=('m',),"
+            f" worker_secret='s')).run())"
+        )
+        process = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", program], env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        )
+        stack.callback(process.kill)
+        assert manager.recv(4096) == b"STATUS=connecting"
+        peer = RelayPeer(relay.accept())
+        peer.welcome()
+        assert manager.recv(4096).startswith(b"READY=1")
+        process.send_signal(signal.SIGTERM)
+        assert peer.receive()["models"] == []
+        assert peer.receive() == (1000, "")
+        peer.sock.close()
+        assert process.wait(PATIENCE_S) == 0

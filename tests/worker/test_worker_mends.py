@@ -1,0 +1,191 @@
+"""The daemon and the HTTP backend as a relay's: what is refused there, and jobs that are aborted in any state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+
+import pytest
+
+from umaserve.daemon.detached import Detached
+from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.services import Services
+from umaserve.messages import Metrics
+from umaserve.net.input_budget import InputBudget
+from umaserve.net.loop import Loop
+from umaserve.serving.questions import Questions
+from umaserve.serving.sessions import SessionManager
+from umaserve.settings.daemon import Config
+from umaserve.stages.recordings import Recordings
+from umaserve.stages.spoken import Speech
+from umaserve.wire.fields import MOST_VALUES
+from umaserve.wire.relay_codec import encode, parse_from_worker
+from umaserve.wire.relay_messages import Request, TokenCounts
+from umaserve.wire.relay_messages import ResponseComplete as Complete
+from umaserve.worker.backend import Job
+from umaserve.worker.dialer import Dialer
+from umaserve.worker.http_backend import HttpBackend, HttpSettings
+
+pytest.register_assert_rewrite("standin", "worker_wire")
+from standin import StandInEngine, SteppedWorker  # noqa: E402
+from worker_wire import BackendPeer, LoopThread, Server  # noqa: E402
+
+MOST_BYTES = 1024
+MOST_CHAT_BYTES = 2048
+CONFIG = Config(max_frame_bytes=MOST_BYTES, max_chat_bytes=MOST_CHAT_BYTES, max_prompt_bytes=512)
+CHAT, EMBEDDINGS, GENERATE = "/v1/chat/completions", "/v1/embeddings", "/generate"
+BODIES = {
+    CHAT: {"messages": [{"role": "user", "content": "hello"}], "stream": True},
+    EMBEDDINGS: {"input": "hello", "model": "m"},
+    GENERATE: {"type": "config", "prompt": "hello"},
+}
+
+
+class Told:
+    """A reply that hears one end, and nothing after it or after its job was aborted."""
+
+    def __init__(self) -> None:
+        self.chunks: list[str] = []
+        self.end: tuple[int, Mapping[str, str], str] | None = None
+        self.aborted = False
+
+    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+        assert not self.aborted
+        assert self.end is None
+        self.chunks.append(text)
+
+    def complete(
+        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+    ) -> None:
+        assert not self.aborted
+        assert self.end is None
+        self.end = status, headers, body
+
+
+class Daemon:
+    """The daemon's services without its engine's thread, and the backend on them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.loop = Loop(lambda: self.now)
+        self.sessions = SessionManager(clock=lambda: self.now)
+        self.compute, self.preparing = SteppedWorker(), SteppedWorker()
+        engine = StandInEngine()
+        self.questions = Questions(engine, self.compute, self.preparing, 4)
+        services = Services(
+            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
+            lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
+            Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
+            InputBudget(self.loop, 1 << 20, 1 << 20),
+        )  # fmt: skip
+        self.backend = DaemonBackend(services)
+
+    def start(self, path: str, body: str | None = None) -> tuple[Job | None, Told]:
+        reply = Told()
+        text = json.dumps(BODIES[path]) if body is None else body
+        return self.backend.start(Request("r-1", "m", path, True, text, {}), reply), reply
+
+    def turn(self) -> None:
+        for _ in range(4):
+            self.loop.call_soon(lambda: None)
+            self.loop.turn()
+            for _ in self.sessions.deliver():
+                continue
+
+
+@pytest.fixture
+def daemon(caplog: pytest.LogCaptureFixture) -> Iterator[Daemon]:
+    daemon = Daemon()
+    yield daemon
+    daemon.loop.close()
+    assert not [record for record in caplog.get_records("call") if record.exc_info]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_relayed_body_may_be_no_larger_than_any_others(daemon: Daemon, path: str) -> None:
+    most_bytes = MOST_CHAT_BYTES if path == CHAT else MOST_BYTES
+    job, reply = daemon.start(path, " " * (most_bytes + 1))
+    assert job is None
+    assert reply.end is not None
+    status, headers, body = reply.end
+    assert (status, headers) == (413, {"content-type": "application/json"})
+    assert json.loads(body)["error"]["message"] == f"body: expected at most {most_bytes} bytes, got more"
+    assert daemon.backend.load == 0
+
+
+class Counted(str):
+    """Counts how often it is encoded."""
+
+    n = 0
+
+    def encode(self, *arguments: str) -> bytes:
+        self.n += 1
+        return super().encode(*arguments)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_is_encoded_once(daemon: Daemon, path: str) -> None:
+    body = Counted(json.dumps(BODIES[path]))
+    job, _reply = daemon.start(path, body)
+    assert job is not None
+    assert body.n == 1
+
+
+def test_nor_may_a_message_of_a_conversation(daemon: Daemon) -> None:
+    job, reply = daemon.start(GENERATE)
+    assert job is not None
+    assert daemon.backend.load == 1
+    job.frame("é" * (MOST_BYTES // 2 + 1))
+    assert reply.end is not None
+    assert reply.end[0] == 413
+    daemon.turn()
+    assert daemon.backend.load == 0
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+def test_an_aborted_job_leaves_no_session_and_its_reply_hears_no_more(daemon: Daemon, path: str, held: bool) -> None:
+    job, reply = daemon.start(path)
+    assert job is not None
+    job.pause(held)
+    assert daemon.backend.load == 1
+    job.abort()
+    reply.aborted = True
+    job.pause(not held)
+    job.frame("{}")
+    daemon.turn()
+    assert daemon.backend.load == 0
+
+
+def test_of_what_a_client_may_not_send_a_relays_messages_may_have_more() -> None:
+    # Or a client could have its worker's link closed, by a body with just as many as may be.
+    parsed = parse_from_worker(encode(Complete("r-1", 200, {}, "," * (MOST_VALUES + 1))))
+    assert parsed == Complete("r-1", 200, {}, "," * (MOST_VALUES + 1))
+
+
+def test_an_embedding_that_nobody_wants_any_more_is_forgotten(daemon: Daemon) -> None:
+    job, reply = daemon.start(EMBEDDINGS)
+    assert job is not None
+    job.abort()
+    reply.aborted = True
+    assert not daemon.questions.idle
+    for _ in range(4):
+        daemon.preparing.step()
+        daemon.compute.step()
+    assert daemon.questions.idle
+
+
+def test_a_header_that_no_relay_takes_is_left_out() -> None:
+    with ExitStack() as stack:
+        server, thread = Server(stack), LoopThread()
+        stack.callback(thread.close)
+        settings = HttpSettings(server.url, "", (), 4, 10.0, 100.0, 1024 * 1024)
+        backend = thread.call(lambda: HttpBackend(thread.loop, Dialer(thread.loop, thread.resolving.submit), settings))
+        reply = Told()
+        thread.call(lambda: backend.start(Request("r-1", "m", CHAT, False, "{}"), reply))
+        longest = "x" * 256
+        BackendPeer(server.accept()).answer(b"{}", "200 OK", "application/json", f"{longest}: 1", f"{longest}y: 2")
+        thread.until(lambda: reply.end is not None)
+    assert reply.end == (200, {"content-type": "application/json", longest: "1"}, "{}")
+    parse_from_worker(encode(Complete("r-1", *reply.end)))

@@ -1,0 +1,1 @@
+"""Who may come in: names, keys, and attempts at them."""

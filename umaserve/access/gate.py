@@ -1,0 +1,150 @@
+"""The one gate in front of all routes: which names we answer to, whose pages may call, and who has a key."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from umaserve.access.keys import Key, KeyFile
+from umaserve.errors import Fault, RequestError
+from umaserve.serving.rates import Limits
+from umaserve.serving.sessions import Origin
+from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
+from umaserve.wire.http_head import Refusal, Request
+
+SUBPROTOCOL = "umaserve"
+KEY_SUBPROTOCOL = "bearer."
+"""Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol of this prefix."""
+ANY = "*"
+_CORS_METHODS = "GET, POST, OPTIONS"
+_CORS_HEADERS = "Authorization, Content-Type"
+_CORS_AGE_S = "600"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
+
+
+class Names(NamedTuple):
+    """Which names we answer to, and whose pages: the settings of the same names, and the address listened on."""
+
+    address: str
+    allow_host: Sequence[str]
+    allow_origin: Sequence[str]
+    cors_origin: Sequence[str]
+
+
+class Gate:
+    """Judges requests before any route sees them. Refuses by raising ``Refusal`` or ``RequestError``."""
+
+    def __init__(self, names: Names, keys: KeyFile | None, now: Callable[[], float]) -> None:
+        self._keys = keys
+        self._now = now
+        self._hosts = {host.lower() for host in names.allow_host}
+        if names.address:
+            host, _port = parse_address(names.address)
+            if not is_wildcard(host):
+                self._hosts.add(host.lower())
+        self._origins = {origin.lower() for origin in (*names.allow_origin, *names.cors_origin)}
+        self._cors = {origin.lower() for origin in names.cors_origin}
+
+    @property
+    def keyed(self) -> bool:
+        """Whether requests need a key."""
+        return self._keys is not None
+
+    def check_names(self, request: Request, *, by_file: bool) -> None:
+        """Host, against DNS rebinding, which reaches no socket ``by_file``; and Origin, against foreign pages."""
+        host = _host_name(request.header("host") or "")
+        if host and not (by_file or is_loopback(host) or ANY in self._hosts or host in self._hosts):
+            raise Refusal(403, f"Host: expected a name that this server answers to, got {host[:64]}: see --allow-host")
+        origin = (request.header("origin") or "").lower()
+        if origin and not self._may_call(origin, request):
+            raise Refusal(403, f"Origin: pages of {origin[:64]} may not call this server: see --allow-origin")
+
+    def _may_call(self, origin: str, request: Request) -> bool:
+        if ANY in self._origins or origin in self._origins:
+            return True
+        try:
+            parts = urlsplit(origin)
+            name = parts.hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(name) or parts.netloc == (request.header("host") or "").lower()
+
+    def cors_headers(self, request: Request) -> list[tuple[str, str]]:
+        """What lets a browser's page read the reply."""
+        origin = request.header("origin")
+        if origin is None or not (ANY in self._cors or origin.lower() in self._cors):
+            return []
+        return [
+            ("Access-Control-Allow-Origin", origin),
+            ("Access-Control-Expose-Headers", "Retry-After"),
+            ("Vary", "Origin"),
+        ]
+
+    def preflight_headers(self, request: Request) -> list[tuple[str, str]]:
+        """What tells a browser that asks before it calls (Fetch standard, CORS-preflight request), besides
+        ``cors_headers``."""
+        if not self.cors_headers(request):
+            return []
+        # A page that may call may send what it likes: client libraries add headers of their own.
+        wanted = request.header("access-control-request-headers") or ""
+        return [
+            ("Access-Control-Allow-Methods", _CORS_METHODS),
+            ("Access-Control-Allow-Headers", wanted if _HEADER_NAMES.fullmatch(wanted) else _CORS_HEADERS),
+            ("Access-Control-Max-Age", _CORS_AGE_S),
+        ]
+
+    def presented_key(self, request: Request) -> str | None:
+        """The key that came in the header, or as a WebSocket subprotocol."""
+        scheme, _, credentials = (request.header("authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and credentials.strip():
+            return credentials.strip()
+        for value in request.header_values("sec-websocket-protocol"):
+            for offered in value.split(","):
+                if offered.strip().startswith(KEY_SUBPROTOCOL):
+                    return offered.strip().removeprefix(KEY_SUBPROTOCOL)
+        return None
+
+    def origin(self, request: Request, dialect: str, peer: str) -> Origin:
+        """Who asks; refuses whom it does not know where keys are needed."""
+        if self._keys is None:
+            return Origin(dialect, peer)
+        presented = self.presented_key(request)
+        origin = None if presented is None else self.origin_by_key(presented, dialect, peer)
+        if origin is None:
+            found = "none" if presented is None else "one that is not known"
+            raise RequestError(
+                Fault.UNAUTHORIZED, f"Authorization: expected an API key (Authorization: Bearer …), got {found}"
+            )
+        return origin
+
+    def origin_by_key(self, presented: str, dialect: str, peer: str) -> Origin | None:
+        """Who has this key; ``None`` if nobody."""
+        key = None if self._keys is None else self._keys.match(presented, self._now())
+        return None if key is None else _origin_of(key, dialect, peer)
+
+    def still_knows(self, origin: Origin) -> bool:
+        """Whether the key that ``origin`` came with has not been revoked meanwhile."""
+        return self._keys is None or self._keys.holds(origin.key, self._now())
+
+
+def check_json(request: Request) -> None:
+    content_type = request.header("content-type")
+    # Requiring it also keeps pages from sending what a browser takes for a plain form.
+    if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
+
+
+def _origin_of(key: Key, dialect: str, peer: str) -> Origin:
+    limits = Limits(key.requests_per_minute, key.tokens_per_minute)
+    return Origin(dialect, peer, key.name, key.priority, limits)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port and an address's brackets; the codec has checked its form."""
+    name = host.lower()
+    if name.startswith("["):
+        return str(ipaddress.ip_address(name[1 : name.index("]")]))
+    return name.partition(":")[0].rstrip(".")

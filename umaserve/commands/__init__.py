@@ -1,0 +1,1 @@
+"""The subcommands that people type."""

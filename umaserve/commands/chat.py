@@ -1,0 +1,319 @@
+"""``umaserve chat``: a conversation in the terminal over ``/ws/chat``, turn by turn, its speech into a WAV file."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import functools
+import os
+import socket
+import sys
+import urllib.parse
+import wave
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from umaserve.commands import chat_media
+from umaserve.commands.chat_media import FileError
+from umaserve.commands.chat_status import Status
+from umaserve.net.tls import client_context
+from umaserve.wire.pcm import SAMPLE_RATE, pcm16
+from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
+
+DESCRIPTION = "Chat with a running daemon that serves HTTP, turn by turn. Ctrl-C ends an answer, Ctrl-D the chat."
+EPILOG = """\
+what FILE may be: any image, sound or film that the daemon can read. Its model must be made for such (--mmproj).
+Within a chat, a line such as "/image photo.jpg" goes with the next question; so do /audio and /video.
+
+  umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080 &
+  umaserve chat
+  umaserve chat --speak answer.wav "Tell me about the sea in two sentences."
+  umaserve chat --image before.jpg --image after.jpg "What has changed?"
+  umaserve chat --audio meeting.mp3 "What was decided?"
+  umaserve chat --video birds.mp4 "Which birds are these?"
+  umaserve chat --voice me.wav --speak answer.wav "Say good morning with my voice."
+"""
+HINT = """\
+Ctrl-C ends an answer, Ctrl-D the chat. To ask about a file, say /image FILE, /audio FILE or /video FILE first.
+"""
+DEFAULT_URL = "http://127.0.0.1:8080"
+MAX_MESSAGE_BYTES = 1 << 30
+TICK_S = 1.0
+_CHUNK = 64 * 1024
+_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+_TOO_BIG = 1009
+"""A close code (RFC 6455, 7.4.1)."""
+_ENDED = "the connection ended before the answer did"
+
+Write = Callable[[str], None]
+Message = dict[str, Any]
+
+
+class ChatError(Exception):
+    """The daemon can't be reached, or says that something is wrong."""
+
+
+def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write) -> int:
+    """Chat; ``write`` prints at once. Returns the exit status."""
+    parser.add_argument("prompt", nargs="?", help="one question, which is all then; without it they are asked for")
+    parser.add_argument("--url", default=DEFAULT_URL, help="where the daemon serves HTTP (default: %(default)s)")
+    parser.add_argument("--key", help="API key, where the daemon wants one")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the first question")
+    for kind in chat_media.KINDS:
+        # One list, so that the files keep the order of their flags.
+        parser.add_argument(
+            f"--{kind}", dest="files", action="append", default=[], metavar="FILE",
+            type=functools.partial(_named, kind),
+            help=f"{_A_KIND[kind]} that the first question is about; may be repeated",
+        )  # fmt: skip
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.7)")
+    parser.add_argument("--speak", metavar="FILE", help="have the answers spoken, into this WAV file")
+    parser.add_argument("--voice", metavar="FILE", help="a recording of the voice that speaks them, with --speak")
+    options = parser.parse_args(arguments)
+    if options.voice and not options.speak:
+        parser.error("--voice: expected --speak FILE beside it, to hear that voice")
+    messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+    with contextlib.ExitStack() as opened:
+        try:
+            attached = [chat_media.item(*file) for file in options.files]
+            tts = _tts(options)
+            wav = opened.enter_context(_wav(options.speak)) if options.speak else None
+            for prompt in [options.prompt] if options.prompt else _prompts(attached):
+                question = {"role": "user", "content": _content(prompt, attached)}
+                attached.clear()
+                try:
+                    answer = _turn(options, [*messages, question], tts, write, wav)
+                except ChatError as error:
+                    if options.prompt or not sys.stdin.isatty():
+                        raise
+                    # As if it had not been asked: whoever types may ask another one.
+                    _complain(error)
+                else:
+                    messages += [question, {"role": "assistant", "content": answer}]
+        except (ChatError, FileError, OSError) as error:
+            _complain(error)
+            return 1
+    return 0
+
+
+def _complain(error: Exception) -> None:
+    print(f"umaserve: {error}", file=sys.stderr)
+
+
+def _named(kind: str, path: str) -> tuple[str, str]:
+    return kind, path
+
+
+_A_KIND = {"image": "an image", "audio": "a sound", "video": "a film"}
+
+
+def _tts(options: argparse.Namespace) -> Message | None:
+    """What is asked for of the speech; ``None`` where none is wanted."""
+    if not options.speak:
+        return None
+    if not options.voice:
+        return {"mode": "audio_assistant"}
+    return {"mode": "voice_cloning", "ref_audio_data": chat_media.sound(options.voice)}
+
+
+def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:
+    return [*attached, {"type": "text", "text": prompt}] if attached else prompt
+
+
+@contextlib.contextmanager
+def _wav(path: str) -> Iterator[wave.Wave_write]:
+    """A WAV file for the answers: mono, 16 bit. Raises ``FileError``."""
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(open(path, "wb"))
+        except OSError as error:
+            raise FileError(f"--speak {path}: {error.strerror}: name a file that you may write") from None
+        wav = opened.enter_context(wave.open(file))
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(SAMPLE_RATE)
+        yield wav
+
+
+def _prompts(attached: list[Message]) -> Iterator[str]:
+    """What is typed, or comes through a pipe, a line each; files that are named in lines of their own are attached.
+    Raises ``FileError`` in a pipe, and ``ChatError`` where it ends without a question about them."""
+    watched = sys.stdin.isatty()
+    if watched:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  what is typed can be edited
+        sys.stderr.write(HINT)
+    while True:
+        try:
+            line = input("> " if watched else "").strip()
+        except EOFError:
+            if attached and not watched:
+                raise ChatError("nothing was asked about the files: end with a line that is a question") from None
+            return
+        except KeyboardInterrupt:
+            if not watched:
+                raise
+            # Like a shell: what was typed is gone, and there is a fresh line for more.
+            sys.stderr.write("\n")
+            continue
+        command, *path = line.split(maxsplit=1) or [""]
+        if command.removeprefix("/") in chat_media.KINDS and command.startswith("/"):
+            try:
+                attached.append(_attachment(command, "".join(path)))
+            except FileError as error:
+                if not watched:  # A question without what it is about makes no sense.
+                    raise
+                _complain(error)
+        elif line:
+            yield line
+
+
+def _attachment(command: str, path: str) -> Message:
+    if not path:
+        raise FileError(f"{command}: expected a file behind it, such as {command} FILE")
+    # Terminals put quotes around a file that is dragged into them.
+    if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"":
+        path = path[1:-1]
+    return chat_media.item(command.removeprefix("/"), os.path.expanduser(path))
+
+
+def _turn(
+    options: argparse.Namespace,
+    messages: Sequence[Message],
+    tts: Message | None,
+    write: Write,
+    wav: wave.Wave_write | None,
+) -> str:
+    """Ask, print the answer as it comes, and return it: what came of it, where Ctrl-C ended it."""
+    generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
+    request: Message = {"messages": messages, "generation": {k: v for k, v in generation.items() if v is not None}}
+    if tts is not None:
+        request["tts"] = tts
+    said: list[str] = []
+    try:
+        with Status(sys.stderr) as status:
+            for message in _ask(options.url, options.key, request, status):
+                match message["type"]:
+                    case "queued" | "queue_update":
+                        status.queued(message["position"], message["queue_length"], message["estimated_wait_s"])
+                    case "queue_done":
+                        status.begin("the daemon reads the question")
+                    case "prefill_done":
+                        status.clear()
+                    case "chunk":
+                        said.append(message["text_delta"])
+                        write(message["text_delta"])
+                        if wav is not None and message["audio_data"] is not None:
+                            wav.writeframes(pcm16(base64.b64decode(message["audio_data"])))
+    except KeyboardInterrupt:
+        if options.prompt:
+            raise
+    except ChatError:
+        if said:
+            write("\n")
+        raise
+    write("\n")
+    return "".join(said)
+
+
+def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterator[Message]:
+    """The daemon's messages, up to its goodbye; raises ``ChatError`` with its error."""
+    codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
+    with _told(url), _connected(url) as sock:
+        # Whoever waits is told so meanwhile.
+        sock.settimeout(TICK_S)
+        parts = urllib.parse.urlsplit(url)
+        headers = [("Authorization", f"Bearer {key}")] if key else []
+        handshake, nonce = client_handshake(parts.netloc, f"{parts.path.rstrip('/')}/ws/chat", headers)
+        sock.sendall(handshake)
+        received = b""
+        try:
+            while (answer := read_answer(received)) is None:
+                data = _some(sock, status)
+                if not data:
+                    raise ChatError(f"{url}: {_ENDED}")
+                received += data
+            code, answered, rest = answer
+            check_accept(code, answered, nonce)
+        except HandshakeFailed as error:
+            raise ChatError(f"{url}: {error}: is it a daemon of this version, and is the key right?") from None
+        codec.receive_data(rest)
+        _send(sock, codec.send(orjson.dumps(request)), status)
+        status.begin("the daemon reads the question")
+        message: Message = {"type": None}
+        while True:
+            while (payload := codec.next_payload()) is not None:
+                message = orjson.loads(payload)
+                if message["type"] != "error":
+                    yield message
+            if codec.closed:
+                break
+            sock.sendall(codec.take_output())
+            if not codec.more:
+                data = _some(sock, status)
+                if not data:
+                    break
+                codec.receive_data(data)
+    if message["type"] == "error":
+        # Only the close that follows says what kind of error it is.
+        raise ChatError(message["error"] + _advice(codec))
+    if message["type"] != "done":
+        reason = codec.close_reason or (_ENDED if codec.close_code is None else f"close code {codec.close_code}")
+        raise ChatError(f"the daemon did not answer: {reason}{_advice(codec)}")
+
+
+@contextlib.contextmanager
+def _told(url: str) -> Iterator[None]:
+    """A connection that breaks, as a ``ChatError``."""
+    try:
+        yield
+    except OSError as error:
+        raise ChatError(f"{url}: {error.strerror or error}: see whether the daemon still runs") from None
+
+
+def _send(sock: socket.socket, data: bytes, status: Status) -> None:
+    status.begin(f"sending {len(data) / (1 << 20):.1f} MiB")
+    view = memoryview(data)
+    sent = 0
+    try:
+        while sent < len(data):
+            with contextlib.suppress(TimeoutError):
+                sent += sock.send(view[sent : sent + _CHUNK])
+            status.tick(f"{sent / len(data):.0%}")
+    except OSError:
+        # The daemon doesn't want the rest. Why, it may have said.
+        return
+
+
+def _advice(codec: WebSocketCodec) -> str:
+    if codec.close_code == _TOO_BIG:
+        return ": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes"
+    return ""
+
+
+def _connected(url: str) -> socket.socket:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ChatError(f"--url: expected one such as {DEFAULT_URL}, got {url}")
+    try:
+        sock = socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]))
+    except OSError as error:
+        advice = "start a daemon with --http, or name its address with --url"
+        raise ChatError(f"{url}: {error.strerror or error}: {advice}") from None
+    if parts.scheme in ("https", "wss"):
+        return client_context().wrap_socket(sock, server_hostname=parts.hostname)
+    return sock
+
+
+def _some(sock: socket.socket, status: Status) -> bytes:
+    """More of what comes; nothing at the end."""
+    while True:
+        try:
+            return sock.recv(_CHUNK)
+        except TimeoutError:
+            status.tick()

@@ -1,0 +1,102 @@
+"""The command ``keys``: making, listing and revoking the API keys of a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from umaserve.access.keys import Key, KeyFile
+from umaserve.messages import Priority
+
+DESCRIPTION = "Make, list and revoke the keys that HTTP clients of a daemon with --api-keys present."
+EPILOG = """\
+  umaserve keys add alice --api-keys /etc/umaserve/keys.json
+  umaserve keys add nightly --class background --tokens-per-minute 20000
+  umaserve --http 127.0.0.1:8080 --api-keys /etc/umaserve/keys.json
+
+The file holds only hashes of the keys. A running daemon follows a change within about a second. Clients send their
+key as "Authorization: Bearer uma_...".
+"""
+_CLASSES = {priority.name.lower(): priority for priority in Priority}
+
+
+def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    """Fill ``parser``, run one of the three and return its exit status. Raises ConfigError as `KeyFile` does."""
+    commands = parser.add_subparsers(dest="command", metavar="{add,list,revoke}", required=True)
+
+    about = "make a key, and print it this one time; the file is made if it is missing"
+    add = commands.add_parser("add", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
+    add.add_argument("name", metavar="NAME", help="whose key it is: 1 to 64 of A-Z, a-z, 0-9, ., _ and -")
+    add.add_argument(
+        "--class",
+        dest="priority",
+        choices=_CLASSES,
+        default="interactive",
+        help="background waits for interactive (default %(default)s)",
+    )
+    limit = "most in a minute; 0: no limit (default: the daemon's --rate-%s)"
+    add.add_argument("--requests-per-minute", type=float, metavar="N", help=limit % "requests")
+    add.add_argument("--tokens-per-minute", type=float, metavar="N", help=limit % "tokens")
+
+    about = "list the keys by name, never themselves"
+    listing = commands.add_parser("list", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
+
+    about = "end a key"
+    revoke = commands.add_parser("revoke", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
+    revoke.add_argument("name", metavar="NAME", help="as keys list shows it")
+
+    for command in (add, listing, revoke):
+        command.add_argument(
+            "--api-keys",
+            metavar="FILE",
+            default=os.environ.get("UMA_API_KEYS", ""),
+            help="the file of keys (default: $UMA_API_KEYS)",
+        )
+    options = parser.parse_args(arguments)
+    if not options.api_keys:
+        parser.error("no file of keys: name one with --api-keys FILE or UMA_API_KEYS")
+    match options.command:
+        case "add":
+            return _add(options)
+        case "list":
+            print(_table(KeyFile(options.api_keys).list()))
+            return 0
+        case _:
+            return _revoke(options)
+
+
+def _add(options: argparse.Namespace) -> int:
+    presented = KeyFile(options.api_keys, missing_ok=True).add(
+        options.name,
+        priority=_CLASSES[options.priority],
+        requests_per_minute=options.requests_per_minute,
+        tokens_per_minute=options.tokens_per_minute,
+    )
+    # Alone on standard output, for scripts that take it from there.
+    print(presented)
+    print("umaserve: keep this key: it is not stored and can't be shown again", file=sys.stderr)
+    return 0
+
+
+def _revoke(options: argparse.Namespace) -> int:
+    if KeyFile(options.api_keys).revoke(options.name):
+        return 0
+    print(f"umaserve: {options.api_keys}: no key is named {options.name}: see umaserve keys list", file=sys.stderr)
+    return 1
+
+
+def _table(keys: Sequence[Key]) -> str:
+    rows = [("NAME", "CLASS", "REQUESTS/MINUTE", "TOKENS/MINUTE", "CREATED")]
+    for key in keys:
+        limits = (_shown(key.requests_per_minute), _shown(key.tokens_per_minute))
+        rows.append((key.name, key.priority.name.lower(), *limits, key.created))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _shown(limit: float | None) -> str:
+    if limit is None:
+        return "as the daemon"
+    return f"{limit:.10g}" if limit else "no limit"

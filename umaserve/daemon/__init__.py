@@ -1,0 +1,1 @@
+"""One daemon: its life, its sockets, its clients and their requests."""

@@ -1,0 +1,293 @@
+"""One client and its conversation: channel, codec and dialect, and the session of its present request."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from umaserve.daemon.services import Services
+from umaserve.dialects.dialect import Dialect, Reply
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Cancel,
+    Command,
+    Feedback,
+    FeedbackKept,
+    Finished,
+    Generate,
+    GetMetrics,
+    Modify,
+    Output,
+    Pause,
+    Placed,
+    Reattach,
+    Replace,
+    Resume,
+)
+from umaserve.net.channel import READ_PER_TURN, Channel
+from umaserve.serving.sessions import Hold, Origin
+from umaserve.serving.states import State
+from umaserve.stages.recorded import RecordedAnswer
+from umaserve.stages.spoken import SpokenAnswer
+
+log = logging.getLogger(__name__)
+
+PAYLOADS_PER_TURN = 8
+"""A client that floods gets its share of a turn, and the rest of its input waits."""
+
+
+class Codec(Protocol):
+    """Bytes to payloads and back."""
+
+    @property
+    def buffered(self) -> int: ...
+
+    def receive_data(self, data: bytes) -> None: ...
+
+    def receive_eof(self) -> None: ...
+
+    def next_payload(self) -> bytes | None: ...
+
+    def send(self, payload: bytes) -> bytes: ...
+
+
+class Connection:
+    """Handler of one channel. A mistake of ours in handling it costs this client its connection, and nobody else."""
+
+    def __init__(
+        self, services: Services, channel: Channel, codec: Codec, dialect: Dialect, origin: Origin, lost: Lost
+    ) -> None:
+        self.channel = channel
+        self._services = services
+        self._loop = services.loop
+        self._sessions = services.sessions
+        self._codec = codec
+        self._dialect = dialect
+        self._origin = origin
+        self._lost = lost
+        self._idle_timeout = services.config.idle_timeout
+        self._backlog = False
+        """Whether whole payloads may wait in the codec for the next turn."""
+        self._input = services.input_budget.share(channel)
+        self._session = self._sessions.open(self._deliver, origin)
+        self._spoken: SpokenAnswer | None = None
+        self._recorded: RecordedAnswer | None = None
+        self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
+        channel.handler = self
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._codec.receive_data(data)
+        self._handle_payloads()
+
+    def input_ended(self) -> None:
+        self._codec.receive_eof()
+        self._handle_payloads()
+
+    def wants_data(self) -> bool:
+        if self._backlog or not self._input.may_grow:
+            return False
+        return self._dialect.ready or self._codec.buffered < READ_PER_TURN
+
+    def drained(self) -> None:
+        # Channels are flushed after the turn's tick was planned: the release is for a turn of its own.
+        self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
+        if self._spoken is not None:
+            self._loop.call_soon(self._spoken.release)
+        if self._backlog:
+            self._loop.call_soon(self._handle_payloads)
+
+    def connection_lost(self) -> None:
+        self._idle.cancel()
+        self._input.close()
+        self._abandon()
+        self._lost(self)
+
+    def _abandon(self) -> None:
+        """Nobody wants the present answer any more."""
+        self._input.keep(0)
+        self._sessions.abandon(self._session)
+        if self._spoken is not None:
+            self._spoken.abandon()
+            self._spoken = None
+        if self._recorded is not None:
+            self._recorded.abandon()
+            self._recorded = None
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _handle_payloads(self) -> None:
+        self._backlog = False
+        try:
+            for _ in range(PAYLOADS_PER_TURN):
+                if self.channel.overfull:
+                    self._backlog = True  # until the channel has drained
+                    break
+                if not self.channel.open or not self._dialect.ready or not self._handle_one():
+                    break
+            else:
+                self._backlog = True
+                self._loop.call_soon(self._handle_payloads)
+        except Exception:
+            log.exception("%s: closed, since handling its input failed", self._origin.peer)
+            self.abort()
+        self._input_handled()
+        self._input.hold(self._codec.buffered)
+
+    def _input_handled(self) -> None:
+        """What came was used up, or waits."""
+        # Not merely "does not run": a session that has just ended still has its last words to deliver.
+        if self.channel.ended and not self._backlog and self._session.state is State.RECV_REQ:
+            self.close()
+
+    def _handle_one(self) -> bool:
+        try:
+            payload = self._codec.next_payload()
+            if payload is None:
+                return False
+            # Only whole payloads count as a sign of life: a byte now and then keeps nobody's connection open.
+            self._idle.postpone(self._loop.now() + self._idle_timeout)
+            command = self._dialect.receive(payload)
+        except RequestError as error:
+            self._reply(self._dialect.refuse(error))
+            return True
+        if isinstance(command, Generate):
+            # Its images and sounds, which are most of what is large, are in memory until they are prepared.
+            self._input.keep(len(payload))
+        if command is not None:
+            self._dispatch(command)
+        return True
+
+    def _dispatch(self, command: Command) -> None:
+        match command:
+            case Generate():
+                self._request(command)
+            case Replace():
+                self._replace(command.request)
+            case Cancel():
+                self._sessions.cancel(self._session, command.id)
+            case Modify() | Pause() | Resume():
+                self._sessions.steer(self._session, command)
+            case Feedback():
+                self._keep(command)
+            case GetMetrics():
+                self._reply(self._dialect.send(self._services.metrics()))
+            case Reattach():
+                self._reattach(command)
+
+    def _replace(self, request: Generate) -> None:
+        """What runs is given up only for what is taken."""
+        try:
+            self._sessions.admit(self._origin, self._loop.now())
+        except RequestError as error:
+            error.request_id = request.id
+            self._reply(self._dialect.refuse(error))
+            return
+        self._sessions.abandon(self._session, "replaced")
+        self._session = self._sessions.open(self._deliver, self._origin)
+        self._request(request, admitted=True)
+
+    def _request(self, request: Generate, *, admitted: bool = False) -> None:
+        session = self._session
+        try:
+            self._sessions.request(
+                session, replace(request, recorded=None, spoken=None), self._loop.now(), admitted=admitted
+            )
+        except RequestError as error:
+            self._input.keep(0)
+            self._reply(self._dialect.fail(error))
+            return
+        # The stages that its outputs go through, from the last one back to the session.
+        if request.recorded is not None and (recording := self._services.recordings.begin(request.recorded)):
+            self._recorded = RecordedAnswer(recording, session.sink)
+            session.sink = self._recorded.take
+        if request.spoken is not None:
+            self._spoken = self._services.speech.answer(session.sink, request.spoken)
+            session.sink = self._spoken.take
+
+    def _keep(self, feedback: Feedback) -> None:
+        try:
+            kept = self._services.keep_feedback(feedback, self._origin)
+        except RequestError as error:
+            self._reply(self._dialect.refuse(error))
+        else:
+            self._reply(self._dialect.send(FeedbackKept(kept)))
+
+    def _reattach(self, command: Reattach) -> None:
+        error = RequestError(Fault.BAD_REQUEST, "type: a generation can't be resumed here", command.request_id)
+        self._reply(self._dialect.refuse(error))
+
+    # -- replies -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, output: Output | RequestError) -> None:
+        """The session's sink."""
+        try:
+            if isinstance(output, RequestError):
+                self._reply(self._dialect.fail(output))
+            else:
+                self._reply(self._dialect.send(output))
+        except Exception:
+            log.exception("request %s: closed, since a reply could not be made", self._session.request_id)
+            self.abort()
+            return
+        if isinstance(output, Finished | RequestError):
+            self._input.keep(0)
+            self._next_request()
+        elif isinstance(output, Placed):
+            self._input.keep(0)
+
+    def _next_request(self) -> None:
+        if not self.channel.open:
+            return
+        self._spoken = self._recorded = None
+        self._session = self._sessions.open(self._deliver, self._origin)
+        self._idle.postpone(self._loop.now() + self._idle_timeout)
+        self._loop.call_soon(self._handle_payloads)
+
+    def _reply(self, reply: Reply | None) -> None:
+        if reply is None:
+            return
+        if reply.before is not None:
+            self.channel.write(self._codec.send(reply.before))
+        self.channel.write(self._codec.send(reply.payload))
+        if reply.close:
+            self._abandon()
+            self._end(reply.code)
+        elif self.channel.congested:
+            self._sessions.hold(self._session, Hold.READER)
+            if self._spoken is not None:
+                self._spoken.hold()
+
+    def _end(self, _code: int) -> None:
+        """After a reply that is the last; the code is for those that say one."""
+        self.close()
+
+    def close(self) -> None:
+        """Say what is queued, and end."""
+        self._input.close()
+        self.channel.close()
+
+    def abort(self) -> None:
+        """End after a mistake of ours."""
+        self.channel.abort()
+
+    def _on_idle(self) -> None:
+        if self._session.state is not State.RECV_REQ and not self._input.growing:
+            self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
+        elif waited := self._input.take_waited():
+            # It is no fault of the client's that nobody read what it sent.
+            self._idle = self._loop.call_later(waited, self._on_idle)
+        elif self.channel.open:
+            log.info("%s: closed, since no request came for %g s", self._origin.peer, self._idle_timeout)
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        self.close()
+
+
+Lost = Callable[[Connection], None]
+"""Told of a connection that has ended."""

@@ -1,0 +1,176 @@
+"""The ways in: every listening socket, and the connection that each accepted client becomes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+
+from umaserve.daemon.connection import Connection
+from umaserve.daemon.services import Services
+from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.parameters import Limits
+from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
+from umaserve.errors import Fault, RequestError
+from umaserve.http.connection import Client, HttpConnection, Site
+from umaserve.net.channel import Channel
+from umaserve.net.listeners import Listener, SocketFile
+from umaserve.net.tcp import tcp_sockets
+from umaserve.net.tls import Tls, server_context
+from umaserve.serving.sessions import Origin
+from umaserve.settings.addresses import parse_address
+from umaserve.settings.daemon import Config
+from umaserve.system import systemd
+from umaserve.system.peers import peer_name
+from umaserve.wire.framing import FrameCodec, LineCodec
+from umaserve.wire.http11 import HttpCodec
+
+log = logging.getLogger(__name__)
+
+HTTP = "http"
+NETWORK_LEAVES = 8
+"""One connection of so many is for the Unix sockets alone."""
+
+
+class Entrances:
+    """Opens all listening sockets at once, or raises ``ConfigError``; keeps the clients that came in."""
+
+    def __init__(self, services: Services, site: Site) -> None:
+        self._services = services
+        self._config = services.config
+        self._site = site
+        self._listeners: list[Listener] = []
+        self._files: list[SocketFile] = []
+        self._past_bytes = [0, 0]
+        """Bytes received and sent by connections that have ended."""
+        config = services.config
+        self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
+        self.clients: set[Client] = set()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        config = self._config
+        passed = [(_protocol(name, sock, config), sock) for name, sock in systemd.listen_fds()]
+        for protocol, sock in passed:
+            self._listen(protocol, sock)
+        given = {protocol == HTTP for protocol, _ in passed}
+        if False not in given:
+            self._listen(config.protocol, self._file(config.socket))
+        if True in given:
+            return
+        if config.http_socket:
+            self._listen(HTTP, self._file(config.http_socket))
+        if config.http:
+            for sock in tcp_sockets(*parse_address(config.http)):
+                self._listen(HTTP, sock)
+
+    def _file(self, path: str) -> socket.socket:
+        self._files.append(SocketFile(path, self._config.socket_mode))
+        return self._files[-1].socket
+
+    def _listen(self, protocol: str, sock: socket.socket) -> None:
+        self._listeners.append(Listener(self._services.loop, sock, functools.partial(self._accept, protocol)))
+        log.info("listening", extra={"fields": {"at": _shown(sock), "protocol": protocol}})
+
+    def close(self) -> None:
+        """Accept no more; the clients stay."""
+        for listener in self._listeners:
+            listener.close()
+        self.remove_files()
+
+    def remove_files(self) -> None:
+        for file in self._files:
+            file.remove()
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def _accept(self, protocol: str, sock: socket.socket) -> None:
+        config = self._config
+        peer = peer_name(sock)
+        tls = self._tls if protocol == HTTP and sock.family != socket.AF_UNIX else None
+        most = config.max_sessions
+        if sock.family != socket.AF_UNIX:
+            # Silent peers out of the network must not lock out the box's own programs.
+            most -= most // NETWORK_LEAVES
+        if len(self.clients) >= most:
+            self._refuse(protocol, sock, most, encrypted=tls is not None)
+            return
+        log.debug("accepted", extra={"fields": {"peer": peer, "protocol": protocol}})
+        channel = Channel(
+            self._services.loop,
+            sock,
+            high_water=config.tx_high_water,
+            stall_timeout=config.idle_timeout,
+            cipher=None if tls is None else Tls(tls),
+        )
+        if protocol == HTTP:
+            self.clients.add(
+                HttpConnection(self._services.loop, self._site, channel, peer, self._replace_client, self._forget)
+            )
+        else:
+            codec, dialect = _unix_protocol(protocol, config)
+            origin = Origin(protocol, peer)
+            self.clients.add(Connection(self._services, channel, codec, dialect, origin, self._forget))
+
+    def _replace_client(self, old: Client, new: Client) -> None:
+        self.clients.discard(old)
+        self.clients.add(new)
+
+    def _forget(self, client: Client) -> None:
+        self.clients.discard(client)
+        self._past_bytes[0] += client.channel.bytes_received
+        self._past_bytes[1] += client.channel.bytes_sent
+
+    def _refuse(self, protocol: str, sock: socket.socket, most: int, *, encrypted: bool) -> None:
+        self._services.sessions.totals.rejected += 1
+        error = RequestError(
+            Fault.TOO_MANY_SESSIONS, f"connection: {most} are open, which is the most; try again later"
+        )
+        with sock:
+            sock.setblocking(False)
+            try:
+                # A handshake would be work, and this is for a server that has too much of it.
+                sock.send(b"" if encrypted else _refusal(protocol, error, self._config))
+            except OSError as failed:
+                log.debug("the refusal was not taken: %s", failed)
+
+    @property
+    def bytes_received(self) -> int:
+        return self._past_bytes[0] + sum(client.channel.bytes_received for client in self.clients)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._past_bytes[1] + sum(client.channel.bytes_sent for client in self.clients)
+
+
+def _protocol(name: str, sock: socket.socket, config: Config) -> str:
+    """What is spoken on a socket that the service manager passed."""
+    if name in ("json", "newline", HTTP):
+        return name
+    return config.protocol if sock.family == socket.AF_UNIX else HTTP
+
+
+def _unix_protocol(protocol: str, config: Config) -> tuple[FrameCodec | LineCodec, JsonDialect | LineDialect]:
+    limits = Limits(config.max_prompt_bytes, config.max_tokens)
+    if protocol == "json":
+        return FrameCodec(config.max_frame_bytes), JsonDialect(limits, config.keep_alive)
+    return LineCodec(config.max_frame_bytes), LineDialect(limits)
+
+
+def _refusal(protocol: str, error: RequestError, config: Config) -> bytes:
+    if protocol == HTTP:
+        status, body, headers = error_body(error)
+        return HttpCodec(0, 0).respond(status, [("Content-Type", "application/json"), *headers], body)
+    codec, dialect = _unix_protocol(protocol, config)
+    return codec.send(dialect.fail(error).payload)
+
+
+def _shown(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return str(sock.getsockname())
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,235 @@
+"""The daemon as a worker's backend: relayed requests go straight to its routes and sessions, without HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from umaserve.daemon.connection import Connection
+from umaserve.daemon.exchange import Exchange, Inquiry
+from umaserve.daemon.routes import Question, Socket, Stream, find, most_body_bytes
+from umaserve.daemon.services import Services
+from umaserve.dialects.openai.errors import http_error
+from umaserve.net.channel import Channel, Handler
+from umaserve.net.loop import Loop
+from umaserve.serving.sessions import Origin
+from umaserve.wire.http_head import Headers
+from umaserve.wire.relay_messages import Request
+from umaserve.worker.backend import Job, Reply
+
+log = logging.getLogger(__name__)
+
+CLIENT_HEADER = "x-relay-client"
+"""Whose request it is, by the relay: prompts are reused among its own only."""
+_JSON = {"content-type": "application/json"}
+
+
+class DaemonBackend:
+    """Implements ``worker.backend.Backend`` on the daemon's services."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @property
+    def models(self) -> Sequence[str]:
+        info = self._services.model()
+        return () if info is None else (info.name,)
+
+    @property
+    def load(self) -> int:
+        return sum(1 for _ in self._services.sessions.running())
+
+    def refresh(self, done: Callable[[], None]) -> None:
+        done()
+
+    def start(self, request: Request, reply: Reply) -> Job | None:
+        route = find(request.endpoint_path, self._services.config)
+        client = (request.headers or {}).get(CLIENT_HEADER, "")
+        origin = Origin("" if route is None else route.dialect, f"relay:{client}")
+        most_bytes = most_body_bytes(route, self._services.config)
+        content = request.body.encode()
+        if len(content) > most_bytes:
+            reply.complete(413, _JSON, _too_large(most_bytes))
+            return None
+        match None if route is None else route.endpoint:
+            case Question() as question:
+                responder = _Responder(reply)
+                return _Posted(responder, Inquiry(self._services, responder, question.parse, origin), content).begun()
+            case Stream() as stream:
+                responder = _Responder(reply)
+                body = stream.new_body(self._services)
+                memory = self._services.input_budget.share(None)
+                return _Posted(responder, Exchange(self._services, responder, body, origin, memory), content).begun()
+            case Socket() as socket:
+                wire = _Wire(self._services.loop, reply)
+                dialect = socket.new_dialect(self._services, None)
+                # As far as a connection uses its channel, the wire is one.
+                Connection(self._services, cast(Channel, wire), _Frames(), dialect, origin, _forget)
+                conversation = _Conversation(wire, most_bytes)
+                conversation.receive(content)
+                return conversation
+        error = http_error(404, f"path: there is no {request.endpoint_path[:64]} here")
+        reply.complete(404, _JSON, error.decode())
+        return None
+
+
+class _Responder:
+    """Implements ``http.exchange.Responder`` on a reply."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.congested = False
+        self.ended = False
+        self._reply = reply
+        self._head: tuple[int, Mapping[str, str]] = 200, {}
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        self._end(status, _mapping(headers), body.decode())
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self._head = status, _mapping(headers)
+
+    def write(self, data: bytes) -> None:
+        # Whole events, so that no character is split.
+        self._reply.chunk(data.decode(), *self._head)
+
+    def end(self) -> None:
+        self._end(200, {}, "")
+
+    def abort(self) -> None:
+        """After a mistake of ours."""
+        self._end(500, _JSON, "")
+
+    def _end(self, status: int, headers: Mapping[str, str], body: str) -> None:
+        self.ended = True
+        self._reply.complete(status, headers, body)
+
+
+class _Posted:
+    """The job of one HTTP request."""
+
+    def __init__(self, responder: _Responder, pending: Exchange | Inquiry, body: bytes) -> None:
+        self._responder = responder
+        self._pending = pending
+        pending.start(body)
+
+    def begun(self) -> Job | None:
+        """Itself, unless it has ended already."""
+        return None if self._responder.ended else self
+
+    def abort(self) -> None:
+        self._pending.abandon()
+
+    def pause(self, paused: bool) -> None:
+        self._responder.congested = paused
+        if not paused:
+            self._pending.release()
+
+    def frame(self, text: str) -> None:
+        log.info("dropped a message to a request that is no conversation")
+
+
+class _Conversation:
+    """The job of one WebSocket."""
+
+    def __init__(self, wire: _Wire, most_bytes: int) -> None:
+        self._wire = wire
+        self._most_bytes = most_bytes
+
+    def abort(self) -> None:
+        self._wire.lose()
+
+    def pause(self, paused: bool) -> None:
+        self._wire.congested = paused
+        if not paused and self._wire.open:
+            self._wire.handler.drained()
+
+    def frame(self, text: str) -> None:
+        self.receive(text.encode())
+
+    def receive(self, data: bytes) -> None:
+        """A message of its client's."""
+        if len(data) > self._most_bytes:
+            self._wire.refuse(413, _too_large(self._most_bytes))
+        elif self._wire.open:
+            self._wire.handler.data_received(data)
+
+
+class _Wire:
+    """Stands in for the channel of a connection whose frames are relayed: each write is one of them."""
+
+    overfull = False
+    ended = False
+    deserted = False
+
+    def __init__(self, loop: Loop, reply: Reply) -> None:
+        self.handler: Handler
+        self.open = True
+        self.congested = False
+        self._loop = loop
+        self._reply = reply
+
+    def write(self, data: bytes) -> None:
+        if self.open:
+            self._reply.chunk(data.decode(), 200, {})
+
+    def reconsider(self) -> None:
+        """Never: what comes through a relay is used up at once."""
+
+    def close(self) -> None:
+        self._end(200)
+
+    def abort(self) -> None:
+        """After a mistake of ours."""
+        self._end(500)
+
+    def refuse(self, status: int, error: str) -> None:
+        """End it, since its client said something impossible."""
+        self._end(status, error)
+
+    def lose(self) -> None:
+        """The client has left."""
+        if self.open:
+            self.open = False
+            self._loop.call_soon(self.handler.connection_lost)
+
+    def _end(self, status: int, error: str = "") -> None:
+        if self.open:
+            self.lose()
+            self._reply.complete(status, _JSON if error else {}, error)
+
+
+class _Frames:
+    """Implements ``connection.Codec`` where a frame is a payload already."""
+
+    def __init__(self) -> None:
+        self._received: deque[bytes] = deque()
+
+    @property
+    def buffered(self) -> int:
+        return sum(map(len, self._received))
+
+    def receive_data(self, data: bytes) -> None:
+        self._received.append(data)
+
+    def receive_eof(self) -> None:
+        """A relayed conversation ends by being lost."""
+
+    def next_payload(self) -> bytes | None:
+        return self._received.popleft() if self._received else None
+
+    def send(self, payload: bytes) -> bytes:
+        return payload
+
+
+def _too_large(most_bytes: int) -> str:
+    return http_error(413, f"body: expected at most {most_bytes} bytes, got more").decode()
+
+
+def _mapping(headers: Headers) -> Mapping[str, str]:
+    return {name.lower(): value for name, value in headers}
+
+
+def _forget(_connection: Connection) -> None:
+    """Nobody counts these among the clients."""

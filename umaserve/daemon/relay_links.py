@@ -1,0 +1,62 @@
+"""The daemon's links to its relays, and the thread that resolves their names."""
+
+from __future__ import annotations
+
+import platform
+
+from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.services import Services
+from umaserve.net.loop import Loop
+from umaserve.settings.daemon import Config
+from umaserve.settings.secret_file import read_secret
+from umaserve.system.threads import WorkerThread
+from umaserve.worker.dialer import Dialer
+from umaserve.worker.relay_link import Introduction, RelayLink
+
+CONNECT_S = 10.0
+
+
+class DaemonLinks:
+    """One link to each of the configured relays; without any, nothing at all. Raises ``ConfigError`` for a secret or a
+    certificate that can't be used."""
+
+    def __init__(self, loop: Loop, config: Config, services: Services) -> None:
+        self._links: list[RelayLink] = []
+        if not config.relay:
+            return
+        secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
+        name = config.worker_name or platform.node() or "worker"
+        introduction = Introduction(secret, config.relay_provider, name, config.parallel, CONNECT_S)
+        self._resolving = WorkerThread("resolving", loop.wake)
+        dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)
+        backend = DaemonBackend(services)
+        self._links = [RelayLink(loop, dialer, url, introduction, backend, lambda: None) for url in config.relay]
+
+    @property
+    def over(self) -> bool:
+        """After ``drain``: whether all are done."""
+        return all(link.over for link in self._links)
+
+    def collect(self) -> None:
+        """Take the names that were resolved."""
+        if self._links:
+            self._resolving.collect()
+
+    def start(self) -> None:
+        for link in self._links:
+            link.start()
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, and leave."""
+        for link in self._links:
+            link.drain()
+
+    def close(self) -> None:
+        """The time to drain is over."""
+        for link in self._links:
+            link.close()
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        if self._links:
+            self._resolving.stop(0)

@@ -1,0 +1,86 @@
+"""A WebSocket client that may leave its generation, when the connection is lost, for another one to resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from umaserve.daemon.detached import ResumableDialect
+from umaserve.daemon.websocket import WebSocketConnection
+from umaserve.errors import RequestError
+from umaserve.messages import Generate, Reattach
+from umaserve.serving.sessions import Hold
+
+MISSED_PER_TURN = 64
+
+
+class ResumableConnection(WebSocketConnection):
+    """Its dialect is a ``ResumableDialect``."""
+
+    _dialect: ResumableDialect
+    _explains = False  # Its contract's errors are of requests, and the connection goes on after them.
+    _watched: str | None = None
+    _missed: Iterator[bytes] | None = None
+    _parted = False
+    """Whether the generation is nobody's to resume, or kept for that already."""
+
+    def drained(self) -> None:
+        super().drained()
+        self._loop.call_soon(self._tell_missed)
+
+    def _part(self, *, lost: bool) -> None:
+        if self._parted:
+            return
+        self._parted = True
+        self._watch(None)
+        if lost:
+            self._services.detached.keep(self._dialect, self._session)
+            self._session = self._sessions.open(self._deliver, self._origin)
+        else:
+            super()._part(lost=lost)
+
+    def _request(self, request: Generate, *, admitted: bool = False) -> None:
+        self._watch(request.id)
+        super()._request(request, admitted=admitted)
+
+    def _watch(self, request_id: str | None) -> None:
+        """One at a time is this connection's."""
+        self._services.detached.unwatch(self._watched)
+        self._watched = request_id
+        if request_id is not None:
+            self._services.detached.watch(request_id, self._origin.tenant, self.channel.abort)
+
+    def _reattach(self, command: Reattach) -> None:
+        self._watch(None)
+        try:
+            dialect, session, missed = self._services.detached.take(
+                command.request_id, self._origin.tenant, command.position
+            )
+        except RequestError as error:
+            self._reply(self._dialect.refuse(error))
+            return
+        self._sessions.abandon(self._session)
+        self._dialect, self._session, self._missed = dialect, session, missed
+        session.origin = self._origin
+        self._watch(command.request_id)
+        self._tell_missed()
+
+    def _tell_missed(self) -> None:
+        """What the lost connection's client has not seen, as fast as it reads; meanwhile the dialect remembers."""
+        for _ in range(MISSED_PER_TURN):
+            if self._missed is None or not self.channel.open or self.channel.congested:
+                return
+            payload = next(self._missed, None)
+            if payload is None:
+                self._missed = None
+                self._go_on()
+                return
+            self.channel.write(self._codec.send(payload))
+        self._loop.call_soon(self._tell_missed)
+
+    def _go_on(self) -> None:
+        session = self._session
+        if session.ended and not session.outbox:
+            self._session = self._sessions.open(self._deliver, self._origin)
+            return
+        session.sink = self._deliver
+        self._sessions.release(session, Hold.DETACHED)

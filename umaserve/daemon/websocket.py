@@ -1,0 +1,142 @@
+"""A WebSocket client: a connection that pings, and says goodbye with the code of its reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from umaserve.access.gate import Gate
+from umaserve.daemon.connection import Connection, Lost
+from umaserve.daemon.services import Services
+from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Dialect
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Generate
+from umaserve.net.channel import Channel
+from umaserve.serving.sessions import Origin
+from umaserve.wire.websocket import WebSocketCodec
+
+log = logging.getLogger(__name__)
+
+GOING_AWAY = 1001
+"""A close code (RFC 6455, 7.4.1)."""
+
+Authenticate = Callable[[str], bool]
+
+
+class WebSocketConnection(Connection):
+    """Handler of a channel after its upgrade.
+
+    One that is not ``authenticated`` has shown no key yet: its first message must bring one, within
+    ``header_timeout``.
+    """
+
+    _codec: WebSocketCodec
+    _explains = True
+    """Whether an error message goes before the close frame where the codec or the timer ends the conversation."""
+
+    def __init__(
+        self,
+        services: Services,
+        channel: Channel,
+        codec: WebSocketCodec,
+        new_dialect: Callable[[Authenticate | None], Dialect],
+        origin: Origin,
+        lost: Lost,
+        gate: Gate,
+        *,
+        authenticated: bool,
+    ) -> None:
+        self._gate = gate
+        self._authenticated = authenticated
+        dialect = new_dialect(None if authenticated else self._authenticate)
+        super().__init__(services, channel, codec, dialect, origin, lost)
+        if not authenticated:
+            self._idle.cancel()
+            self._idle = self._loop.call_later(services.config.header_timeout, self._on_idle)
+        self._heard = True
+        self._pinged = False
+        self._ping = self._loop.call_later(services.config.ping_interval, self._on_ping_due)
+
+    def _authenticate(self, presented: str) -> bool:
+        origin = self._gate.origin_by_key(presented, self._origin.dialect, self._origin.peer)
+        if origin is None:
+            return False
+        self._authenticated = True
+        self._origin = self._session.origin = origin
+        self._idle.cancel()
+        self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
+        return True
+
+    # -- from the channel ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._heard, self._pinged = True, False
+        super().data_received(data)
+
+    def connection_lost(self) -> None:
+        self._ping.cancel()
+        self._part(lost=True)
+        super().connection_lost()
+
+    def _input_handled(self) -> None:
+        if self._codec.mistake is not None and self._explains:
+            self._codec.explain(self._dialect.fail(self._codec.mistake).payload)
+        self.channel.write(self._codec.take_output())
+        if self._codec.closed:
+            # Neither a goodbye nor a breach of the protocol is a lost connection.
+            self._part(lost=not (self._codec.left or self._codec.closing))
+            self.channel.close()
+        elif self._codec.more and not self._backlog:
+            self._backlog = True
+            self._loop.call_soon(self._handle_payloads)
+
+    def _part(self, *, lost: bool) -> None:
+        """The client is gone, or sent away; ``lost``: without a goodbye. May come more than once."""
+        self._abandon()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _request(self, request: Generate, *, admitted: bool = False) -> None:
+        if not self._gate.still_knows(self._origin):
+            self._authenticated = False
+            self._reply(self._dialect.fail(RequestError(Fault.UNAUTHORIZED, "auth: the key was revoked")))
+            self.close()
+            return
+        super()._request(request, admitted=admitted)
+
+    # -- closing, pinging ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._close(GOING_AWAY if self._authenticated else POLICY_VIOLATION)
+
+    def _end_idle(self) -> None:
+        if self._explains:
+            error = RequestError(Fault.TIMED_OUT, "request: it did not come in time")
+            self.channel.write(self._codec.send(self._dialect.fail(error).payload))
+        self.close()
+
+    def _end(self, code: int) -> None:
+        self._close(code)
+
+    def abort(self) -> None:
+        self._close(INTERNAL_ERROR)
+
+    def _close(self, code: int) -> None:
+        self._part(lost=False)
+        self._input.close()
+        self.channel.write(self._codec.close(code))
+        self.channel.close()
+
+    def _on_ping_due(self) -> None:
+        interval = self._services.config.ping_interval
+        # While the peer's input waits, for it to read or for memory, its pongs wait too.
+        if self._heard or self.channel.overfull or not self._input.may_grow:
+            self._heard = False
+        elif self._pinged:
+            log.info("%s: closed, since it did not answer a ping for %g s", self._origin.peer, interval)
+            self.channel.abort()
+            return
+        else:
+            self._pinged = True
+            self.channel.write(self._codec.ping())
+        self._ping = self._loop.call_later(interval, self._on_ping_due)

@@ -1,0 +1,1 @@
+"""Dialects: payloads to messages and back, one folder for each contract or API."""

@@ -1,0 +1,1 @@
+"""`/ws/chat`: conversations with media and speech."""

@@ -1,0 +1,169 @@
+"""The dialect of ``/ws/chat`` (contract: chat-mode): one request, and what comes of it in a strict order."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.chat.request import Asked, read_request
+from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Reply
+from umaserve.dialects.parameters import Limits, check_key
+from umaserve.dialects.thinking import WithoutThinking
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Finished, Generate, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
+from umaserve.wire.fields import MOST_VALUES, Fields, bad_request, parse_json
+from umaserve.wire.long_texts import as_string
+
+OURS = frozenset(
+    (
+        Fault.MEMORY_PRESSURE,
+        Fault.TIMED_OUT,
+        Fault.MODEL_NOT_LOADED,
+        Fault.DECODE_FAILED,
+        Fault.SHUTTING_DOWN,
+    )
+)
+"""Faults that are none of the client's."""
+
+
+class ChatDialect:
+    """One conversation: one message from the client; then, save for the queue's, ``prefill_done``, chunks, ``done``.
+
+    An ``error`` may stand in the place of any of them and is the last; the connection ends with it and with ``done``.
+    ``voice`` is the daemon's, if it has one; ``recorded``: whether requests carry their own words to be kept. With
+    ``authenticate``, which says whether a key is good, the message must bring one in ``auth``.
+    """
+
+    ready = True
+
+    def __init__(
+        self,
+        limits: Limits,
+        voice: VoiceInfo | None,
+        new_id: Callable[[], str],
+        authenticate: Callable[[str], bool] | None = None,
+        *,
+        recorded: bool = False,
+    ) -> None:
+        self._limits = limits
+        self._voice = voice
+        self._new_id = new_id
+        self._authenticate = authenticate
+        self._recorded = recorded
+        self._answer: _Answer | None = None
+        self._ended = False
+
+    def receive(self, payload: bytes) -> Generate:
+        """The request in ``payload``; raises ``RequestError``, for every payload after the first as well."""
+        if self._answer is not None or self._ended:
+            raise RequestError(Fault.BUSY, "payload: expected one message on a connection, got another")
+        values = parse_json(payload, MOST_VALUES)
+        if not isinstance(values, dict):
+            raise bad_request("payload", "an object", values)
+        if self._authenticate is not None:
+            check_key(values.get("auth"), self._authenticate, '{"auth":"KEY","messages":[…]}')
+        asked = read_request(Fields(values), self._limits, self._voice, self._new_id())
+        self._answer = _Answer(asked)
+        if not self._recorded:
+            return asked.request
+        # A key is kept nowhere.
+        without = {k: v for k, v in values.items() if k != "auth"}
+        kept = payload if "auth" not in values else orjson.dumps(without, default=as_string)
+        return replace(asked.request, recorded=kept)
+
+    def send(self, output: Output) -> Reply | None:
+        """The message for ``output``, or ``None`` where the contract or the request wants none."""
+        if self._answer is None or self._ended:
+            raise RuntimeError("output without a request that runs")
+        self._ended = isinstance(output, Finished)
+        return self._answer.send(output)
+
+    def refuse(self, error: RequestError) -> Reply:
+        """The error, which ends a request that runs too."""
+        return self.fail(error)
+
+    def fail(self, error: RequestError) -> Reply:
+        """The error, and the end."""
+        self._ended = True
+        code = INTERNAL_ERROR if error.fault in OURS else POLICY_VIOLATION
+        return Reply(_dump("error", error=error.message), close=True, code=code)
+
+
+class _Answer:
+    """What the client of one request is told."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._ticket = asked.request.id
+        self._streaming = asked.streaming
+        self._spoken = asked.request.spoken is not None
+        self._thinking = None if asked.request.enable_thinking else WithoutThinking()
+        self._waiting: Waiting | None = None
+        self._placed = False
+        self._text: list[str] = []
+        self._pcm: list[bytes] = []
+
+    def send(self, output: Output) -> Reply | None:
+        match output:
+            case Waiting() if not self._placed and output != self._waiting:
+                return self._queued(output)
+            case Placed():
+                self._placed = True
+                return None if self._waiting is None else Reply(_dump("queue_done"))
+            case Prefilled():
+                return Reply(_dump("prefill_done", input_tokens=output.input_tokens))
+            case Token():
+                text = output.text if self._thinking is None else self._thinking.push(output.text)
+                chunk = self._chunk(text)
+                return None if chunk is None else Reply(chunk)
+            case Spoken():
+                return self._heard(output.pcm)
+            case Finished():
+                return self._done(output)
+            case _:
+                return None
+
+    def _queued(self, waiting: Waiting) -> Reply:
+        kind, ticket = ("queued", {"ticket_id": self._ticket}) if self._waiting is None else ("queue_update", {})
+        self._waiting = waiting
+        place = {"position": waiting.position, "estimated_wait_s": waiting.eta_s, "queue_length": waiting.length}
+        return Reply(_dump(kind, **place, **ticket))
+
+    def _chunk(self, text: str) -> bytes | None:
+        if not text:
+            return None
+        self._text.append(text)
+        return _dump("chunk", text_delta=text, audio_data=None) if self._streaming else None
+
+    def _heard(self, pcm: bytes) -> Reply | None:
+        if self._streaming:
+            # Its text went out long before: a segment is a sentence, which is known as such by its last token only.
+            return Reply(_dump("chunk", text_delta="", audio_data=_base64(pcm)))
+        self._pcm.append(pcm)
+        return None
+
+    def _done(self, finished: Finished) -> Reply:
+        rest = self._chunk("" if self._thinking is None else self._thinking.finish())
+        # A stream's last segment is a chunk as all of them are, and clients that play those would hear it twice.
+        audio = _base64(b"".join(self._pcm)) if self._spoken and not self._streaming else None
+        usage = finished.usage
+        done = _dump(
+            "done",
+            text="".join(self._text),
+            generated_tokens=usage.completion_tokens,
+            input_tokens=usage.prompt_tokens,
+            audio_data=audio,
+            recording_session_id=finished.recording,
+        )
+        return Reply(done, close=True, before=rest)
+
+
+def _base64(pcm: bytes) -> str:
+    return base64.b64encode(pcm).decode()
+
+
+def _dump(kind: str, **values: Any) -> bytes:
+    return orjson.dumps({"type": kind, **values})

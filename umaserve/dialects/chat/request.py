@@ -1,0 +1,201 @@
+"""What a client of ``/ws/chat`` may ask for: the fields of its one message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from umaserve.dialects.content import check_media, joined
+from umaserve.dialects.parameters import MAX_TURNS, Limits, check_prompt_bytes, sampling
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Audio,
+    ChatTurn,
+    Generate,
+    Image,
+    Media,
+    Sampling,
+    Speaking,
+    Video,
+    VoiceInfo,
+)
+from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
+
+DEFAULTS = Sampling(temperature=0.7, top_p=0.8)
+"""The contract's; the rest is this server's own."""
+
+DEFAULT_NEW_TOKENS = 512
+MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY = 0.1, 10.0
+MAX_ITEMS = 256
+MAX_SLICES = 64
+MIN_SAMPLE_RATE, SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 16_000, 384_000
+"""Samples a second of recordings, the middle one where none is said."""
+MAX_VOICE_S = 60
+MAX_STACKED_FRAMES = 16
+MAX_LANGUAGE_BYTES = 64
+ROLES = ("system", "user", "assistant")
+KINDS = ("text", "image", "audio", "video")
+NO_VOICE = "since this daemon has no voice: pip install 'umaserve[speech]' gives it one"
+
+_SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
+MODES: dict[str, str | None] = {
+    "default": None,
+    "audio_assistant": f"You are a helpful assistant. {_SPOKEN}",
+    "omni": f"You are a helpful assistant in a spoken conversation: keep to a few sentences. {_SPOKEN}",
+    "audio_roleplay": f"Play the person whose voice you have, and stay in that role. {_SPOKEN}",
+    "voice_cloning": f"You talk with the voice of the person who was recorded. {_SPOKEN}",
+}
+"""Each mode of ``tts`` with the system prompt that a conversation without one of its own gets."""
+CLONING = ("audio_roleplay", "voice_cloning")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and how its answer is told."""
+
+    request: Generate
+    streaming: bool
+
+
+def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, request_id: str) -> Asked:
+    """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
+    turns = _turns(fields, limits)
+    mode, spoken = _speech(fields, voice)
+    system = None if mode is None else MODES[mode]
+    if system is not None and not any(turn.role == "system" for turn in turns):
+        turns = (ChatTurn("system", system), *turns)
+    generation = fields.object("generation") or Fields({})
+    max_tokens = generation.integer("max_new_tokens", 1, limits.max_tokens)
+    penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+    chosen = sampling(generation, DEFAULTS)
+    request = Generate(
+        id=request_id,
+        prompt=turns,
+        max_tokens=min(DEFAULT_NEW_TOKENS, limits.max_tokens) if max_tokens is None else max_tokens,
+        sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
+        enable_thinking=fields.boolean("enable_thinking", False),
+        spoken=spoken,
+    )
+    return Asked(request, fields.boolean("streaming", True))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How pictures are read, those of films too."""
+
+    max_slices: int | None
+    numbered: bool
+    omni: bool
+
+
+def _turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
+    messages = array(fields.values.get("messages"), "messages", 1, MAX_TURNS, "messages")
+    look = _look(fields)
+    turns = tuple(_turn(Fields.of(message, f"messages[{i}]"), look) for i, message in enumerate(messages))
+    check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits, "messages")
+    check_media(turns, "messages")
+    return turns
+
+
+def _look(fields: Fields) -> _Look:
+    image = fields.object("image") or Fields({})
+    return _Look(
+        image.integer("max_slice_nums", 1, MAX_SLICES),
+        image.boolean("use_image_id", True),
+        fields.boolean("omni_mode", False),
+    )
+
+
+def _turn(fields: Fields, look: _Look) -> ChatTurn:
+    role = fields.required_one_of("role", ROLES)
+    value, path = fields.values.get("content"), fields.name("content")
+    if isinstance(value, str):
+        return ChatTurn(role, value)
+    if not isinstance(value, list):
+        raise bad_request(path, "a string or an array of content", value)
+    items = array(value, path, 1, MAX_ITEMS, "items")
+    # Texts are lines of their own: clients end none of them with white space.
+    content, attachments = joined([_item(Fields.of(item, f"{path}[{i}]"), look) for i, item in enumerate(items)], "\n")
+    return ChatTurn(role, content, attachments=attachments)
+
+
+def _item(fields: Fields, look: _Look) -> str | Media:
+    """One item of a content list. What is in ``data`` is looked at later, away from the loop."""
+    kind = fields.required_one_of("type", KINDS)
+    if kind == "text":
+        return string(fields.values.get("text"), fields.name("text"), empty=True)
+    field = fields.name("data")
+    data = media_data(fields.values.get("data"), field)
+    if kind == "image":
+        return Image(data, field, look.max_slices, look.numbered)
+    if kind == "audio":
+        return Audio(data, field, fields.integer("sample_rate", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE) or SAMPLE_RATE)
+    stack_frames = fields.integer("stack_frames", 1, MAX_STACKED_FRAMES) or 1
+    return Video(data, field, look.omni, stack_frames, look.max_slices)
+
+
+# -- speech ------------------------------------------------------------------------------------------------------
+
+
+def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str, Speaking] | tuple[None, None]:
+    """The mode of speech and how it sounds; none where none is asked for."""
+    tts = fields.object("tts")
+    if tts is None:
+        return None, None
+    enabled = tts.boolean("enabled", True)
+    mode = tts.choice("mode", {mode: mode for mode in MODES}, "default")
+    recording = _text(tts, "ref_audio_data")
+    path = _text(tts, "ref_audio_path")
+    tag = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True) or ""
+    language = _primary(tag)
+    if not enabled:
+        return None, None
+    if voice is None:
+        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, {NO_VOICE}")
+    if not voice.clones:
+        _check_not_cloned(tts, mode, recording, path)
+    if path and not recording and path != voice.reference_path:
+        message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
+        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
+    if language and language not in voice.languages:
+        expected = " or ".join(f'"{known}"' for known in voice.languages) + ", which this daemon's voice speaks"
+        raise out_of_range(tts.name("language"), expected, f'"{tag}"')
+    field = tts.name("ref_audio_data")
+    if recording:
+        _check_length(recording, field)
+        return mode, Speaking(Audio(recording, field, SAMPLE_RATE), language)
+    if mode in CLONING and voice.reference is None:
+        message = f'expected a recording where mode is "{mode}", since the daemon has none of its own'
+        raise RequestError(Fault.BAD_REQUEST, f"{field}: {message}")
+    return mode, Speaking(voice.reference if path or mode in CLONING else None, language)
+
+
+def _check_length(recording: str, field: str) -> None:
+    """What else may be wrong with it is found where it is decoded, away from the loop."""
+    most = -(-MAX_VOICE_S * SAMPLE_RATE * 4 // 3) * 4
+    if len(recording) > most:
+        expected = f"at most {MAX_VOICE_S} s of float32 samples of {SAMPLE_RATE} Hz in base64, {most} characters"
+        raise out_of_range(field, expected, len(recording))
+
+
+def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None:
+    why = "since this daemon's voice can't take on another one"
+    for key, given in (("ref_audio_data", recording), ("ref_audio_path", path)):
+        if given:
+            raise RequestError(Fault.BAD_REQUEST, f"{tts.name(key)}: expected to be absent, {why}")
+    if mode in CLONING:
+        others = " or ".join(f'"{one}"' for one in MODES if one not in CLONING)
+        raise out_of_range(tts.name("mode"), f"{others}, {why}", f'"{mode}"')
+
+
+def _text(fields: Fields, key: str) -> str:
+    """A string of whatever length a message may have; an empty one is as good as none."""
+    value = fields.values.get(key)
+    return "" if value is None else string(value, fields.name(key), empty=True)
+
+
+def _primary(language: str) -> str:
+    """The first part of a language tag (RFC 5646, section 2.1): "en" of "en-GB"."""
+    return language.replace("_", "-").partition("-")[0].lower()

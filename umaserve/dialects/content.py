@@ -1,0 +1,34 @@
+"""A turn's content where it is a list: texts, and media between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from umaserve.messages import Attachment, ChatTurn, Media
+from umaserve.wire.fields import out_of_range
+
+MAX_MEDIA = 64
+"""Images, recordings and films of one conversation."""
+
+
+def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attachment, ...]]:
+    """A turn's content: one text, and what stands in it at its place. ``between`` goes between two texts that follow
+    each other; around media nothing is added."""
+    texts: list[str] = []
+    attachments: list[Attachment] = []
+    length, after_text = 0, False
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(between + part if after_text else part)
+            length += len(texts[-1])
+        else:
+            attachments.append(Attachment(length, part))
+        after_text = isinstance(part, str)
+    return "".join(texts), tuple(attachments)
+
+
+def check_media(turns: Sequence[ChatTurn], field: str) -> None:
+    """Refuse a conversation with too many of them."""
+    n = sum(len(turn.attachments) for turn in turns)
+    if n > MAX_MEDIA:
+        raise out_of_range(field, f"at most {MAX_MEDIA} images, recordings and films in all", n)

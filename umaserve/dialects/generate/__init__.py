@@ -1,0 +1,1 @@
+"""`/generate`: text that can be steered while it is written."""

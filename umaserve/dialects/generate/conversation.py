@@ -1,0 +1,310 @@
+"""The dialect of ``/generate`` (contract: websocket-generate): a WebSocket's conversation, and one REST request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.dialect import POLICY_VIOLATION, Reply
+from umaserve.dialects.generate.generation import Generation, error_message, status
+from umaserve.dialects.generate.request import (
+    FIXED_PARAMETERS,
+    PARAMETERS,
+    read_body,
+    read_config,
+    with_parameters,
+)
+from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.parameters import MAX_ID_BYTES, Limits, check_key
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Cancel,
+    Command,
+    Feedback,
+    FeedbackKept,
+    Finished,
+    Generate,
+    Metrics,
+    ModelInfo,
+    Modify,
+    Output,
+    Pause,
+    Reattach,
+    Replace,
+    Resume,
+    Spoken,
+    Steered,
+)
+from umaserve.wire.fields import Fields, bad_request, number, parse_json, string
+
+MAX_FEEDBACK_BYTES = 8 * 1024
+MAX_POSITION = 2**53
+ACTIONS = {action: action for action in ("stop", "pause", "resume", "regenerate", "modify")}
+STEERED = {
+    Pause: ("pause", "no more tokens until resume"),
+    Resume: ("resume", "the generation goes on"),
+    Modify: ("modify", "the new parameters hold from the next token on"),
+}
+"""The operation that a status message acknowledges, and its words for people."""
+
+
+class GenerateDialect:
+    """A WebSocket's conversation: one generation at a time, that can be steered; errors end no more than it.
+
+    Where ``resumable``, what was sent of the present generation, or the last one, is kept for ``replay``. With
+    ``authenticate``, which says whether a key is good, nothing is taken before a message with a good key in ``auth``.
+    """
+
+    ready = True
+
+    def __init__(
+        self,
+        limits: Limits,
+        model: Callable[[], ModelInfo | None],
+        new_id: Callable[[], str],
+        *,
+        resumable: bool,
+        authenticate: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._model = model
+        self._new_id = new_id
+        self._resumable = resumable
+        self._authenticate = authenticate
+        first = ("config", "resume") if resumable else ("config",)
+        self._types = {kind: kind for kind in (*first, "control", "feedback")}
+        self._generation: Generation | None = None
+        self._asked: Generate | None = None
+        """The last modification that was asked for, while it isn't known to hold."""
+        self._replaced: Generation | None = None
+        """The one that goes on if its replacement is refused."""
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the present generation, or else of the last one."""
+        return None if self._generation is None else self._generation.request.id
+
+    @property
+    def finished(self) -> bool:
+        """Whether no generation runs."""
+        return self._generation is None or self._generation.ended
+
+    @property
+    def held_bytes(self) -> int:
+        """About the memory that the present or last generation takes."""
+        return 0 if self._generation is None else self._generation.held_bytes
+
+    def receive(self, payload: bytes) -> Command | None:
+        """The command in ``payload``, if it asks for anything; raises ``RequestError``."""
+        values = parse_json(payload)
+        if not isinstance(values, dict):
+            raise bad_request("payload", "an object", values)
+        self._check_key(values.get("auth"))
+        fields = Fields(values)
+        match fields.required_choice("type", self._types):
+            case "config":
+                return self._configure(fields)
+            case "resume":
+                return self._reattach(fields)
+            case kind if self._generation is None:
+                raise RequestError(Fault.BAD_REQUEST, f'type: expected "config" before any other, got "{kind}"')
+            case "control":
+                return self._control(fields, self._generation)
+            case _:
+                return _feedback(fields, self._generation)
+
+    def send(self, output: Output) -> Reply | None:
+        """The messages for ``output``: one, or two of which the first is in ``Reply.before``."""
+        generation = self._generation
+        match output:
+            case FeedbackKept():
+                kept = "kept" if output.kept else "not kept: this server keeps no feedback"
+                return Reply(status("feedback", 100, kept))
+            case Metrics() | Spoken():
+                raise RuntimeError("output that this dialect never asks for")
+            case _ if generation is None:
+                raise RuntimeError("output without a request")
+            case Steered():
+                return Reply(self._steered(output, generation))
+            case _:
+                self._replaced = None
+                messages = generation.send(output)
+        if not messages:
+            return None
+        return Reply(messages[-1], before=messages[0] if len(messages) == 2 else None)
+
+    def refuse(self, error: RequestError) -> Reply:
+        """The error message for what was received. It ends nothing, save that who has no key is sent away."""
+        if self._replaced is not None and error.request_id == self.request_id:
+            self._generation, self._replaced = self._replaced, None
+        request_id = error.request_id if self.finished else self.request_id
+        return Reply(error_message(error, request_id), close=self._authenticate is not None, code=POLICY_VIOLATION)
+
+    def fail(self, error: RequestError) -> Reply:
+        """The error message that ends the running generation, with the text made so far."""
+        if self._generation is None or self._generation.ended:
+            return Reply(error_message(error, error.request_id))
+        return Reply(self._generation.fail(error))
+
+    def replay(self, position: int) -> Iterator[bytes]:
+        """What a new connection that takes over must send: a status message, the token messages from number
+        ``position`` (from 0) on, and the end if it came. Raises ``RequestError`` where so many weren't sent.
+
+        What is made meanwhile is told as well: after the last message nothing is missed.
+        """
+        if self._generation is None or not self._resumable:
+            raise RuntimeError("replay of what was not kept")
+        return self._generation.replay(position)
+
+    def _check_key(self, key: object) -> None:
+        if self._authenticate is None:
+            return
+        check_key(key, self._authenticate, '{"type":"config","auth":"KEY","prompt":"…"}')
+        self._authenticate = None
+
+    def _check_idle(self) -> None:
+        if not self.finished:
+            message = "request: one is running on this connection; wait for its completion, or stop it"
+            raise RequestError(Fault.BUSY, message)
+
+    def _configure(self, fields: Fields) -> Generate:
+        self._check_idle()
+        request, options = read_config(fields, self._limits, self._model(), self._new_id())
+        self._generation = Generation(request, options, self._model, keep_tokens=self._resumable)
+        self._asked = None
+        return request
+
+    def _reattach(self, fields: Fields) -> Reattach:
+        self._check_idle()
+        request_id = string(fields.values.get("request_id"), "request_id", max_bytes=MAX_ID_BYTES)
+        return Reattach(request_id, fields.integer("position", 0, MAX_POSITION) or 0)
+
+    def _control(self, fields: Fields, generation: Generation) -> Command | None:
+        action = fields.required_choice("action", ACTIONS)
+        if action == "regenerate":
+            return self._regenerate(generation)
+        if generation.ended and action == "stop":
+            return None  # It crossed the end, which the client has been told of.
+        if generation.ended:
+            raise RequestError(Fault.BAD_REQUEST, f"action: expected a running generation to {action}, got none")
+        match action:
+            case "stop":
+                return Cancel(generation.request.id)
+            case "pause":
+                return Pause()
+            case "resume":
+                return Resume()
+            case _:
+                return self._modify(fields, generation)
+
+    def _regenerate(self, generation: Generation) -> Generate | Replace:
+        request = dataclasses.replace(self._asked or generation.request, id=self._new_id())
+        self._generation = Generation(request, generation.options, self._model, keep_tokens=self._resumable)
+        self._asked = None
+        if generation.ended:
+            return request
+        self._replaced = generation
+        return Replace(request)
+
+    def _modify(self, fields: Fields, generation: Generation) -> Modify:
+        parameters = fields.object("parameters")
+        if parameters is None or not PARAMETERS & parameters.values.keys():
+            known = ", ".join(sorted(PARAMETERS))
+            raise RequestError(Fault.BAD_REQUEST, f"parameters: expected some of {known}, got none of them")
+        for key in FIXED_PARAMETERS:
+            if parameters.values.get(key) is not None:
+                message = f"{parameters.name(key)}: expected to be absent, since it can't change while it applies"
+                raise RequestError(Fault.BAD_REQUEST, message)
+        # A change that comes before the last one is acknowledged must not undo it.
+        request = with_parameters(self._asked or generation.request, parameters, self._limits)
+        self._asked = request
+        return Modify(request)
+
+    def _steered(self, steered: Steered, generation: Generation) -> bytes:
+        command = steered.command
+        if isinstance(command, Modify):
+            if command.request is self._asked:
+                self._asked = None
+            # One for a generation that was replaced meanwhile says nothing of this one.
+            if steered.refusal is None and command.request.id == generation.request.id:
+                generation.request = command.request
+        if steered.refusal is not None:
+            return error_message(RequestError(Fault.BAD_REQUEST, steered.refusal), generation.request.id)
+        operation, message = STEERED[type(command)]
+        return status(operation, 100, message)
+
+
+class GenerateBody:
+    """One ``POST /v1/generate``: the same messages as on the WebSocket for a stream, else one JSON object."""
+
+    end = None
+    """A stream ends with its completion or error; nothing follows."""
+
+    def __init__(self, limits: Limits, model: Callable[[], ModelInfo | None], new_id: str) -> None:
+        self._limits = limits
+        self._model = model
+        self._new_id = new_id
+        self._generation: Generation | None = None
+        self._finished: Finished | None = None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the answer is a stream of messages; known once the body is."""
+        return self._generation is not None and self._generation.options.stream
+
+    @property
+    def done(self) -> bool:
+        return self._finished is not None
+
+    def receive(self, body: bytes) -> list[Generate]:
+        """The one request in ``body``; raises ``RequestError``."""
+        values = parse_json(body)
+        if not isinstance(values, dict):
+            raise bad_request("payload", "an object", values)
+        request, options = read_body(Fields(values), self._limits, self._model(), self._new_id)
+        self._generation = Generation(request, options, self._model, keep_tokens=False)
+        return [request]
+
+    def send(self, _index: int, output: Output) -> list[bytes]:
+        """The messages for ``output``; none where the answer is not a stream."""
+        if self._generation is None:
+            raise RuntimeError("output without a request")
+        match output:
+            case Steered() | FeedbackKept() | Metrics() | Spoken():
+                raise RuntimeError("output that a REST request never asks for")
+            case Finished():
+                self._finished = output
+        messages = self._generation.send(output)
+        return list(messages) if self.streaming else []
+
+    def fail(self, _index: int, error: RequestError) -> list[bytes]:
+        """The error message, with the text made so far."""
+        if self._generation is None:
+            return [error_message(error, error.request_id)]
+        return [self._generation.fail(error)]
+
+    def error(self, error: RequestError) -> tuple[int, bytes, list[tuple[str, str]]]:
+        """HTTP status, body and headers of the reply where no message has been sent."""
+        status, _openai, headers = error_body(error)
+        return status, self.fail(0, error)[0], headers
+
+    def result(self) -> bytes:
+        """The whole answer, once ``Finished`` came."""
+        if self._generation is None or self._finished is None:
+            raise RuntimeError("result of a request that hasn't finished")
+        generation = self._generation
+        named = {"id": generation.request.id, "model": generation.model().name}
+        return orjson.dumps({**named, **generation.outcome(self._finished)})
+
+
+def _feedback(fields: Fields, generation: Generation) -> Feedback:
+    values: dict[str, Any] = {
+        "request_id": generation.request.id,
+        "rating": number(fields.values.get("rating"), "rating", -1.0, 1.0),
+        "text": fields.string("text", max_bytes=MAX_FEEDBACK_BYTES, empty=True),
+        "position": fields.integer("position", 0, MAX_POSITION),
+    }
+    return Feedback({key: value for key, value in values.items() if value is not None})

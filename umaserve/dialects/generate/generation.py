@@ -1,0 +1,263 @@
+"""What ``/generate`` tells its client of a generation: its messages, kept so that a lost connection can be resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.generate.request import Options
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Loading,
+    Logprobs,
+    ModelInfo,
+    Placed,
+    Prefilled,
+    Scored,
+    Started,
+    Token,
+    Waiting,
+)
+
+ERRORS = {
+    Fault.FRAME_TOO_LARGE: ("invalid_request", True, "modify_request"),
+    Fault.INVALID_JSON: ("invalid_request", True, "modify_request"),
+    Fault.BAD_REQUEST: ("invalid_request", True, "modify_request"),
+    Fault.BUSY: ("invalid_request", True, "wait"),
+    Fault.NOT_FOUND: ("invalid_request", True, "restart"),
+    Fault.UNAUTHORIZED: ("invalid_request", False, "authenticate"),
+    Fault.PROMPT_TOO_LARGE: ("context_length_exceeded", True, "reduce_prompt"),
+    Fault.CONTEXT_EXCEEDED: ("context_length_exceeded", True, "reduce_prompt"),
+    Fault.CONTENT_FILTERED: ("content_filter", True, "modify_request"),
+    Fault.MEMORY_PRESSURE: ("memory_pressure", True, "retry"),
+    Fault.TOO_MANY_SESSIONS: ("rate_limited", True, "retry"),
+    Fault.RATE_LIMITED: ("rate_limited", True, "retry"),
+    Fault.TIMED_OUT: ("timeout", True, "retry"),
+    Fault.MODEL_NOT_LOADED: ("model_loading_error", False, "none"),
+    Fault.DECODE_FAILED: ("internal_error", False, "none"),
+    Fault.SHUTTING_DOWN: ("internal_error", True, "reconnect"),
+}
+"""The contract's error type, whether the client can do anything about it, and what: change the request
+("modify_request", "reduce_prompt"), send it again after a while ("retry"), when the running one has ended ("wait"), on
+a new connection ("reconnect") or with a key ("authenticate"), begin anew with a ``config`` ("restart"), or nothing
+("none")."""
+
+FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "stop",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
+
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinity, which the logarithm of a probability of 0 is."""
+
+TOKEN_BYTES, SCORED_BYTES, BIAS_BYTES = 256, 192, 128
+"""About what CPython takes for each that is kept."""
+
+
+class Generation:
+    """One generation: what was asked for, what came of it, and the messages about it.
+
+    With ``keep_tokens`` its stream can be replayed.
+    """
+
+    def __init__(
+        self, request: Generate, options: Options, model: Callable[[], ModelInfo | None], *, keep_tokens: bool
+    ) -> None:
+        self.request = request
+        """As asked for, with the modifications that hold since."""
+        self.options = options
+        self._model = model
+        self._echo = request.prompt if options.echo_prompt and isinstance(request.prompt, str) else ""
+        self._text = self._echo
+        # Without a stream they go into the end's message.
+        whole = not options.stream and (options.include_token_ids or request.logprobs is not None)
+        self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
+        self._sent = 0
+        self._ending: tuple[bytes, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._ending)
+
+    @property
+    def held_bytes(self) -> int:
+        """About the memory that this takes."""
+        sampling, prompt = self.request.sampling, self.request.prompt
+        prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
+        texts = [self._text, *prompts, sampling.grammar or "", sampling.json_schema or ""]
+        scored = 0 if self.request.logprobs is None else 1 + self.request.logprobs
+        return (
+            4 * sum(map(len, texts))
+            + len(self._kept or ()) * (TOKEN_BYTES + scored * SCORED_BYTES)
+            + len(sampling.logit_bias) * BIAS_BYTES
+            + sum(map(len, self._ending))
+        )
+
+    def send(self, output: Started | Loading | Waiting | Placed | Prefilled | Token | Finished) -> tuple[bytes, ...]:
+        """The messages for ``output``, at most two, in the order in which they go out."""
+        if self.ended:
+            raise RuntimeError("output of a generation that has ended")
+        match output:
+            case Token():
+                self._text += output.text
+                if self._kept is not None:
+                    self._kept.append(output)
+                if not self.options.stream:
+                    return ()
+                self._sent += 1
+                return (self._token(output, self._text, self._sent - 1),)
+            case Started():
+                return (
+                    (self._init(), self._piece(self._echo)) if self._echo and self.options.stream else (self._init(),)
+                )
+            case Loading():
+                progress = int(100 * min(max(output.fraction, 0.0), 1.0))
+                return (status("model_loading", progress, "loading the model", **_eta(output.eta_s)),)
+            case Waiting():
+                place = f"position {output.position} of {output.length}"
+                return (status("queued", 0, place, position=output.position, **_eta(output.eta_s)),)
+            case Placed() | Prefilled():
+                return ()
+            case Finished():
+                completion = _dump("completion", request_id=self.request.id, **self.outcome(output))
+                last = self._piece("", FINISH_REASONS[output.reason])
+                self._ending = (last, completion) if self.options.stream else (completion,)
+                return self._ending
+
+    def fail(self, error: RequestError) -> bytes:
+        """The message of the error that ends this, with the text made so far."""
+        message = error_message(error, self.request.id, self._text)
+        self._ending = (message,)
+        return message
+
+    def replay(self, position: int) -> Iterator[bytes]:
+        """The messages from token number ``position`` (from 0) on; raises ``RequestError`` where there is none such.
+
+        It counts the tokens that were sent, not the echoed prompt nor the empty token at the end.
+        """
+        kept = self._kept if self.options.stream and self._kept is not None else []
+        sent = len(kept)
+        if position > sent:
+            message = f"position: expected at most {sent}, the number of tokens sent so far, got {position}"
+            raise RequestError(Fault.BAD_REQUEST, message, self.request.id)
+        return self._replay(kept, position, sent)
+
+    def _replay(self, kept: list[Token], position: int, sent: int) -> Iterator[bytes]:
+        text = self._echo + "".join(token.text for token in kept[:position])
+        yield status("resume", 100, f"from token {position} of {sent} so far", request_id=self.request.id)
+        # Others may be made while these are told.
+        while position < len(kept):
+            token = kept[position]
+            text += token.text
+            yield self._token(token, text, position)
+            position += 1
+        yield from self._ending
+
+    def outcome(self, finished: Finished) -> dict[str, Any]:
+        """What the end's message says, be it ``completion`` or the answer to a REST request."""
+        usage = finished.usage
+        outcome: dict[str, Any] = {
+            "generated_text": self._text,
+            "finish_reason": FINISH_REASONS[finished.reason],
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+                "prefix_reused_tokens": usage.prefix_reused_tokens,
+            },
+        }
+        if self._kept is not None and not self.options.stream:
+            if self.options.include_token_ids:
+                outcome["token_ids"] = [token.token_id for token in self._kept]
+            if self.request.logprobs is not None:
+                outcome["logprobs"] = [self._logprobs(token.logprobs) for token in self._kept if token.logprobs]
+        if self.options.include_timing:
+            timing = finished.timing
+            outcome["timing"] = {"first_token_ms": _ms(timing.first_token_s), "total_ms": _ms(timing.total_s)}
+        return outcome
+
+    def model(self) -> ModelInfo:
+        info = self._model()
+        if info is None:
+            raise RuntimeError("a generation without a model")
+        return info
+
+    def _init(self) -> bytes:
+        info = self.model()
+        model_info = {
+            "version": info.architecture,
+            "max_tokens": info.context_tokens,
+            "quantization": info.quantization,
+            "parameters": info.parameters,
+        }
+        return _dump("init", request_id=self.request.id, model=info.name, model_info=model_info)
+
+    def _token(self, token: Token, text: str, position: int) -> bytes:
+        options = self.options
+        message: dict[str, Any] = {"type": "token", "token": token.text, "position": position}
+        if options.include_token_ids:
+            message["token_id"] = token.token_id
+        if options.include_generated_text:
+            message["generated_text"] = text
+        if token.logprobs is not None:
+            message["logprobs"] = self._logprobs(token.logprobs)
+        if options.include_timing:
+            message["timing"] = {"token_ms": _ms(token.since_last_s), "total_ms": _ms(token.elapsed_s)}
+        message["finish_reason"] = None
+        message["finished"] = False
+        return orjson.dumps(message)
+
+    def _piece(self, text: str, finish_reason: str | None = None) -> bytes:
+        """A token message that stands for no token: the echoed prompt, or the end."""
+        cumulative = {"generated_text": self._text} if self.options.include_generated_text else {}
+        finished = finish_reason is not None
+        return _dump("token", token=text, **cumulative, finish_reason=finish_reason, finished=finished)
+
+    def _logprobs(self, logprobs: Logprobs) -> list[dict[str, Any]]:
+        chosen = logprobs.chosen
+        return [
+            self._scored(scored)
+            for scored in (chosen, *(other for other in logprobs.top if other.token_id != chosen.token_id))
+        ]
+
+    def _scored(self, scored: Scored) -> dict[str, Any]:
+        token_id = {"token_id": scored.token_id} if self.options.include_token_ids else {}
+        piece = scored.piece.decode(errors="replace")
+        return {"token": piece, **token_id, "logprob": max(scored.logprob, LEAST_LOGPROB)}
+
+
+def status(operation: str, progress: int, message: str, **more: Any) -> bytes:
+    """A status message; ``progress`` in percent."""
+    return _dump("status", operation=operation, progress=progress, message=message, **more)
+
+
+def error_message(error: RequestError, request_id: str | None, partial_text: str | None = None) -> bytes:
+    name, recoverable, action = ERRORS[error.fault]
+    more: dict[str, Any] = {}
+    if request_id is not None:
+        more["request_id"] = request_id
+    if partial_text is not None:
+        more["partial_text"] = partial_text
+    if error.retry_after_s is not None:
+        more["retry_after_ms"] = math.ceil(error.retry_after_s * 1000)
+    return _dump("error", error=name, message=error.message, recoverable=recoverable, recovery_action=action, **more)
+
+
+def _dump(kind: str, **values: Any) -> bytes:
+    return orjson.dumps({"type": kind, **values})
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _eta(seconds: float | None) -> dict[str, float]:
+    return {} if seconds is None else {"eta_seconds": round(seconds, 3)}

@@ -1,0 +1,127 @@
+"""What a client of ``/generate`` may ask for: the fields of a ``config`` message and of ``POST /v1/generate``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from umaserve.dialects.parameters import (
+    MAX_TURNS,
+    Limits,
+    check_prompt_bytes,
+    lora,
+    sampling,
+    stops,
+    turn,
+    with_targets,
+)
+from umaserve.dialects.parameters import prompt as read_prompt
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import ChatTurn, Generate, ModelInfo, Sampling
+from umaserve.wire.fields import Fields, bad_request, out_of_range
+
+MAX_MODEL_BYTES = 256
+DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
+ANY_MODEL = ("", "default")
+FIXED_PARAMETERS = ("grammar", "json_schema", "lora", "cache_prompt")
+"""Those that hold from a generation's start to its end."""
+PARAMETERS = frozenset(
+    (
+        *("max_tokens", "stop", "repetition_penalty", *FIXED_PARAMETERS),
+        *(field.name for field in dataclasses.fields(Sampling)),
+    )
+) - {"length_penalty"}
+"""What ``parameters`` may hold; a length penalty is for ``/ws/chat`` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the messages of a generation carry."""
+
+    stream: bool
+    echo_prompt: bool
+    include_token_ids: bool
+    include_timing: bool
+    include_generated_text: bool
+
+
+def read_config(fields: Fields, limits: Limits, loaded: ModelInfo | None, request_id: str) -> tuple[Generate, Options]:
+    """The request in a ``config`` message; raises ``RequestError``."""
+    request, options = _read(fields, limits, loaded, request_id, stream=True)
+    return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
+
+
+def read_body(fields: Fields, limits: Limits, loaded: ModelInfo | None, request_id: str) -> tuple[Generate, Options]:
+    """The request in a REST body, whose parameters stand at the top; ``parameters`` and ``options`` go before them."""
+    request, options = _read(fields, limits, loaded, request_id, stream=fields.boolean("stream", False))
+    request = with_parameters(request, fields, limits)
+    return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
+
+
+def with_parameters(request: Generate, fields: Fields, limits: Limits) -> Generate:
+    """``request`` with the parameters in ``fields`` in place of its own; raises ``RequestError``."""
+    repeat_penalty = "repetition_penalty"
+    if fields.values.get("repeat_penalty") is not None:
+        if fields.values.get(repeat_penalty) is not None:
+            message = (
+                f"{fields.name('repeat_penalty')}: expected to be absent where {repeat_penalty} is given, got both"
+            )
+            raise RequestError(Fault.BAD_REQUEST, message)
+        repeat_penalty = "repeat_penalty"
+    max_tokens = fields.integer("max_tokens", 1, limits.max_tokens)
+    return dataclasses.replace(
+        request,
+        max_tokens=request.max_tokens if max_tokens is None else max_tokens,
+        sampling=sampling(fields, request.sampling, repeat_penalty=repeat_penalty),
+        stop=request.stop if fields.values.get("stop") is None else stops(fields),
+        cache_prompt=fields.boolean("cache_prompt", request.cache_prompt),
+        lora=request.lora if fields.values.get("lora") is None else lora(fields),
+    )
+
+
+def _read(
+    fields: Fields, limits: Limits, loaded: ModelInfo | None, request_id: str, *, stream: bool
+) -> tuple[Generate, Options]:
+    _check_model(fields, loaded)
+    prompt = _prompt(fields.values.get("prompt"), limits)
+    wanted = fields.object("options") or Fields({})
+    options = Options(
+        stream=wanted.boolean("stream", stream),
+        echo_prompt=wanted.boolean("echo_prompt", False),
+        include_token_ids=wanted.boolean("include_token_ids", False),
+        include_timing=wanted.boolean("include_timing", False),
+        include_generated_text=wanted.boolean("include_generated_text", True),
+    )
+    if options.echo_prompt and not isinstance(prompt, str):
+        message = f"{wanted.name('echo_prompt')}: expected false where prompt is an array of messages, got true"
+        raise RequestError(Fault.BAD_REQUEST, message)
+    request = Generate(id=request_id, prompt=prompt, logprobs=_logprobs(wanted))
+    return with_targets(request, fields), options
+
+
+def _check_model(fields: Fields, loaded: ModelInfo | None) -> None:
+    name = fields.string("model", max_bytes=MAX_MODEL_BYTES, empty=True)
+    if name is not None and loaded is not None and name not in (loaded.name, *ANY_MODEL):
+        raise out_of_range(fields.name("model"), f'"{loaded.name}" or "default"', f'"{name}"')
+
+
+def _prompt(value: object, limits: Limits) -> str | tuple[ChatTurn, ...]:
+    if isinstance(value, str):
+        return read_prompt(value, limits)
+    if not isinstance(value, list):
+        raise bad_request("prompt", "a non-empty string or an array of messages", value)
+    if not 1 <= len(value) <= MAX_TURNS:
+        raise out_of_range("prompt", f"1 to {MAX_TURNS} messages", len(value))
+    turns = tuple(turn(item, f"prompt[{i}]") for i, item in enumerate(value))
+    check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+    return turns
+
+
+def _logprobs(options: Fields) -> int | None:
+    value = options.values.get("include_logprobs")
+    if isinstance(value, bool):
+        return DEFAULT_LOGPROBS if value else None
+    if value is not None and not isinstance(value, int | float):
+        expected = f"true, false or a whole number from 0 to {MAX_LOGPROBS}"
+        raise bad_request(options.name("include_logprobs"), expected, value)
+    return options.integer("include_logprobs", 0, MAX_LOGPROBS)

@@ -1,0 +1,240 @@
+"""One choice of an OpenAI answer: a stream of parts, shaped as chunks or as a whole."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from umaserve.dialects.thinking import WithoutThinking
+from umaserve.dialects.tool_calls import ToolCallParser
+from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token, ToolCall
+from umaserve.wire.pcm import pcm16, wav
+
+MIN_LOGPROB = -9999.0
+"""What OpenAI says for "very unlikely"; JSON has no infinity."""
+
+_UNPADDED = 6
+"""Bytes: whole samples, and whole groups of base64."""
+
+_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "stop",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one output adds to a choice."""
+
+    text: str = ""
+    sound: bytes = b""
+    """Samples as 16-bit numbers."""
+    calls: Sequence[ToolCall] = ()
+    logprobs: Sequence[Logprobs] = ()
+    finish_reason: str | None = None
+
+
+class ChatChoice:
+    """A message. ``tool_calls`` finds the calls in its text, ``None`` where there are no tools."""
+
+    def __init__(self, index: int, tool_calls: ToolCallParser | None) -> None:
+        self._index = index
+        self._tool_calls = tool_calls
+        self._begun = False
+        self._n_found = 0
+        self._n_sent = 0
+
+    def token(self, token: Token) -> Part:
+        text, calls = (token.text, []) if self._tool_calls is None else self._tool_calls.push(token.text)
+        self._n_found += len(calls)
+        return Part(text, calls=calls, logprobs=_scores(token))
+
+    def finish(self, reason: FinishReason) -> Part:
+        held = "" if self._tool_calls is None else self._tool_calls.finish()
+        called = self._n_found and reason is FinishReason.STOP
+        return Part(held, finish_reason="tool_calls" if called else _REASONS[reason])
+
+    def chunks(self, part: Part) -> list[dict[str, Any]]:
+        """The ``choices`` items that say ``part`` in a stream; the role goes before all else."""
+        shaped = []
+        if not self._begun:
+            self._begun = True
+            shaped.append(_chunk(self._index, {"role": "assistant", "content": ""}))
+        if part.text or part.logprobs:
+            shaped.append(_chunk(self._index, {"content": part.text}, _chat_logprobs(part.logprobs)))
+        for call in part.calls:
+            shaped.append(_chunk(self._index, {"tool_calls": [{"index": self._n_sent, **_call(call)}]}))
+            self._n_sent += 1
+        if part.finish_reason is not None:
+            shaped.append(_chunk(self._index, {}, finish_reason=part.finish_reason))
+        return shaped
+
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The one ``choices`` item that says all ``parts``."""
+        text = "".join(part.text for part in parts)
+        calls = [_call(call) for part in parts for call in part.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": self._index,
+            "message": message,
+            "logprobs": _chat_logprobs([scores for part in parts for scores in part.logprobs]),
+            "finish_reason": parts[-1].finish_reason,
+        }
+
+
+class SpokenChoice:
+    """A message to be heard; its text, without thoughts, is the transcript. The format is "wav" or "pcm16"."""
+
+    def __init__(self, audio_id: str, created: int, audio_format: str) -> None:
+        """``created``: in seconds since 1970."""
+        # What is kept of it is nothing, so that it expires at once.
+        self._named = {"id": audio_id, "expires_at": created}
+        self._format = audio_format
+        self._text = WithoutThinking()
+        self._begun = False
+        self._unsent = b""
+
+    def token(self, token: Token) -> Part:
+        return Part(self._text.push(token.text), logprobs=_scores(token))
+
+    def spoken(self, spoken: Spoken) -> Part:
+        return Part(sound=pcm16(spoken.pcm))
+
+    def finish(self, reason: FinishReason) -> Part:
+        return Part(self._text.finish(), finish_reason=_REASONS[reason])
+
+    def chunks(self, part: Part) -> list[dict[str, Any]]:
+        """The ``choices`` items that say ``part`` in a stream; the role and the audio's id go before all else."""
+        shaped = []
+        if not self._begun:
+            self._begun = True
+            named = {**self._named, "transcript": ""}
+            shaped.append(_chunk(0, {"role": "assistant", "content": None, "audio": named}))
+        if part.text or part.logprobs:
+            shaped.append(_chunk(0, {"audio": {"transcript": part.text}}, _chat_logprobs(part.logprobs)))
+        sound = self._unsent + part.sound
+        # Clients put the pieces together before they decode them, so that only the last one may be padded.
+        end = len(sound) if part.finish_reason is not None else len(sound) - len(sound) % _UNPADDED
+        self._unsent = sound[end:]
+        if end:
+            shaped.append(_chunk(0, {"audio": {"data": base64.b64encode(sound[:end]).decode()}}))
+        if part.finish_reason is not None:
+            shaped.append(_chunk(0, {}, finish_reason=part.finish_reason))
+        return shaped
+
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The one ``choices`` item that says all ``parts``."""
+        sound = b"".join(part.sound for part in parts)
+        audio = {
+            **self._named,
+            "data": base64.b64encode(wav(sound) if self._format == "wav" else sound).decode(),
+            "transcript": "".join(part.text for part in parts),
+        }
+        return {
+            "index": 0,
+            "message": {"role": "assistant", "content": None, "refusal": None, "audio": audio},
+            "logprobs": _chat_logprobs([scores for part in parts for scores in part.logprobs]),
+            "finish_reason": parts[-1].finish_reason,
+        }
+
+
+class TextChoice:
+    """A plain text, which begins with ``echo``."""
+
+    def __init__(self, index: int, echo: str) -> None:
+        self._index = index
+        self._echo = echo
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def token(self, token: Token) -> Part:
+        return Part(token.text, logprobs=_scores(token))
+
+    def finish(self, reason: FinishReason) -> Part:
+        return Part(finish_reason=_REASONS[reason])
+
+    def chunks(self, part: Part) -> list[dict[str, Any]]:
+        """The ``choices`` items that say ``part`` in a stream."""
+        echo, self._echo = self._echo, ""
+        if not (echo or part.text or part.logprobs or part.finish_reason):
+            return []
+        return [self._item(echo + part.text, part.logprobs, part.finish_reason)]
+
+    def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The one ``choices`` item that says all ``parts``."""
+        text = self._echo + "".join(part.text for part in parts)
+        return self._item(text, [scores for part in parts for scores in part.logprobs], parts[-1].finish_reason)
+
+    def _item(self, text: str, logprobs: Sequence[Logprobs], finish_reason: str | None) -> dict[str, Any]:
+        return {
+            "text": text,
+            "index": self._index,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+            "finish_reason": finish_reason,
+        }
+
+    def _logprobs(self, logprobs: Sequence[Logprobs]) -> dict[str, Any]:
+        """Parallel arrays; the chosen token is among its alternatives, as OpenAI's is."""
+        offsets = []
+        for scores in logprobs:
+            offsets.append(self._offset)
+            # A character that is split over tokens counts once, where it is whole.
+            self._offset += len(self._decoder.decode(scores.chosen.piece))
+        return {
+            "tokens": [_piece(scores.chosen) for scores in logprobs],
+            "token_logprobs": [_logprob(scores.chosen) for scores in logprobs],
+            "top_logprobs": [_alternatives(scores) for scores in logprobs],
+            "text_offset": offsets,
+        }
+
+
+def _chunk(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """One item of ``choices`` in a chat's chunk."""
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _scores(token: Token) -> tuple[Logprobs, ...]:
+    return () if token.logprobs is None else (token.logprobs,)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
+    if not logprobs:
+        return None
+    content = [{**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]} for scores in logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _scored(scored: Scored) -> dict[str, Any]:
+    return {"token": _piece(scored), "logprob": _logprob(scored), "bytes": list(scored.piece)}
+
+
+def _alternatives(scores: Logprobs) -> dict[str, float]:
+    alternatives: dict[str, float] = {}
+    for scored in (*scores.top, scores.chosen):
+        # Two tokens may read the same; the likelier one came first.
+        alternatives.setdefault(_piece(scored), _logprob(scored))
+    return alternatives
+
+
+def _piece(scored: Scored) -> str:
+    return scored.piece.decode(errors="replace")
+
+
+def _logprob(scored: Scored) -> float:
+    return scored.logprob if scored.logprob > MIN_LOGPROB else MIN_LOGPROB

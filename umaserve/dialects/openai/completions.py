@@ -1,0 +1,210 @@
+"""OpenAI's chat and text completions: a body in, and one JSON answer or a stream of chunks out."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
+from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.openai.requests import Asked, chat_request, completion_request
+from umaserve.dialects.parameters import Limits
+from umaserve.dialects.tool_calls import ToolCallParser
+from umaserve.errors import RequestError
+from umaserve.messages import Finished, Generate, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
+
+SSE_DONE = b"[DONE]"
+"""The data of a stream's last event, after the last choice's end."""
+
+Choice = ChatChoice | SpokenChoice | TextChoice
+
+
+class _OpenAIBody:
+    """What chat and completions share: choices side by side, their ends, and what stands around them."""
+
+    end = SSE_DONE
+    _object: str
+    _chunk_object: str
+
+    def __init__(self, limits: Limits, model: Callable[[], ModelInfo | None], new_id: str, created: int) -> None:
+        """``new_id`` is the answer's id, ``created`` its time in seconds since 1970."""
+        self._limits = limits
+        self._model = model
+        self._new_id = new_id
+        self._created = created
+        self._asked = Asked("", (), 1, stream=False, include_usage=False)
+        self._choices: Sequence[Choice] = ()
+        self._parts: list[list[Part]] = []
+        self._finished: dict[int, Finished] = {}
+        self._failed: set[int] = set()
+        self._head: dict[str, Any] | None = None
+
+    @property
+    def streaming(self) -> bool:
+        return self._asked.stream
+
+    @property
+    def done(self) -> bool:
+        """Whether all choices have ended, well or not."""
+        return 0 < len(self._choices) == len(self._finished) + len(self._failed)
+
+    def send(self, index: int, output: Output) -> list[bytes]:
+        """The chunks for an output of choice ``index``, each the data of one event; none unless streaming."""
+        choice = self._running(index)
+        match output:
+            case Started():
+                part = Part()
+            case Token():
+                part = choice.token(output)
+            case Spoken() if isinstance(choice, SpokenChoice):
+                part = choice.spoken(output)
+            case Finished():
+                self._finished[index] = output
+                part = choice.finish(output.reason)
+            case _:
+                return []
+        if not self.streaming:
+            self._parts[index].append(part)
+            return []
+        chunks = [self._chunk([item]) for item in choice.chunks(part)]
+        if isinstance(output, Finished):
+            chunks[-1]["timings"] = _timings(output)
+            if self._asked.include_usage and len(self._finished) == len(self._choices):
+                chunks.append({**self._chunk([]), "usage": self._usage()})
+        return [orjson.dumps(chunk) for chunk in chunks]
+
+    def fail(self, index: int, error: RequestError) -> list[bytes]:
+        """The chunk for the error that ended choice ``index``; none unless streaming."""
+        self._running(index)
+        self._failed.add(index)
+        _status, body, _headers = error_body(error)
+        return [body] if self.streaming else []
+
+    def error(self, error: RequestError) -> tuple[int, bytes, list[tuple[str, str]]]:
+        """HTTP status, body and headers of the answer where no chunk was sent."""
+        return error_body(error)
+
+    def result(self) -> bytes:
+        """The whole answer, once every choice has come to a good end."""
+        if self.streaming or not self.done or self._failed:
+            raise RuntimeError("no whole answer to give")
+        whole = self._around(self._object)
+        whole["choices"] = [choice.whole(parts) for choice, parts in zip(self._choices, self._parts, strict=True)]
+        whole["usage"] = self._usage()
+        # Side by side, choices have no rate that is theirs together.
+        if len(self._choices) == 1:
+            whole["timings"] = _timings(self._finished[0])
+        return orjson.dumps(whole)
+
+    def _take(self, asked: Asked, choices: Sequence[Choice]) -> Sequence[Generate]:
+        # The prompt's images are theirs who compute it, for as long as they need them.
+        self._asked = replace(asked, choices=())
+        self._choices = choices
+        self._parts = [[] for _ in choices]
+        return asked.choices
+
+    def _running(self, index: int) -> Choice:
+        if index in self._finished or index in self._failed or not 0 <= index < len(self._choices):
+            raise RuntimeError(f"choice {index} isn't running")
+        return self._choices[index]
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = self._around(self._chunk_object)
+        chunk["choices"] = choices
+        if self._asked.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _around(self, kind: str) -> dict[str, Any]:
+        if self._head is None:
+            info = self._model()
+            self._head = {
+                "model": self._asked.model if info is None else info.name,
+                "system_fingerprint": None if info is None else f"fp_{zlib.crc32(repr(info).encode()):08x}",
+            }
+        return {"id": self._new_id, "object": kind, "created": self._created, **self._head}
+
+    def _usage(self) -> dict[str, Any]:
+        """The tokens of all choices; a prompt counts once, however many choices it has."""
+        prompts: dict[int, list[Usage]] = {}
+        for index, end in self._finished.items():
+            prompts.setdefault(index // self._asked.choices_each, []).append(end.usage)
+        prompt = sum(usages[0].prompt_tokens for usages in prompts.values())
+        # What a choice had from another one beside it was computed for this answer.
+        cached = sum(min(usage.prefix_reused_tokens for usage in usages) for usages in prompts.values())
+        completion = sum(end.usage.completion_tokens for end in self._finished.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+class ChatBody(_OpenAIBody):
+    """One ``POST /v1/chat/completions``."""
+
+    _object, _chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        limits: Limits,
+        voice: VoiceInfo | None,
+        model: Callable[[], ModelInfo | None],
+        new_id: str,
+        created: int,
+    ) -> None:
+        """``voice`` is the daemon's, if it has one."""
+        super().__init__(limits, model, new_id, created)
+        self._voice = voice
+
+    def receive(self, body: bytes) -> Sequence[Generate]:
+        """The choices asked for, each a request of its own; raises ``RequestError``."""
+        asked = chat_request(body, self._limits, self._voice, self._new_id)
+        return self._take(asked, [self._choice(index, asked) for index in range(len(asked.choices))])
+
+    def _choice(self, index: int, asked: Asked) -> ChatChoice | SpokenChoice:
+        unique = self._new_id.removeprefix("chatcmpl-")
+        if asked.audio is not None:
+            return SpokenChoice(f"audio_{unique}", self._created, asked.audio)
+        if not asked.choices[index].tools:
+            return ChatChoice(index, None)
+        numbers = count()
+        stem = f"call_{unique}_{index}_"
+        return ChatChoice(index, ToolCallParser(lambda: f"{stem}{next(numbers)}", only_first=not asked.parallel_calls))
+
+
+class CompletionBody(_OpenAIBody):
+    """One ``POST /v1/completions``."""
+
+    _object = _chunk_object = "text_completion"
+
+    def receive(self, body: bytes) -> Sequence[Generate]:
+        """The choices asked for, each a request of its own; raises ``RequestError``."""
+        asked = completion_request(body, self._limits, self._new_id)
+        echoes = [str(request.prompt) if asked.echo else "" for request in asked.choices]
+        return self._take(asked, [TextChoice(index, echo) for index, echo in enumerate(echoes)])
+
+
+def _timings(end: Finished) -> dict[str, float]:
+    """llama.cpp's account of one stream, in milliseconds and tokens per second; ``prompt_n`` were computed for it."""
+    cache_n, predicted_n = end.usage.prefix_reused_tokens, end.usage.completion_tokens
+    prompt_n = end.usage.prompt_tokens - cache_n
+    # Without a first token, all the time was the prompt's.
+    first_token_s = end.timing.first_token_s if predicted_n else end.timing.total_s
+    prompt_s = max(0.0, first_token_s - end.timing.started_s)
+    predicted_s = max(0.0, end.timing.total_s - first_token_s)
+    return {
+        "cache_n": cache_n,
+        "prompt_n": prompt_n,
+        "prompt_ms": prompt_s * 1000,
+        "prompt_per_second": prompt_n / prompt_s if prompt_s else 0.0,
+        "predicted_n": predicted_n,
+        "predicted_ms": predicted_s * 1000,
+        "predicted_per_second": predicted_n / predicted_s if predicted_s else 0.0,
+    }

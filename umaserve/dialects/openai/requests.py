@@ -1,0 +1,244 @@
+"""OpenAI's chat and completion requests, read from their JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from umaserve.dialects.openai.speech import wanted_audio
+from umaserve.dialects.openai.turns import chosen_tools, tools, turns
+from umaserve.dialects.parameters import (
+    MAX_ID_BYTES,
+    MAX_SEED,
+    Limits,
+    check_prompt_bytes,
+    json_schema,
+    lora,
+    sampling,
+    stops,
+    with_targets,
+)
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
+from umaserve.wire.fields import MOST_VALUES, Fields, bad_request, kind_of, out_of_range, parse_json, string
+
+DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
+"""OpenAI documents these two; the rest is this server's own."""
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_CHOICES = 8
+MAX_GENERATIONS = 32
+"""Prompts times choices of one request."""
+MAX_WANTED_TOKENS = 2**31 - 1
+MAX_PROMPTS = 16
+MAX_TOP_LOGPROBS = 20
+MAX_COMPLETION_LOGPROBS = 5
+MAX_TOKEN_ID = 2**31 - 1
+_ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one body asks for: ``choices_each`` choices for each prompt, those of a prompt side by side."""
+
+    model: str
+    choices: tuple[Generate, ...]
+    choices_each: int
+    stream: bool
+    include_usage: bool
+    parallel_calls: bool = True
+    echo: bool = False
+    audio: str | None = None
+    """The format in which the answer is heard; ``None``: it is read."""
+
+
+def chat_request(body: bytes, limits: Limits, voice: VoiceInfo | None, new_id: str) -> Asked:
+    """A body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
+    fields = body_fields(body)
+    for legacy in ("functions", "function_call"):
+        if fields.values.get(legacy) is not None:
+            raise RequestError(Fault.BAD_REQUEST, f"{legacy}: expected to be absent, use tools and tool_choice")
+    offered, must_call = chosen_tools(fields, tools(fields))
+    chosen = _sampling(fields, _response_schema(fields))
+    if must_call and (chosen.grammar is not None or chosen.json_schema is not None):
+        raise RequestError(
+            Fault.BAD_REQUEST, "tool_choice: expected no call to be required where the answer's form is given, got both"
+        )
+    completion_tokens = _max_tokens(fields, "max_completion_tokens", limits)
+    max_tokens = _max_tokens(fields, "max_tokens", limits)
+    one = Generate(
+        id=new_id,
+        prompt=turns(fields, limits),
+        max_tokens=max_tokens if completion_tokens is None else completion_tokens,
+        sampling=chosen,
+        stop=stops(fields),
+        logprobs=_chat_logprobs(fields),
+        tools=offered,
+        must_call=must_call,
+    )
+    parallel_calls = fields.boolean("parallel_tool_calls", True)
+    audio = wanted_audio(fields, voice)
+    if audio is None:
+        return _asked(fields, (one,), parallel_calls=parallel_calls)
+    if offered:
+        raise RequestError(Fault.BAD_REQUEST, "tools: expected none where audio is asked for")
+    if (n := _n_choices(fields)) != 1:
+        raise out_of_range("n", "1 where audio is asked for", n)
+    return replace(_asked(fields, (replace(one, spoken=Speaking()),)), audio=audio)
+
+
+def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:
+    """A body of ``POST /v1/completions``; raises ``RequestError``."""
+    fields = body_fields(body)
+    if fields.values.get("suffix") not in (None, ""):
+        raise RequestError(
+            Fault.BAD_REQUEST, f"suffix: expected null or an empty string, got {kind_of(fields.values['suffix'])}"
+        )
+    n = _n_choices(fields)
+    if (best_of := fields.integer("best_of", 1, MAX_CHOICES)) not in (None, n):
+        raise out_of_range("best_of", f"{n}, as n is", best_of)
+    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
+    if n * len(prompts) > MAX_GENERATIONS:
+        raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
+    logprobs = fields.integer("logprobs", 0, MAX_COMPLETION_LOGPROBS)
+    echo = fields.boolean("echo", False)
+    if echo and logprobs is not None:
+        raise RequestError(Fault.BAD_REQUEST, "echo: expected false where logprobs are asked for, got true")
+    if echo and any(isinstance(prompt, TokenIds) for prompt in prompts):
+        raise RequestError(Fault.BAD_REQUEST, "echo: expected false where the prompt is token ids, got true")
+    max_tokens = _max_tokens(fields, "max_tokens", limits)
+    if fields.values.get("max_tokens") is None:
+        max_tokens = min(DEFAULT_COMPLETION_TOKENS, limits.max_tokens)
+    chosen, stop = _sampling(fields, None), stops(fields)
+    requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
+    return _asked(fields, requests, echo=echo)
+
+
+def body_fields(body: bytes) -> Fields:
+    values = parse_json(body, MOST_VALUES)
+    if not isinstance(values, dict):
+        raise bad_request("body", "an object", values)
+    return Fields(values)
+
+
+def inputs(fields: Fields, key: str, limits: Limits, max_items: int) -> tuple[str | TokenIds, ...]:
+    """Texts as OpenAI takes them: a string, an array of token ids, or an array of up to ``max_items`` of either."""
+    value, path = fields.values.get(key), fields.name(key)
+    if not isinstance(value, list) or _is_ids(value):
+        return (_input(value, path, limits),)
+    if not 1 <= len(value) <= max_items:
+        raise out_of_range(path, f"1 to {max_items} texts", len(value))
+    return tuple(_input(item, f"{path}[{i}]", limits) for i, item in enumerate(value))
+
+
+def token_ids(value: object, path: str, limits: Limits) -> tuple[int, ...]:
+    """An array of token ids, no more than a prompt may have bytes."""
+    if not isinstance(value, list):
+        raise bad_request(path, "an array of token ids", value)
+    # A token stands for a byte at least, so that the cap on bytes holds for these as well.
+    if len(value) > limits.max_prompt_bytes:
+        raise RequestError(
+            Fault.PROMPT_TOO_LARGE, f"{path}: {len(value)} tokens, expected at most {limits.max_prompt_bytes}"
+        )
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+        return tuple(value)
+    expected = f"a whole number from 0 to {MAX_TOKEN_ID}"
+    for i, item in enumerate(value):
+        if type(item) is not int:
+            raise bad_request(f"{path}[{i}]", expected, item)
+        if not 0 <= item <= MAX_TOKEN_ID:
+            raise out_of_range(f"{path}[{i}]", expected, item)
+    return tuple(value)
+
+
+def _is_ids(value: list[object]) -> bool:
+    return bool(value) and type(value[0]) is int
+
+
+def _input(value: object, path: str, limits: Limits) -> str | TokenIds:
+    if isinstance(value, list):
+        if not value:
+            raise out_of_range(path, "at least one token id", "none")
+        return TokenIds(token_ids(value, path, limits))
+    if not isinstance(value, str):
+        raise bad_request(path, "a string or an array of token ids", value)
+    text = string(value, path)
+    check_prompt_bytes(len(text.encode()), limits, path)
+    return text
+
+
+def _asked(fields: Fields, requests: tuple[Generate, ...], *, parallel_calls: bool = True, echo: bool = False) -> Asked:
+    n = _n_choices(fields)
+    stream_options = fields.object("stream_options") or Fields({})
+    cache_prompt, adapters = fields.boolean("cache_prompt", True), lora(fields)
+    requests = tuple(
+        with_targets(replace(request, cache_prompt=cache_prompt, lora=adapters), fields) for request in requests
+    )
+    choices = tuple(_nth_choice(request, k) for request in requests for k in range(n))
+    if len(choices) > 1:
+        choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
+    return Asked(
+        model=fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or "",
+        choices=choices,
+        choices_each=n,
+        stream=fields.boolean("stream", False),
+        include_usage=stream_options.boolean("include_usage", False),
+        parallel_calls=parallel_calls,
+        echo=echo,
+    )
+
+
+def _nth_choice(request: Generate, k: int) -> Generate:
+    seed = request.sampling.seed
+    if k == 0 or seed is None:
+        return request
+    # The same seed would give the same text again.
+    return replace(request, sampling=replace(request.sampling, seed=(seed + k) % (MAX_SEED + 1)))
+
+
+def _n_choices(fields: Fields) -> int:
+    return fields.integer("n", 1, MAX_CHOICES) or 1
+
+
+def _max_tokens(fields: Fields, key: str, limits: Limits) -> int | None:
+    """``None`` where the request leaves it to the server, which some clients say with -1.
+
+    Programs ask for as much as other servers give: they get this one's most, and learn by ``finish_reason``.
+    """
+    wanted = None if fields.values.get(key) == -1 else fields.integer(key, 1, MAX_WANTED_TOKENS)
+    return None if wanted is None else min(wanted, limits.max_tokens)
+
+
+def _sampling(fields: Fields, response_schema: str | None) -> Sampling:
+    chosen = sampling(fields, DEFAULTS)
+    if response_schema is None:
+        return chosen
+    if chosen.grammar is not None or chosen.json_schema is not None:
+        raise RequestError(
+            Fault.BAD_REQUEST, 'response_format: expected "text" where grammar or json_schema is given, got both'
+        )
+    return replace(chosen, json_schema=response_schema)
+
+
+def _response_schema(fields: Fields) -> str | None:
+    """The JSON schema that ``response_format`` asks for, as JSON text."""
+    wanted = fields.object("response_format")
+    if wanted is None:
+        return None
+    kind = wanted.required_one_of("type", ("text", "json_object", "json_schema"))
+    if kind == "json_object":
+        return _ANY_OBJECT
+    if kind == "text":
+        return None
+    described = Fields.of(wanted.values.get("json_schema"), wanted.name("json_schema"))
+    schema = json_schema(described, "schema")
+    if schema is None:
+        raise bad_request(described.name("schema"), "an object", None)
+    return schema
+
+
+def _chat_logprobs(fields: Fields) -> int | None:
+    wanted = fields.boolean("logprobs", False)
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top is not None and not wanted:
+        raise RequestError(Fault.BAD_REQUEST, "top_logprobs: expected to be absent where logprobs isn't true")
+    return (top or 0) if wanted else None

@@ -1,0 +1,88 @@
+"""Speech as OpenAI's API has it: who asks for it, in a chat or of a text of its own, and the sound's formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umaserve.dialects.chat.request import NO_VOICE
+from umaserve.dialects.parameters import MAX_ID_BYTES
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import VoiceInfo
+from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
+
+MAX_INPUT_CHARS = 4096
+MAX_INSTRUCTIONS_BYTES = 16 * 1024
+MAX_VOICE_BYTES = 64
+_CHAT_FORMATS = ("wav", "pcm16")
+_TEXT_FORMATS = ("wav", "pcm")
+
+
+@dataclass(frozen=True, slots=True)
+class TextToSpeech:
+    """A text to be spoken, as a WAV file or as its samples alone."""
+
+    text: str
+    as_wav: bool
+
+
+def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> TextToSpeech:
+    """What a body of ``POST /v1/audio/speech`` asks for; raises ``RequestError``. ``voice``: the daemon's, if it has
+    one."""
+    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
+    text = string(fields.values.get("input"), "input")
+    if len(text) > MAX_INPUT_CHARS:
+        raise out_of_range("input", f"at most {MAX_INPUT_CHARS} characters", f"{len(text)} characters")
+    _check_voice(fields)
+    audio_format = fields.one_of("response_format", _TEXT_FORMATS) or "wav"
+    fields.one_of("stream_format", ("audio",))
+    if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
+        raise RequestError(
+            Fault.BAD_REQUEST, "instructions: expected to be absent, since this daemon's voice follows none"
+        )
+    speed = fields.values.get("speed")
+    if speed is not None and (isinstance(speed, bool) or speed != 1):
+        raise bad_request("speed", "1, since this daemon's voice has no other", speed)
+    if voice is None:
+        raise RequestError(Fault.BAD_REQUEST, f"voice: there is nobody to speak, {NO_VOICE}")
+    return TextToSpeech(text, audio_format == "wav")
+
+
+def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
+    """The format in which a chat's answer is to be heard, "wav" or "pcm16"; ``None`` where it is to be read."""
+    wanted = _modalities(fields)
+    audio = fields.object("audio")
+    if audio is not None:
+        _check_voice(audio)
+        audio.one_of("format", _CHAT_FORMATS)
+    if "audio" not in wanted:
+        if audio is not None:
+            raise RequestError(Fault.BAD_REQUEST, 'audio: expected to be absent where modalities lack "audio"')
+        return None
+    if voice is None:
+        raise RequestError(Fault.BAD_REQUEST, f'modalities: expected ["text"], {NO_VOICE}')
+    if audio is None:
+        raise bad_request("audio", "an object with voice and format", None)
+    audio_format = audio.required_one_of("format", _CHAT_FORMATS)
+    if fields.boolean("stream", False) and audio_format != "pcm16":
+        raise out_of_range("audio.format", '"pcm16" where stream is true', f'"{audio_format}"')
+    return audio_format
+
+
+def _check_voice(fields: Fields) -> None:
+    """A name, or an object with one as its ``id``: whichever it is, it is the one voice that the daemon has."""
+    value = fields.values.get("voice")
+    if isinstance(value, dict):
+        voice = Fields.of(value, fields.name("voice"))
+        string(voice.values.get("id"), voice.name("id"), max_bytes=MAX_VOICE_BYTES)
+    else:
+        fields.string("voice", max_bytes=MAX_VOICE_BYTES)
+
+
+def _modalities(fields: Fields) -> list[object]:
+    value = fields.values.get("modalities")
+    if value is None:
+        return ["text"]
+    wanted = array(value, "modalities", 1, 2, "modalities")
+    if wanted not in (["text"], ["text", "audio"], ["audio", "text"]):
+        raise out_of_range("modalities", '["text"] or ["text", "audio"]', "others")
+    return wanted

@@ -1,0 +1,206 @@
+"""The conversation and the tools in an OpenAI chat request."""
+
+from __future__ import annotations
+
+import re
+
+from umaserve.dialects.content import check_media, joined
+from umaserve.dialects.parameters import (
+    MAX_GRAMMAR_BYTES,
+    MAX_ID_BYTES,
+    MAX_TURNS,
+    Limits,
+    check_prompt_bytes,
+    dump_capped,
+)
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
+from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, parse_json, string
+from umaserve.wire.long_texts import as_string
+
+MAX_PARTS = 256
+MAX_TOOLS = 128
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
+_DETAILS = ("auto", "high", "low", "original")
+"""A wish, which no projector knows: each has its own way to be short of detail."""
+_RECORDINGS = ("wav", "mp3")
+_DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
+"""How a data: URL (RFC 2397) begins."""
+_MOST_HEAD = 2048
+_NO_PARAMETERS = '{"type":"object","properties":{}}'
+
+
+def turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
+    """The messages; ``RequestError`` where one is wrong or all together are too long."""
+    messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
+    read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
+    check_prompt_bytes(sum(_n_bytes(turn) for turn in read), limits, fields.name("messages"))
+    check_media(read, fields.name("messages"))
+    return read
+
+
+def tools(fields: Fields) -> tuple[Tool, ...]:
+    """The functions that the model may call; their names differ."""
+    value = fields.values.get("tools")
+    if value is None:
+        return ()
+    items = array(value, fields.name("tools"), 0, MAX_TOOLS, "tools")
+    read = tuple(_tool(Fields.of(item, f"tools[{i}]")) for i, item in enumerate(items))
+    names = [tool.name for tool in read]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise out_of_range(f"tools[{i}].function.name", "a name that no other tool has", f'"{name}"')
+    n_bytes = sum(len(text.encode()) for tool in read for text in (tool.name, tool.description, tool.parameters))
+    if n_bytes > MAX_GRAMMAR_BYTES:
+        raise out_of_range(fields.name("tools"), f"at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    return read
+
+
+def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool]:
+    """Those of ``offered`` that ``tool_choice`` leaves, and whether one of them has to be called."""
+    choice = fields.values.get("tool_choice")
+    if not isinstance(choice, dict):
+        kept, must_call = fields.choice(
+            "tool_choice",
+            {"none": ((), False), "auto": (offered, False), "required": (offered, True)},
+            (offered, False),
+        )
+    else:
+        named = Fields.of(choice, fields.name("tool_choice"))
+        _function_type(named)
+        function = _function(named)
+        name = _name(function)
+        kept, must_call = tuple(tool for tool in offered if tool.name == name), True
+        if offered and not kept:
+            raise out_of_range(function.name("name"), "the name of one of the tools", f'"{name}"')
+    if must_call and not offered:
+        raise RequestError(
+            Fault.BAD_REQUEST, 'tool_choice: expected "auto", "none" or null where there are no tools, got another'
+        )
+    return kept, must_call
+
+
+def _turn(fields: Fields) -> ChatTurn:
+    role = fields.required_choice("role", _ROLES)
+    if role == "assistant":
+        calls = _calls(fields)
+        return ChatTurn(role, _said(fields, optional=bool(calls)), calls)
+    call_id = None
+    if role == "tool":
+        call_id = string(fields.values.get("tool_call_id"), fields.name("tool_call_id"), max_bytes=MAX_ID_BYTES)
+    value = fields.values.get("content")
+    if isinstance(value, str):
+        return ChatTurn(role, value, tool_call_id=call_id)
+    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], "")
+    return ChatTurn(role, content, attachments=attachments, tool_call_id=call_id)
+
+
+def _said(fields: Fields, *, optional: bool) -> str:
+    """What the assistant wrote; ``optional`` where calls may stand for it."""
+    value = fields.values.get("content")
+    if isinstance(value, str):
+        return value
+    if value is None and optional:
+        return ""
+    if value is None and fields.values.get("audio") is not None:
+        message = "expected the audio's transcript, since this daemon keeps no audio, got null"
+        raise RequestError(Fault.BAD_REQUEST, f"{fields.name('content')}: {message}")
+    return "".join(_text(part) for part in _parts(fields, value, "text parts"))
+
+
+def _parts(fields: Fields, content: object, what: str) -> list[Fields]:
+    path = fields.name("content")
+    if not isinstance(content, list):
+        raise bad_request(path, f"a string or an array of {what}", content)
+    parts = array(content, path, 1, MAX_PARTS, what)
+    return [Fields.of(part, f"{path}[{i}]") for i, part in enumerate(parts)]
+
+
+def _part(fields: Fields) -> str | Media:
+    kind = fields.required_one_of("type", ("text", "image_url", "input_audio"))
+    if kind == "text":
+        return _text(fields)
+    inner = Fields.of(fields.values.get(kind), fields.name(kind))
+    if kind == "image_url":
+        inner.one_of("detail", _DETAILS)
+        return Image(_image_data(inner), inner.name("url"))
+    inner.required_one_of("format", _RECORDINGS)  # The decoder sees for itself.
+    return Audio(media_data(inner.values.get("data"), inner.name("data")), inner.name("data"))
+
+
+def _text(fields: Fields) -> str:
+    fields.required_one_of("type", ("text",))
+    return string(fields.values.get("text"), fields.name("text"), empty=True)
+
+
+def _image_data(image: Fields) -> str | memoryview:
+    """The base64 in a data: URL; what is in it is looked at later, away from the loop."""
+    path, expected = image.name("url"), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
+    url = image.values.get("url")
+    if not isinstance(url, str | memoryview):
+        raise bad_request(path, expected, url)
+    head = url[:_MOST_HEAD] if isinstance(url, str) else as_string(url[:_MOST_HEAD])
+    begin = _DATA_URL.match(head)
+    if begin is None:
+        raise out_of_range(path, expected, f'"{head[:32]}"')
+    if begin.end() == len(url):
+        raise out_of_range(path, expected, "no image")
+    return url[begin.end() :]
+
+
+def _calls(fields: Fields) -> tuple[ToolCall, ...]:
+    value = fields.values.get("tool_calls")
+    if value is None:
+        return ()
+    path = fields.name("tool_calls")
+    items = array(value, path, 0, MAX_TOOLS, "calls")
+    return tuple(_call(Fields.of(item, f"{path}[{i}]")) for i, item in enumerate(items))
+
+
+def _call(fields: Fields) -> ToolCall:
+    _function_type(fields)
+    function = _function(fields)
+    arguments = string(function.values.get("arguments"), function.name("arguments"))
+    expected = "a string with a JSON object"
+    try:
+        value = parse_json(arguments.encode())
+    except RequestError:
+        raise out_of_range(function.name("arguments"), expected, "one that is no JSON") from None
+    if not isinstance(value, dict):
+        raise bad_request(function.name("arguments"), expected, value)
+    # A model may have called what no tool is named, and its words are answered with the rest of the conversation.
+    name = string(function.values.get("name"), function.name("name"))
+    return ToolCall(string(fields.values.get("id"), fields.name("id"), max_bytes=MAX_ID_BYTES), name, arguments)
+
+
+def _tool(fields: Fields) -> Tool:
+    _function_type(fields)
+    function = _function(fields)
+    description = function.string("description", max_bytes=MAX_GRAMMAR_BYTES, empty=True) or ""
+    parameters = function.object("parameters")
+    if parameters is None:
+        return Tool(_name(function), description, _NO_PARAMETERS)
+    text = dump_capped(parameters.values, function.name("parameters"), MAX_GRAMMAR_BYTES)
+    return Tool(_name(function), description, text.decode())
+
+
+def _function_type(fields: Fields) -> None:
+    fields.one_of("type", ("function",))
+
+
+def _function(fields: Fields) -> Fields:
+    return Fields.of(fields.values.get("function"), fields.name("function"))
+
+
+def _name(function: Fields) -> str:
+    name = string(function.values.get("name"), function.name("name"))
+    if not _NAME.fullmatch(name):
+        raise out_of_range(function.name("name"), "1 to 64 letters, digits, _ or -", f'"{name}"')
+    return name
+
+
+def _n_bytes(turn: ChatTurn) -> int:
+    return len(turn.content.encode()) + sum(
+        len(call.name.encode()) + len(call.arguments.encode()) for call in turn.tool_calls
+    )

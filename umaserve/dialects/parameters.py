@@ -1,0 +1,165 @@
+"""The fields that requests have in common, whatever the dialect: prompts, sampling, adapters, targets, their caps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import ChatTurn, Generate, Priority, Sampling
+from umaserve.wire.fields import Fields, number, out_of_range, string
+
+MAX_ID_BYTES = 256
+MAX_GRAMMAR_BYTES = 64 * 1024
+MAX_STOPS, MAX_STOP_BYTES = 16, 256
+MAX_BIASES = 1024
+MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
+MAX_SCALE = 10.0
+MAX_TURNS = 1024
+MAX_SEED = 2**32 - 2
+MAX_SLO_MS = 3_600_000.0
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The server's caps that a dialect enforces; bytes and tokens."""
+
+    max_prompt_bytes: int
+    max_tokens: int
+
+
+def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_penalty") -> Sampling:
+    """How the next token is chosen; what ``fields`` leave out is ``base``'s."""
+
+    def number_or(key: str, low: float, high: float, otherwise: float, above_low: bool = False) -> float:
+        value = fields.number(key, low, high, above_low=above_low)
+        return otherwise if value is None else value
+
+    top_k = fields.integer("top_k", 0, 2**20)
+    seed = fields.integer("seed", 0, MAX_SEED)
+    grammar = fields.string("grammar", max_bytes=MAX_GRAMMAR_BYTES)
+    schema = json_schema(fields)
+    if grammar is not None and schema is not None:
+        message = f"{fields.name('grammar')}: expected to be absent where json_schema is given, got both"
+        raise RequestError(Fault.BAD_REQUEST, message)
+    biased = fields.values.get("logit_bias") is not None
+    constrained = grammar is not None or schema is not None
+    return Sampling(
+        temperature=number_or("temperature", 0.0, 10.0, base.temperature),
+        top_p=number_or("top_p", 0.0, 1.0, base.top_p, above_low=True),
+        top_k=base.top_k if top_k is None else top_k,
+        min_p=number_or("min_p", 0.0, 1.0, base.min_p),
+        repeat_penalty=number_or(repeat_penalty, 0.0, 10.0, base.repeat_penalty, above_low=True),
+        presence_penalty=number_or("presence_penalty", -2.0, 2.0, base.presence_penalty),
+        frequency_penalty=number_or("frequency_penalty", -2.0, 2.0, base.frequency_penalty),
+        seed=base.seed if seed is None else seed,
+        logit_bias=logit_bias(fields) if biased else base.logit_bias,
+        grammar=grammar if constrained else base.grammar,
+        json_schema=schema if constrained else base.json_schema,
+        ignore_eos=fields.boolean("ignore_eos", base.ignore_eos),
+        length_penalty=base.length_penalty,
+    )
+
+
+def json_schema(fields: Fields, key: str = "json_schema") -> str | None:
+    schema = fields.object(key)
+    return None if schema is None else dump_capped(schema.values, fields.name(key), MAX_GRAMMAR_BYTES).decode()
+
+
+def dump_capped(values: Any, field: str, max_bytes: int) -> bytes:
+    """``values``, read from JSON, as JSON again."""
+    expected = f"an object of at most {max_bytes} bytes as JSON, nested less than 200 deep"
+    try:
+        # orjson reads deeper nesting than it writes, and an event that carries the object nests it once more.
+        text = orjson.dumps([values])[1:-1]
+    except orjson.JSONEncodeError:
+        raise out_of_range(field, expected, "a deeper one") from None
+    if len(text) > max_bytes:
+        raise out_of_range(field, expected, f"{len(text)} bytes")
+    return text
+
+
+def logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    biases = fields.object("logit_bias")
+    if biases is None:
+        return ()
+    if len(biases.values) > MAX_BIASES:
+        raise out_of_range(fields.name("logit_bias"), f"at most {MAX_BIASES} tokens", len(biases.values))
+    pairs = []
+    for key, value in biases.values.items():
+        if not re.fullmatch("[0-9]{1,9}", key):
+            raise out_of_range(fields.name("logit_bias"), "token ids as keys", f'"{key[:32]}"')
+        pairs.append((int(key), number(value, biases.name(key), -100.0, 100.0)))
+    return tuple(pairs)
+
+
+def stops(fields: Fields) -> tuple[str, ...]:
+    return fields.strings("stop", max_items=MAX_STOPS, max_bytes=MAX_STOP_BYTES)
+
+
+def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
+    """Adapters by name, each with its scale; ``None`` where the request leaves them to the server."""
+    adapters = fields.object("lora")
+    if adapters is None:
+        return None
+    if len(adapters.values) > MAX_ADAPTERS:
+        raise out_of_range(fields.name("lora"), f"at most {MAX_ADAPTERS} adapters", len(adapters.values))
+    pairs = []
+    for name, scale in adapters.values.items():
+        if not 1 <= (n_bytes := len(name.encode())) <= MAX_ADAPTER_BYTES:
+            raise out_of_range(fields.name("lora"), f"names of 1 to {MAX_ADAPTER_BYTES} bytes", f"{n_bytes} bytes")
+        pairs.append((name, number(scale, adapters.name(name), -MAX_SCALE, MAX_SCALE)))
+    return tuple(pairs)
+
+
+def with_targets(request: Generate, fields: Fields) -> Generate:
+    """``request`` with the class and the latency targets that ``fields`` ask for."""
+    slo = fields.object("slo") or Fields({})
+    return replace(
+        request,
+        priority=fields.choice("priority", PRIORITIES, Priority.INTERACTIVE),
+        target_ttft_s=_target_s(slo, "target_ttft_ms"),
+        target_tbt_s=_target_s(slo, "target_tbt_ms"),
+    )
+
+
+def _target_s(slo: Fields, key: str) -> float | None:
+    """A latency target, given in milliseconds."""
+    ms = slo.number(key, 0.0, MAX_SLO_MS, above_low=True)
+    return None if ms is None else ms / 1000
+
+
+def prompt(value: object, limits: Limits) -> str:
+    text = string(value, "prompt")
+    check_prompt_bytes(len(text.encode()), limits)
+    return text
+
+
+def check_prompt_bytes(n_bytes: int, limits: Limits, field: str = "prompt") -> None:
+    if n_bytes > limits.max_prompt_bytes:
+        raise RequestError(
+            Fault.PROMPT_TOO_LARGE, f"{field}: {n_bytes} bytes, expected at most {limits.max_prompt_bytes}"
+        )
+
+
+def turn(value: object, path: str) -> ChatTurn:
+    """One message with a role and a text."""
+    fields = Fields.of(value, path)
+    return ChatTurn(role(fields), string(fields.values.get("content"), fields.name("content"), empty=True))
+
+
+def role(fields: Fields) -> str:
+    return fields.required_choice("role", ROLES)
+
+
+def check_key(presented: object, is_good: Callable[[str], bool], example: str) -> None:
+    """Refuse a first message whose ``auth`` is no good key; ``example`` shows one that has it."""
+    if not isinstance(presented, str) or not is_good(presented):
+        # The key itself is in no message and so in no log.
+        raise RequestError(Fault.UNAUTHORIZED, f"auth: expected a valid key in the first message, as in {example}")

@@ -1,0 +1,1 @@
+"""Framed JSON and lines over a Unix socket."""

@@ -1,0 +1,250 @@
+"""The two dialects of the Unix socket: JSON events in frames, and plain lines (contract: uds-framed-json)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.dialect import Reply
+from umaserve.dialects.parameters import (
+    MAX_ID_BYTES,
+    MAX_TURNS,
+    Limits,
+    check_prompt_bytes,
+    dump_capped,
+    lora,
+    sampling,
+    stops,
+    turn,
+    with_targets,
+)
+from umaserve.dialects.parameters import prompt as read_prompt
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Cancel,
+    ChatTurn,
+    Command,
+    Finished,
+    Generate,
+    GetMetrics,
+    Metrics,
+    Output,
+    Sampling,
+    Token,
+)
+from umaserve.wire.fields import Fields, bad_request, out_of_range, parse_json
+
+CODES = {
+    Fault.FRAME_TOO_LARGE: "E_PROTO_FRAME_TOO_LARGE",
+    Fault.INVALID_JSON: "E_PROTO_INVALID_JSON",
+    Fault.BAD_REQUEST: "E_PROTO_BAD_REQUEST",
+    Fault.BUSY: "E_PROTO_BUSY",
+    Fault.PROMPT_TOO_LARGE: "E_LIMIT_PROMPT_TOO_LARGE",
+    Fault.CONTEXT_EXCEEDED: "E_LIMIT_CONTEXT",
+    Fault.TOO_MANY_SESSIONS: "E_LIMIT_SESSIONS",
+    Fault.CONTENT_FILTERED: "E_CONTENT_FILTER",
+    Fault.NOT_FOUND: "E_PROTO_BAD_REQUEST",
+    Fault.UNAUTHORIZED: "E_UNAUTHORIZED",
+    Fault.RATE_LIMITED: "E_LIMIT_RATE",
+    Fault.MEMORY_PRESSURE: "E_LIMIT_MEMORY",
+    Fault.TIMED_OUT: "E_RUNTIME_TIMEOUT",
+    Fault.MODEL_NOT_LOADED: "E_RUNTIME_MODEL",
+    Fault.DECODE_FAILED: "E_RUNTIME_DECODE",
+    Fault.SHUTTING_DOWN: "E_SHUTDOWN",
+}
+
+MAX_METADATA_BYTES = 1024
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the dialect remembers of the request that runs."""
+
+    common: dict[str, Any]
+    keep_alive: bool
+    whole_text: list[str] | None
+
+
+class JsonDialect:
+    """JSON events: one request at a time; ``eos`` ends the connection unless it is kept alive, ``error`` always."""
+
+    ready = True
+
+    def __init__(self, limits: Limits, keep_alive: bool) -> None:
+        self._limits = limits
+        self._keep_alive = keep_alive
+        self._stream: _Stream | None = None
+
+    def receive(self, payload: bytes) -> Command:
+        """The command in ``payload``; raises ``RequestError`` with the client's id where it has one."""
+        values = parse_json(payload)
+        if not isinstance(values, dict):
+            raise bad_request("payload", "an object", values)
+        request_id = values.get("id")
+        try:
+            return self._command(Fields(values))
+        except RequestError as error:
+            if isinstance(request_id, str) and len(request_id.encode()) <= MAX_ID_BYTES:
+                error.request_id = request_id
+            raise
+
+    def _command(self, fields: Fields) -> Command:
+        if fields.choice("event", {"cancel": True}, False):
+            return Cancel(_required_id(fields))
+        if self._stream is not None:
+            raise RequestError(Fault.BUSY, "request: one is running on this connection; wait for its eos, or cancel it")
+        kind = fields.choice("type", {"metrics": "metrics", "generate": "generate"}, "generate")
+        keep_alive = fields.boolean("keep_alive", self._keep_alive)
+        if kind == "metrics":
+            self._stream = _Stream({}, keep_alive, None)
+            return GetMetrics()
+        request = _generate(fields, self._limits)
+        metadata = _metadata(fields)
+        common = {"id": request.id} if metadata is None else {"id": request.id, "metadata": metadata}
+        self._stream = _Stream(common, keep_alive, None if fields.boolean("stream", True) else [])
+        return request
+
+    def send(self, output: Output) -> Reply | None:
+        """The event for ``output``, or ``None`` where the request asked for its text in one piece."""
+        stream = self._stream
+        if stream is None:
+            raise RuntimeError("output without a request")
+        match output:
+            case Token():
+                if stream.whole_text is not None:
+                    stream.whole_text.append(output.text)
+                    return None
+                return _event("token", False, **stream.common, text=output.text, token_id=output.token_id)
+            case Finished():
+                self._stream = None
+                text = {} if stream.whole_text is None else {"text": "".join(stream.whole_text)}
+                usage = {
+                    "prompt_tokens": output.usage.prompt_tokens,
+                    "completion_tokens": output.usage.completion_tokens,
+                    "total_tokens": output.usage.prompt_tokens + output.usage.completion_tokens,
+                    "prefix_reused_tokens": output.usage.prefix_reused_tokens,
+                }
+                reason = output.reason.value
+                return _event("eos", not stream.keep_alive, **stream.common, reason=reason, **text, usage=usage)
+            case Metrics():
+                self._stream = None
+                return _event("metrics", not stream.keep_alive, **output.values)
+            case _:
+                return None
+
+    def refuse(self, error: RequestError) -> Reply:
+        return self.fail(error)
+
+    def fail(self, error: RequestError) -> Reply:
+        """The error event. It ends the connection, save for a request that came while another runs."""
+        common: dict[str, Any] = {} if error.request_id is None else {"id": error.request_id}
+        busy = error.fault is Fault.BUSY
+        if self._stream is not None and not busy:
+            common = self._stream.common or common
+            self._stream = None
+        return _event("error", not busy, **common, code=CODES[error.fault], message=error.message)
+
+
+class LineDialect:
+    """Lines for people: a line is a prompt, the answer its text and a newline; the next line waits its turn."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._running = False
+        self._mid_line = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next line may be taken."""
+        return not self._running
+
+    def receive(self, line: bytes) -> Command:
+        try:
+            prompt = line.decode()
+        except UnicodeDecodeError as error:
+            raise RequestError(Fault.BAD_REQUEST, f"prompt: expected UTF-8, got {error.reason}") from None
+        if prompt == "metrics":
+            self._running = True
+            return GetMetrics()
+        request = Generate("", read_prompt(prompt, self._limits))
+        self._running = True
+        return request
+
+    def send(self, output: Output) -> Reply | None:
+        match output:
+            case Token():
+                self._mid_line = self._mid_line or bool(output.text)
+                return Reply(output.text.encode(), False)
+            case Finished():
+                self._running = self._mid_line = False
+                return Reply(b"\n", False)
+            case Metrics():
+                self._running = False
+                return Reply(orjson.dumps(dict(output.values)) + b"\n", False)
+            case _:
+                return None
+
+    def refuse(self, error: RequestError) -> Reply:
+        return self.fail(error)
+
+    def fail(self, error: RequestError) -> Reply:
+        """One line. The connection goes on unless the next line's start is lost or the server ends."""
+        message = " ".join(error.message.split())
+        start = "\n" if self._mid_line else ""
+        self._running = self._mid_line = False
+        final = error.fault in (Fault.FRAME_TOO_LARGE, Fault.TOO_MANY_SESSIONS, Fault.SHUTTING_DOWN)
+        return Reply(f"{start}error: {CODES[error.fault]}: {message}\n".encode(), final)
+
+
+def _event(event: str, close: bool, **values: Any) -> Reply:
+    return Reply(orjson.dumps({"event": event, **values}), close)
+
+
+def _required_id(fields: Fields) -> str:
+    value = fields.string("id", max_bytes=MAX_ID_BYTES)
+    if value is None:
+        raise bad_request(fields.name("id"), "a non-empty string", None)
+    return value
+
+
+def _generate(fields: Fields, limits: Limits) -> Generate:
+    request = Generate(
+        id=_required_id(fields),
+        prompt=_prompt_or_turns(fields, limits),
+        max_tokens=fields.integer("max_tokens", 1, limits.max_tokens),
+        sampling=sampling(fields, Sampling()),
+        stop=stops(fields),
+        cache_prompt=fields.boolean("cache_prompt", True),
+        lora=lora(fields),
+    )
+    return with_targets(request, fields)
+
+
+def _metadata(fields: Fields) -> dict[str, Any] | None:
+    metadata = fields.object("metadata")
+    if metadata is None:
+        return None
+    dump_capped(metadata.values, fields.name("metadata"), MAX_METADATA_BYTES)
+    return dict(metadata.values)
+
+
+def _prompt_or_turns(fields: Fields, limits: Limits) -> str | tuple[ChatTurn, ...]:
+    chat = fields.values.get("chat")
+    turns: tuple[ChatTurn, ...] = ()
+    if isinstance(chat, list):
+        if not 1 <= len(chat) <= MAX_TURNS:
+            raise out_of_range(fields.name("chat"), f"1 to {MAX_TURNS} messages", len(chat))
+        turns = tuple(turn(item, f"{fields.name('chat')}[{i}]") for i, item in enumerate(chat))
+    elif chat is not None and not isinstance(chat, bool):
+        raise bad_request(fields.name("chat"), "true, false or an array of messages", chat)
+    if turns and fields.values.get("prompt") is None:
+        check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+        return turns
+    prompt = read_prompt(fields.values.get("prompt"), limits)
+    if not turns and not chat:
+        return prompt
+    turns += (ChatTurn("user", prompt),)
+    check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+    return turns

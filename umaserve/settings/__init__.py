@@ -1,0 +1,1 @@
+"""Settings of the three programs: declared, read, checked and shown."""

@@ -1,0 +1,245 @@
+"""The daemon's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umaserve.settings import link
+from umaserve.settings.addresses import is_loopback, parse_address
+from umaserve.settings.kinds import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    address,
+    addresses,
+    choice,
+    mode,
+    path,
+    real,
+    short_size,
+    size,
+    switch,
+    whole,
+    words,
+)
+from umaserve.settings.sources import Conflict, Settings, both_or_neither, printable, setting
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every setting. Raises `Conflict` for values that can't hold together; `Settings.load` checks each by itself."""
+
+    socket: str = setting("/run/uma.sock", path(), "serving", "Unix socket to listen on", env="UMA_SOCK")
+    socket_mode: int = setting(0o660, mode(), "serving", "permissions of the socket")
+    protocol: str = setting(
+        "json", choice("json", "newline"), "serving", "framed JSON, or each line a prompt, for debugging"
+    )
+    keep_alive: bool = setting(False, switch(), "serving", "keep a connection open after its reply")
+    idle_timeout: float = setting(
+        300.0, real("seconds", 0.05, 86400), "serving", "close a connection that is silent this long"
+    )
+    drain_timeout: float = setting(
+        10.0, real("seconds", 0, 3600), "serving", "at shutdown, let running requests go on this long"
+    )
+
+    http: str = setting(
+        "", address(or_empty=True), "http", "serve HTTP and WebSocket here; empty: off; port 0: any that is free"
+    )
+    http_socket: str = setting(
+        "", path(or_empty=True), "http", "Unix socket for HTTP and WebSocket, with the permissions of socket_mode"
+    )
+    tls_cert: str = setting("", path(or_empty=True), "http", "PEM file of the certificate chain to serve http with")
+    tls_key: str = setting("", path(or_empty=True), "http", "PEM file of the certificate's private key")
+    api_keys: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "file of API keys, made by umaserve keys add; with it every HTTP request needs one",
+    )
+    insecure: bool = setting(False, switch(), "http", "listen on other addresses than loopback's without API keys")
+    allow_host: tuple[str, ...] = setting(
+        (), words(), "http", "Host names to answer to besides loopback's and the address listened on; *: any"
+    )
+    allow_origin: tuple[str, ...] = setting(
+        (), words(), "http", "web origins whose pages may connect besides loopback's and our own; *: any"
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (), words(), "http", "web origins whose pages may read replies (CORS); *: any"
+    )
+    header_timeout: float = setting(
+        10.0, real("seconds", 0.05, 3600), "http", "refuse a request whose head takes longer to come"
+    )
+    body_timeout: float = setting(
+        30.0, real("seconds", 0.05, 3600), "http", "refuse a request whose body takes longer to come"
+    )
+    ping_interval: float = setting(
+        20.0,
+        real("seconds", 0.05, 3600),
+        "http",
+        "ping a WebSocket that is silent this long, and give it up after as long again",
+    )
+    resume_window: float = setting(
+        60.0, real("seconds", 0, 3600), "http", "keep the generation of a lost WebSocket this long; 0: off"
+    )
+    resume_bytes: int = setting(16 * MIB, size(0, GIB), "http", "memory for the generations kept, in all")
+    feedback_log: str = setting(
+        "", path(or_empty=True), "http", "append clients' feedback to this file, as JSON lines; empty: off"
+    )
+    recordings: str = setting(
+        "", path(or_empty=True), "http", "keep the conversations of /ws/chat in this folder; empty: off"
+    )
+    recordings_bytes: int = setting(GIB, size(MIB, TIB), "http", "for all whole recordings; the oldest go first")
+    recordings_age: float = setting(30.0, real("days", 0, 36500), "http", "keep a recording this long; 0: no limit")
+    ref_audio: str = setting(
+        "", path(or_empty=True), "http", "sound file of a voice that clients may ask for, to clone it; empty: none"
+    )
+    debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance suites")
+
+    max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at once")
+    max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame, line, body or message from a client")
+    max_chat_bytes: int = setting(
+        128 * MIB, size(64, GIB), "limits", "largest message of /ws/chat, and largest body that may hold images"
+    )
+    max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
+    max_tokens: int = setting(
+        512, whole(1, 1048576), "limits", "the most a request may ask for, and gets when it does not say"
+    )
+    tx_high_water: int = setting(
+        64 * KIB, size(KIB, 64 * MIB), "limits", "pause a stream whose client leaves this much unread"
+    )
+    max_queue: int = setting(256, whole(1, 65536), "limits", "requests that may wait for a place; more are refused")
+    request_timeout: float = setting(
+        600.0, real("seconds", 0, 86400), "limits", "fail a request that takes longer in all; 0: no limit"
+    )
+    rate_requests: float = setting(
+        0.0, real("requests/minute", 0, 10**9), "limits", "requests that each key or peer may make; 0: no limit"
+    )
+    rate_tokens: float = setting(
+        0.0, real("tokens/minute", 0, 10**9), "limits", "tokens generated for each key or peer; 0: no limit"
+    )
+    memory_reserve: int = setting(
+        64 * MIB, size(0, TIB), "limits", "refuse requests while the box has less memory free than this"
+    )
+    host_cache_bytes: int = setting(
+        256 * MIB, size(0, TIB), "limits", "host memory for computed prompts that the KV cache has no room for; 0: off"
+    )
+    media_cache_bytes: int = setting(
+        256 * MIB, size(0, TIB), "limits", "host memory for encoded images and sounds, which may come again; 0: off"
+    )
+    shared_prefix_cache: bool = setting(
+        False,
+        switch(),
+        "limits",
+        "let all keys and peers reuse what was computed for others; the time to first token then tells what they asked",
+    )
+    content_filter: str = setting(
+        "",
+        path(or_empty=True),
+        "limits",
+        "file of patterns that neither prompts nor answers may contain, one regular expression a line",
+    )
+
+    slo_ttft_ms: float = setting(
+        1000.0, real("ms", 1, 3600000), "targets", "time to first token for a request that names none"
+    )
+    slo_tbt_ms: float = setting(
+        80.0, real("ms", 1, 3600000), "targets", "time between tokens for a request that names none"
+    )
+
+    model: str = setting("", path(or_empty=True), "engine", "GGUF file; empty: the embedded default model")
+    mmproj: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file of the model's projector, for images and sounds; empty: none"
+    )
+    n_ctx: int = setting(
+        16384, whole(64, 4194304, or_zero=True), "engine", "KV cells in all; 0: the model's training length"
+    )
+    parallel: int = setting(16, whole(1, 256), "engine", "sequences decoded at once")
+    n_batch: int = setting(512, whole(1, 65536), "engine", "most tokens in one decode")
+    n_ubatch: int = setting(512, whole(1, 65536), "engine", "most tokens computed in one pass of a decode")
+    threads: int = setting(
+        0, whole(0, 512), "engine", "most threads for decoding; 0: the cores this process may really use"
+    )
+    threads_batch: int = setting(0, whole(0, 512), "engine", "threads for decodes of several tokens; 0: as threads")
+    n_gpu_layers: int = setting(-1, whole(-1, 10000), "engine", "layers to offload; -1: all that this llama.cpp can")
+    flash_attn: str = setting("auto", choice("auto", "on", "off"), "engine", "use flash attention")
+    kv_type: str = setting(
+        "f16",
+        choice("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+        "engine",
+        "type of the KV cells; the q types take less memory and need flash attention",
+    )
+    rpc: tuple[str, ...] = setting(
+        (), addresses(), "engine", "llama.cpp's RPC servers, HOST:PORT each, that hold a part of the model"
+    )
+    lora: tuple[str, ...] = setting(
+        (), words(), "engine", "LoRA adapters, GGUF files; NAME=FILE names one that requests can choose"
+    )
+    speculation: bool = setting(
+        True, switch(), "engine", "guess tokens that the text has repeated before, where that proves faster"
+    )
+    draft_model: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file of a small model with the same vocabulary that guesses tokens"
+    )
+    tts_model: str = setting(
+        "",
+        path(or_empty=True),
+        "engine",
+        "GGUF file of a Pocket TTS or Qwen3-TTS model, which speaks; empty: hibari-tts does",
+    )
+    tts_mmproj: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file that makes sound of what tts_model says: its mmproj"
+    )
+    pooling: str = setting(
+        "model",
+        choice("model", "mean", "cls", "last"),
+        "engine",
+        "how /v1/embeddings makes one vector of a text; model: as the model says, if it says",
+    )
+
+    relay: tuple[str, ...] = link.relay("offer the model at these relays, as a worker of theirs")
+    worker_secret: str = link.worker_secret("relay")
+    worker_secret_file: str = link.worker_secret_file("relay")
+    worker_name: str = link.worker_name()
+    # These variables are umaserve worker's too; those that begin with UMA_RELAY_ are the relay's alone.
+    relay_provider: str = link.provider(env="UMA_WORKER_PROVIDER")
+    relay_ca_file: str = link.ca_file(env="UMA_WORKER_CA_FILE")
+
+    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "logging", "least severe to log")
+    log_format: str = setting("text", choice("text", "json"), "logging", "form of a line of the log")
+
+    def __post_init__(self) -> None:
+        if self.n_ubatch > self.n_batch:
+            found = f"n_ubatch ({self.n_ubatch}) is above n_batch ({self.n_batch})"
+            raise Conflict(f"{found}: lower n_ubatch or raise n_batch", "n_ubatch", "n_batch")
+        if self.parallel > self.n_batch:
+            found = f"parallel ({self.parallel}) is above n_batch ({self.n_batch})"
+            raise Conflict(
+                f"{found}: a tick has a token of each sequence; lower parallel or raise n_batch", "parallel", "n_batch"
+            )
+        if self.max_prompt_bytes > self.max_frame_bytes:
+            prompt, frame = short_size(self.max_prompt_bytes), short_size(self.max_frame_bytes)
+            found = f"max_prompt_bytes ({prompt}) is above max_frame_bytes ({frame})"
+            advice = "lower max_prompt_bytes or raise max_frame_bytes"
+            raise Conflict(f"{found}: {advice}", "max_prompt_bytes", "max_frame_bytes")
+        if self.kv_type.startswith("q") and self.flash_attn == "off":
+            found = f'kv_type "{self.kv_type}" is quantized and flash_attn is "off"'
+            advice = 'set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
+            raise Conflict(f"{found}: {advice}", "kv_type", "flash_attn")
+        if self.http and not (self.api_keys or self.insecure or is_loopback(parse_address(self.http)[0])):
+            found = f"http ({self.http}) is no loopback address and api_keys names no file"
+            advice = "make keys with umaserve keys add and name their file, or say --insecure"
+            raise Conflict(f"{found}: {advice}", "http", "api_keys")
+        both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
+        if self.tls_cert and not self.http:
+            found = "tls_cert and tls_key are set and http is not"
+            raise Conflict(f"{found}: set http to an address, or neither of them", "tls_cert", "tls_key", "http")
+        both_or_neither("tts_model", "tts_mmproj", self.tts_model, self.tts_mmproj)
+        if self.http_socket == self.socket:
+            found = f"http_socket and socket are both {printable(self.socket)}"
+            raise Conflict(f"{found}: choose another path for one of them", "http_socket", "socket")
+        if self.relay:
+            link.check_worker_secret(self.worker_secret, self.worker_secret_file)
+
+
+SETTINGS = Settings(Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"))

@@ -1,0 +1,135 @@
+"""The relay's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umaserve.settings import link
+from umaserve.settings.addresses import is_loopback, parse_address
+from umaserve.settings.kinds import (
+    GIB,
+    KIB,
+    MIB,
+    Network,
+    address,
+    choice,
+    networks,
+    path,
+    real,
+    secret,
+    size,
+    switch,
+    whole,
+    word,
+    words,
+)
+from umaserve.settings.sources import Conflict, Settings, both_or_neither, not_both, setting
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """Every setting of the relay. Raises `Conflict` for values that can't hold together."""
+
+    listen: str = setting(
+        "127.0.0.1:8090", address(), "serving", "serve clients and workers here; port 0: any free", env="LISTEN_ADDR"
+    )
+    tls_cert: str = setting("", path(or_empty=True), "serving", "PEM file of the certificate chain to serve with")
+    tls_key: str = setting("", path(or_empty=True), "serving", "PEM file of the certificate's private key")
+    max_connections: int = setting(8192, whole(1, 1048576), "serving", "connections at once, workers' included")
+    trusted_proxy: tuple[Network, ...] = setting(
+        (), networks(), "serving", "addresses and networks of proxies that may say who their client is"
+    )
+    idle_timeout: float = setting(
+        300.0, real("seconds", 0.05, 86400), "serving", "close a client's connection that is silent this long"
+    )
+    drain_timeout: float = setting(
+        30.0, real("seconds", 0, 3600), "serving", "at shutdown, let running requests go on this long"
+    )
+
+    worker_secret: str = link.worker_secret("workers")
+    worker_secret_file: str = link.worker_secret_file("workers")
+    provider: str = setting("local", word(), "workers", "provider whose workers answer the requests")
+    heartbeat_interval: float = setting(15.0, real("seconds", 0.05, 3600), "workers", "ping each worker this often")
+    heartbeat_timeout: float = setting(
+        30.0, real("seconds", 0.05, 3600), "workers", "give up a worker that says nothing this long"
+    )
+    max_workers: int = setting(4096, whole(1, 65536), "workers", "workers at once")
+    max_models: int = setting(256, whole(1, 65536), "workers", "models that one worker may offer")
+    max_message_bytes: int = setting(64 * MIB, size(64 * KIB, GIB), "workers", "largest message from a worker")
+
+    max_queue_len: int = setting(
+        100, whole(1, 1048576), "requests", "requests that may wait for a worker; more are refused", env="MAX_QUEUE_LEN"
+    )
+    queue_timeout: float = setting(
+        30.0,
+        real("seconds", 0.05, 86400),
+        "requests",
+        "fail a request that waits for a worker longer",
+        env="QUEUE_TIMEOUT_SECS",
+    )
+    request_timeout: float = setting(
+        300.0,
+        real("seconds", 0.05, 86400),
+        "requests",
+        "fail a request that its worker takes longer for",
+        env="REQUEST_TIMEOUT_SECS",
+    )
+    max_body_bytes: int = setting(32 * MIB, size(KIB, GIB), "requests", "largest body or message from a client")
+    max_response_bytes: int = setting(
+        64 * MIB, size(KIB, GIB), "requests", "most characters of one response, whole or streamed"
+    )
+    tx_high_water: int = setting(
+        64 * KIB, size(KIB, 64 * MIB), "requests", "ask a worker to pause where its client leaves this much unread"
+    )
+
+    client_keys: str = setting(
+        "", path(or_empty=True), "clients", "SQLite file of client keys; with it every request of a client needs one"
+    )
+    insecure: bool = setting(
+        False, switch(), "clients", "listen on other addresses than loopback's without client keys"
+    )
+    admin_token: str = setting(
+        "", secret(), "clients", "what administrators present; a flag shows it to all on the box, the file does not"
+    )
+    admin_token_file: str = setting(
+        "", path(or_empty=True), "clients", "file that holds nothing but the token of administrators"
+    )
+    allow_host: tuple[str, ...] = setting(
+        (), words(), "clients", "Host names to answer to besides loopback's and the address listened on; *: any"
+    )
+    allow_origin: tuple[str, ...] = setting(
+        (), words(), "clients", "web origins whose pages may connect besides loopback's and our own; *: any"
+    )
+    cors_origin: tuple[str, ...] = setting(
+        (), words(), "clients", "web origins whose pages may read replies (CORS); *: any"
+    )
+    header_timeout: float = setting(
+        10.0, real("seconds", 0.05, 3600), "clients", "refuse a request whose head takes longer to come"
+    )
+    body_timeout: float = setting(
+        30.0, real("seconds", 0.05, 3600), "clients", "refuse a request whose body takes longer to come"
+    )
+    ping_interval: float = setting(
+        20.0,
+        real("seconds", 0.05, 3600),
+        "clients",
+        "ping a client's WebSocket that is silent this long, and give it up after as long again",
+    )
+
+    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe to log")
+    log_format: str = setting("text", choice("text", "json"), "log", "form of a line of the log")
+
+    def __post_init__(self) -> None:
+        both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
+        link.check_worker_secret(self.worker_secret, self.worker_secret_file)
+        not_both("admin_token", "admin_token_file", self.admin_token, self.admin_token_file)
+        if self.heartbeat_timeout <= self.heartbeat_interval:
+            found = f"heartbeat_timeout ({self.heartbeat_timeout}) is not above heartbeat_interval"
+            advice = "no worker could answer a ping in time; raise the one or lower the other"
+            raise Conflict(f"{found} ({self.heartbeat_interval}): {advice}", "heartbeat_timeout", "heartbeat_interval")
+        if not (self.client_keys or self.insecure or is_loopback(parse_address(self.listen)[0])):
+            found = f"listen ({self.listen}) is no loopback address and client_keys names no file"
+            raise Conflict(f"{found}: name a file for client keys, or say --insecure", "listen", "client_keys")
+
+
+SETTINGS = Settings(RelayConfig, "UMA_RELAY_")

@@ -1,0 +1,42 @@
+"""A secret that is given by itself or in a file of its own, which other users of the box can't see."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+
+from umaserve.errors import ConfigError
+from umaserve.settings.kinds import MAX_SECRET, secret
+from umaserve.settings.sources import printable
+
+log = logging.getLogger(__name__)
+
+
+def read_secret(value: str, file: str, setting: str) -> str:
+    """``value``, or where ``file`` is named what stands in it, without white space around it; "" where neither is.
+
+    ``setting`` names the file's setting in errors. Raises ConfigError, which quotes nothing of it, for a file that
+    can't be read, is empty or larger than 4 KiB, or holds anything but printable ASCII without spaces.
+    """
+    if not file:
+        return value
+    place = f"{setting} {printable(file)}"
+    try:
+        with open(file, "rb") as opened:
+            status = os.fstat(opened.fileno())
+            data = opened.read(MAX_SECRET + 1)
+    except OSError as error:
+        raise ConfigError(f"{place}: can't be read: {error.strerror}: name a file that this user may read") from None
+    if len(data) > MAX_SECRET:
+        raise ConfigError(f"{place}: larger than {MAX_SECRET} bytes: the file must hold the secret and nothing else")
+    kind = secret()
+    try:
+        found = kind.check(data.decode().strip())
+    except ValueError:
+        raise ConfigError(f"{place}: expected {kind.expected}, got something else, which is not shown") from None
+    if not found:
+        raise ConfigError(f"{place}: is empty: put a secret into it, such as openssl rand -hex 32 makes")
+    if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        log.warning("%s: everyone on the box may read or change the file: chmod o-rw it", place)
+    return found

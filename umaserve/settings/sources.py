@@ -1,0 +1,236 @@
+"""Settings declared as the fields of a dataclass, and where each came from: flag, environment, file or default.
+
+A setting's flag, variable, file key, help and checks follow from its field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from umaserve.errors import ConfigError
+from umaserve.settings.kinds import Kind
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+C = TypeVar("C", bound="DataclassInstance")
+
+
+# Declaring them.
+
+
+def setting(default: T, kind: Kind[T], group: str, help: str, *, env: str = "") -> T:
+    """Declare a field. ``env`` names a variable that isn't the program's prefix and the key."""
+    of = {"kind": kind, "group": group, "help": help, "env": env}
+    return field(default=default, repr=not kind.secret, metadata=of)
+
+
+class Conflict(ConfigError):
+    """Settings that are each good and can't hold together; ``keys`` names them."""
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def both_or_neither(one: str, other: str, value: object, others: object) -> None:
+    """Raise `Conflict` where only one of two settings, whose values these are, is set."""
+    if bool(value) != bool(others):
+        given, missing = (one, other) if value else (other, one)
+        raise Conflict(f"{given} is set and {missing} is not: set both or neither", given, missing)
+
+
+def not_both(one: str, other: str, value: object, others: object) -> None:
+    """Raise `Conflict` where both of two settings, whose values these are, are set."""
+    if value and others:
+        raise Conflict(f"{one} and {other} are both set: set only one of them", one, other)
+
+
+class Setting(NamedTuple):
+    """A field, with the names that follow from the field's."""
+
+    key: str
+    flag: str
+    env: str
+    default: Any
+    kind: Kind[Any]
+    group: str
+    help: str
+
+
+# Where the values come from.
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[C]):
+    """The settings in force, and the origin of each: "flag", "environment UMA_…", "file …" or "default"."""
+
+    config: C
+    origins: Mapping[str, str]
+
+
+class _Given(NamedTuple):
+    key: str
+    value: object
+    origin: str
+    place: str
+    """Begins an error about the value."""
+
+
+class Settings(Generic[C]):
+    """The settings of a program: the fields of ``config``, all declared by `setting`.
+
+    Its variables begin with ``prefix``, and those that do and are no setting are refused, unless they begin with
+    one of ``elsewhere``: these are other programs'.
+    """
+
+    by_key: Mapping[str, Setting]
+    """Every setting, in the order of the fields."""
+
+    def __init__(self, config: type[C], prefix: str, *, elsewhere: tuple[str, ...] = ()) -> None:
+        self._config = config
+        self._prefix = prefix
+        self._elsewhere = elsewhere
+        self._file_variable = prefix + "CONFIG"
+        self.by_key = {one.key: one for one in self._declared()}
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add ``--config`` and a flag for each setting. A flag not given leaves nothing in the namespace."""
+        about = f"TOML file of settings; empty: none (environment {self._file_variable})"
+        parser.add_argument("--config", metavar="PATH", default=argparse.SUPPRESS, help=about)
+        titles = dict.fromkeys(one.group for one in self.by_key.values())
+        groups = {title: parser.add_argument_group(title) for title in titles}
+        for one in self.by_key.values():
+            about = f"{one.help} (default {one.kind.render(one.default)}, environment {one.env})"
+            add = groups[one.group].add_argument
+            if isinstance(one.default, bool):
+                add(one.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
+            else:
+                # load() parses the text, so that a flag fails in the same words as a variable or the file.
+                add(one.flag, metavar=one.kind.metavar, default=argparse.SUPPRESS, help=about)
+
+    def load(self, flags: argparse.Namespace | Mapping[str, object], environ: Mapping[str, str]) -> Loaded[C]:
+        """The settings from the flags, the environment, the file that they name, and the defaults.
+
+        Whatever is given is checked, overridden or not; flags that are no settings are left alone. Raises
+        ConfigError, one line, for a file that can't be read or isn't TOML, a file key or variable of ours that is
+        no setting, a value of the wrong type or out of range, and values that can't hold together.
+        """
+        named = vars(flags) if isinstance(flags, argparse.Namespace) else flags
+        file = str(named.get("config", environ.get(self._file_variable, "")))
+        values, origins = {}, dict.fromkeys(self.by_key, "default")
+        for given in (*self._from_file(file), *self._from_environment(environ), *self._from_flags(named)):
+            kind = self.by_key[given.key].kind
+            try:
+                values[given.key] = kind.check(given.value)
+            except ValueError:
+                got = "something else, which is not shown" if kind.secret else _described(given.value)
+                raise ConfigError(f"{given.place}: expected {kind.expected}, got {got}") from None
+            origins[given.key] = given.origin
+        try:
+            return Loaded(self._config(**values), origins)
+        except Conflict as conflict:
+            places = ", ".join(f"{key}: {origins[key]}" for key in conflict.keys)
+            raise ConfigError(f"{conflict} ({places})") from None
+
+    def render(self, loaded: Loaded[C]) -> str:
+        """The settings as a TOML file that gives them again, each with its origin in a comment.
+
+        A secret that is set is not shown, and what stands for it is refused when the file is loaded.
+        """
+        lines = []
+        for key, one in self.by_key.items():
+            value, origin = getattr(loaded.config, key), loaded.origins[key]
+            hidden = "; a secret, not shown: put it in to use this as a file" if one.kind.secret and value else ""
+            lines.append((f"{key} = {one.kind.render(value)}", origin + hidden))
+        width = max(len(pair) for pair, _ in lines)
+        return "".join(f"{pair:<{width}}  # {comment}\n" for pair, comment in lines)
+
+    def _declared(self) -> Iterator[Setting]:
+        for one in fields(self._config):
+            of = one.metadata
+            flag = "--" + one.name.replace("_", "-")
+            env = of["env"] or self._prefix + one.name.upper()
+            yield Setting(one.name, flag, env, one.default, of["kind"], of["group"], of["help"])
+
+    def _from_file(self, name: str) -> Iterator[_Given]:
+        if not name:
+            return
+        shown = printable(name)
+        try:
+            with open(name, "rb") as file:
+                table = tomllib.load(file)
+        except OSError as error:
+            raise ConfigError(f"{shown}: can't be read: {error.strerror}") from None
+        # More than TOMLDecodeError: text that isn't UTF-8, numbers too long to convert, brackets nested too deep.
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{shown}: not valid TOML: {error}") from None
+        for key, value in table.items():
+            if key not in self.by_key:
+                raise ConfigError(f"{shown}: {printable(key)}: no such setting{nearest(key, self.by_key)}")
+            yield _Given(key, value, f"file {shown}", f"{shown}: {key}")
+
+    def _from_environment(self, environ: Mapping[str, str]) -> Iterator[_Given]:
+        known = {one.env: one for one in self.by_key.values()}
+        for name in sorted(environ):
+            place = f"environment {printable(name)}"
+            if name in known:
+                yield _Given(known[name].key, _parsed(known[name].kind, environ[name]), place, place)
+            elif self._is_ours(name):
+                raise ConfigError(f"{place}: no such setting{nearest(name, [*known, self._file_variable])}")
+
+    def _is_ours(self, variable: str) -> bool:
+        ours = variable.startswith(self._prefix) and variable != self._file_variable
+        return ours and not variable.startswith(self._elsewhere)
+
+    def _from_flags(self, flags: Mapping[str, object]) -> Iterator[_Given]:
+        for key, one in self.by_key.items():
+            if key in flags:
+                value = flags[key]
+                value = _parsed(one.kind, value) if isinstance(value, str) else value
+                yield _Given(key, value, "flag", f"flag {one.flag}")
+
+
+def _parsed(kind: Kind[Any], text: str) -> object:
+    try:
+        return kind.parse(text)
+    except ValueError:
+        return text  # which the check refuses, and the error then shows
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that was meant, if one is near; begins with a comma."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def printable(name: str) -> str:
+    """``name`` as it may stand in a line: quoted and escaped where it would break it."""
+    return name if name and name.isprintable() else json.dumps(name)
+
+
+def _described(value: object) -> str:
+    match value:
+        case str():
+            return f"the string {json.dumps(value)}"  # ASCII, hence one line
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() if value.bit_length() > 64:
+            return "a number of more than 64 bits"  # the longest can't be written out in decimal
+        case int() | float():
+            return f"the number {value}"
+        case list() if value and all(isinstance(item, str) for item in value):
+            return f"the array {json.dumps(value)}"
+        case list():
+            return "an array"
+        case dict():
+            return "a table"
+        case _:
+            return "a date or time"

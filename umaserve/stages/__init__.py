@@ -1,0 +1,1 @@
+"""What an answer passes through between its session and its connection."""

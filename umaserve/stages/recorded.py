@@ -1,0 +1,39 @@
+"""Answers that are recorded: a stage between a session, or its speech, and the connection."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from umaserve.errors import RequestError
+from umaserve.messages import Finished, Output, Spoken, Token
+from umaserve.serving.sessions import Sink
+from umaserve.stages.recordings import Recording
+
+
+class RecordedAnswer:
+    """A sink that hands all on to ``deliver``, and keeps it in ``recording``, whose id the end then tells. What fails,
+    or is abandoned, is not kept."""
+
+    def __init__(self, recording: Recording, deliver: Sink) -> None:
+        self._recording = recording
+        self._deliver = deliver
+        self._text: list[str] = []
+
+    def take(self, output: Output | RequestError) -> None:
+        """The sink."""
+        match output:
+            case Token():
+                self._text.append(output.text)
+            case Spoken():
+                self._recording.heard(output.pcm)
+            case Finished():
+                values = {"reason": output.reason.value, **dataclasses.asdict(output.usage)}
+                self._recording.end("".join(self._text), values | dataclasses.asdict(output.timing))
+                output = dataclasses.replace(output, recording=self._recording.id)
+            case RequestError():
+                self._recording.drop()
+        self._deliver(output)
+
+    def abandon(self) -> None:
+        """Nobody waits for the rest."""
+        self._recording.drop()

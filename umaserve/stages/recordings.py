@@ -1,0 +1,365 @@
+"""Conversations of ``/ws/chat`` that are kept on disk: each one's request, its answer, and what was spoken."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import logging
+import math
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from umaserve.errors import ConfigError
+from umaserve.settings.sources import printable
+from umaserve.system.threads import WorkerThread
+from umaserve.wire.pcm import WAV_HEADER_BYTES, pcm16, wav_header
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING_BYTES = 256 << 20
+"""What may wait to be written: two of the largest messages that are taken by default."""
+OVERHEAD_BYTES = 16 << 10
+"""A recording's folder, and what its files leave of their last blocks."""
+TIDY_S = 3600.0
+"""How often to call `Recordings.tidy`."""
+
+REQUEST, ANSWER, AUDIO = "request.json", "answer.json", "answer.wav"
+_FILES = frozenset((REQUEST, ANSWER, AUDIO))
+_NAME = re.compile(r"chat_[0-9a-f]{12}")
+_UNFINISHED = re.compile(r"\.chat_[0-9a-f]{12}\.part")
+
+Failed = Callable[[BaseException], None]
+Write = Callable[[Callable[[], None], int, Failed], bool]
+
+
+class Recordings:
+    """The recordings in ``directory``, written by a thread of their own; without a directory, nothing at all.
+
+    Each is a folder, named by its id, that appears once it is whole. The oldest go where all together are larger than
+    ``max_bytes``, or after ``max_age_s`` seconds, if that is not 0. Those that are not whole yet may take as much
+    again, since nothing makes way for one that may never be. Raises ``ConfigError`` for a directory that can't be
+    written to, or that another daemon records in.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        max_bytes: int,
+        max_age_s: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._waiting_bytes = self._jobs = 0
+        self._thread: WorkerThread | None = None
+        if directory:
+            self._shelf = _Shelf(directory, max_bytes, max_age_s, clock)
+            self._thread = WorkerThread("recordings", wake)
+            self._write(self._shelf.read, 0, functools.partial(_tell, directory))
+
+    def begin(self, payload: bytes) -> Recording | None:
+        """A new recording of the request in ``payload``, JSON without any key.
+
+        ``None`` where nothing is recorded, or too much waits to be written.
+        """
+        if self._thread is None:
+            return None
+        recording = Recording("chat_" + secrets.token_hex(6), self._shelf, self._write, self._clock())
+        recording.request(payload)
+        return None if recording.id is None else recording
+
+    def tidy(self) -> None:
+        """Remove what has become too old."""
+        if self._thread is not None:
+            self._write(self._shelf.tidy, 0, functools.partial(_tell, "removing old ones"))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._jobs
+
+    def collect(self) -> None:
+        """Take note of what was written, and of what could not be."""
+        if self._thread is not None:
+            self._thread.collect()
+
+    def stop(self, timeout: float) -> bool:
+        """Let what waits be written; whether it was within ``timeout`` seconds."""
+        if self._thread is not None:
+            if not self._thread.stop(timeout):
+                return False
+            self._thread.collect()
+            self._thread = None
+            self._shelf.close()
+        return True
+
+    def _write(self, job: Callable[[], None], size: int, failed: Failed) -> bool:
+        """Have ``job``, which holds ``size`` bytes, done; whether there was room for it."""
+        if self._thread is None:  # All is over.
+            return False
+        if self._waiting_bytes + size > MOST_WAITING_BYTES:
+            log.warning("recordings: one is not kept, since %d MiB wait to be written", self._waiting_bytes >> 20)
+            return False
+
+        def done(result: object) -> None:
+            self._waiting_bytes -= size
+            self._jobs -= 1
+            if isinstance(result, BaseException):
+                failed(result)
+
+        self._waiting_bytes += size
+        self._jobs += 1
+        self._thread.submit(job, done)
+        return True
+
+
+def _tell(what: str, error: BaseException) -> None:
+    # Anything else is a mistake of ours.
+    log.error("recordings: %s: %s", what, error, exc_info=None if isinstance(error, OSError) else error)
+
+
+class Recording:
+    """One conversation that is being recorded, until ``end`` or ``drop``."""
+
+    def __init__(self, name: str, shelf: _Shelf, write: Write, now: float) -> None:
+        self._name = name
+        self._shelf = shelf
+        self._write = write
+        self._started = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
+        self._lost = False
+        self._over = False
+
+    @property
+    def id(self) -> str | None:
+        """Its name, as far as is known; ``None`` once it could not be written. After ``end`` a failure is only
+        logged, since the client has been told."""
+        return None if self._lost else self._name
+
+    def request(self, payload: bytes) -> None:
+        """Called by `Recordings.begin`."""
+        self._do(functools.partial(self._shelf.begin, self._name, payload), len(payload))
+
+    def heard(self, pcm: bytes) -> None:
+        """A part of the speech: mono at 24 kHz, little-endian float32."""
+        self._do(functools.partial(self._shelf.hear, self._name, pcm), len(pcm))
+
+    def end(self, text: str, values: Mapping[str, Any]) -> None:
+        """The whole answer, and ``values``, which are what else JSON is to tell of it: usage, timing, an error."""
+        answer = orjson.dumps({"id": self._name, "time": self._started, "text": text, **values})
+        self._do(functools.partial(self._shelf.finish, self._name, answer), len(answer))
+        self._over = True
+
+    def drop(self) -> None:
+        """Keep nothing of it, unless it has ended."""
+        if not self._over:
+            self._over = True
+            self._write(functools.partial(self._shelf.discard, self._name), 0, self._fail)
+
+    def _do(self, job: Callable[[], None], size: int) -> None:
+        if not (self._lost or self._over) and not self._write(job, size, self._fail):
+            self.drop()
+            self._lost = True
+
+    def _fail(self, error: BaseException) -> None:
+        # What was to be written after it fails as well.
+        if not self._lost:
+            self._lost = True
+            _tell(f"{self._name} is not kept", error)
+
+
+class _Shelf:
+    """The directory. Save for its making, only the thread uses it.
+
+    Whatever has another name than a recording, is a link, or holds anything else than a recording's own files is
+    somebody else's, and left alone.
+    """
+
+    def __init__(self, directory: str, max_bytes: int, max_age_s: float, clock: Callable[[], float]) -> None:
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._kept: dict[str, tuple[float, int]] = {}
+        """When each was recorded, and its bytes, oldest first."""
+        self._unfinished: dict[str, int] = {}
+        """Bytes of each."""
+        self._used = 0
+        """Bytes of those that are kept."""
+        try:
+            self._fd = _open_directory(directory)
+        except OSError as error:
+            # A lock that is held is told as a resource that is unavailable for now.
+            why = "another daemon records there" if isinstance(error, BlockingIOError) else error.strerror
+            advice = "choose a folder that you may write to, of this daemon's own, with --recordings"
+            raise ConfigError(f"recordings {printable(directory)}: {why}: {advice}") from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    # -- what is there -------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Find out what is kept, and remove what an interrupted daemon left."""
+        with os.scandir(self._fd) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        found = {}
+        for name in names:
+            try:
+                if _UNFINISHED.fullmatch(name):
+                    self._remove(name)
+                elif _NAME.fullmatch(name) and (recorded := self._look(name)) is not None:
+                    found[name] = recorded
+            except OSError as error:
+                log.warning("recordings: %s is left alone: %s", name, error.strerror)
+        self._kept = dict(sorted(found.items(), key=lambda item: item[1]))
+        self._used = sum(size for _time, size in found.values())
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what is too old, and of the rest the oldest until it is not too much."""
+        before = self._clock() - self._max_age_s if self._max_age_s else -math.inf
+        while self._kept and (self._used > self._max_bytes or next(iter(self._kept.values()))[0] < before):
+            self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        name = next(iter(self._kept))
+        self._used -= self._kept.pop(name)[1]
+        try:
+            # Under another name first, so that no half of it is taken for a recording.
+            if self._look(name) is not None:
+                os.rename(name, _unfinished(name), src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                self._remove(_unfinished(name))
+        except FileNotFoundError:
+            log.info("recordings: %s was removed by somebody else", name)
+        except OSError as error:
+            log.warning("recordings: %s could not be removed: %s", name, error.strerror)
+
+    def _remove(self, name: str) -> None:
+        if self._look(name) is None:
+            return
+        with self._opened(name) as folder:
+            for file in os.listdir(folder):
+                os.unlink(file, dir_fd=folder)
+        os.rmdir(name, dir_fd=self._fd)
+
+    def _look(self, name: str) -> tuple[float, int] | None:
+        """The time of a folder, and its bytes; ``None`` for one that holds something else than a recording."""
+        size = OVERHEAD_BYTES
+        with self._opened(name) as folder:
+            for file in os.listdir(folder):
+                status = os.stat(file, dir_fd=folder, follow_symlinks=False)
+                if file not in _FILES or not stat.S_ISREG(status.st_mode):
+                    log.warning("recordings: %s is left alone, since it holds %s", name, printable(file))
+                    return None
+                size += status.st_size
+            return os.fstat(folder).st_mtime, size
+
+    # -- a new one -----------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, payload: bytes) -> None:
+        self._unfinished[name] = 0
+        with self._whole_or_not_at_all(name):
+            self._reserve(name, OVERHEAD_BYTES + len(payload))
+            os.mkdir(_unfinished(name), 0o700, dir_fd=self._fd)
+            self._append(name, REQUEST, payload)
+
+    def hear(self, name: str, pcm: bytes) -> None:
+        with self._whole_or_not_at_all(name):
+            sound = pcm16(pcm)
+            self._reserve(name, len(sound))
+            self._append(name, AUDIO, sound, begin=bytes(WAV_HEADER_BYTES))
+
+    def finish(self, name: str, answer: bytes) -> None:
+        with self._whole_or_not_at_all(name):
+            self._reserve(name, len(answer))
+            self._append(name, ANSWER, answer)
+            with self._opened(_unfinished(name)) as folder:
+                for file in os.listdir(folder):
+                    _complete(file, folder)
+            os.rename(_unfinished(name), name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            size = self._unfinished.pop(name)
+            self._kept[name] = (self._clock(), size)
+            self._used += size
+        # Not before, or one that is given up on the way would have cost others their place.
+        self.tidy()
+
+    def discard(self, name: str) -> None:
+        self._unfinished.pop(name, None)
+        with contextlib.suppress(FileNotFoundError):  # It had not got that far.
+            self._remove(_unfinished(name))
+
+    @contextlib.contextmanager
+    def _whole_or_not_at_all(self, name: str) -> Iterator[None]:
+        try:
+            if name not in self._unfinished:
+                raise OSError(errno.ECANCELED, "a part of it could not be written")
+            yield
+        except BaseException:
+            # What can't be removed now is removed at the next start.
+            with contextlib.suppress(OSError):
+                self.discard(name)
+            raise
+
+    def _append(self, name: str, file: str, data: bytes, begin: bytes = b"") -> None:
+        """Add ``data``, for which there is room, to a recording's file, which is begun with ``begin``."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            self._opened(_unfinished(name)) as folder,
+            open(os.open(file, flags, 0o600, dir_fd=folder), "ab") as opened,
+        ):
+            if not opened.tell():
+                opened.write(begin)
+            opened.write(data)
+
+    def _reserve(self, name: str, size: int) -> None:
+        if sum(self._unfinished.values()) + size > self._max_bytes:
+            raise OSError(errno.EFBIG, "larger than recordings_bytes allows, with those that are being recorded")
+        self._unfinished[name] += size
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _open_directory(directory: str) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Another daemon's unfinished recordings would be taken for what an interrupted one left.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        trial = _unfinished("chat_" + secrets.token_hex(6))
+        os.mkdir(trial, 0o700, dir_fd=fd)
+        os.rmdir(trial, dir_fd=fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unfinished(name: str) -> str:
+    return f".{name}.part"
+
+
+def _complete(file: str, folder: int) -> None:
+    """Write a WAV file's header, now that its length is known, and see to it that the file is on the disk."""
+    fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if file == AUDIO:
+            os.pwrite(fd, wav_header(os.fstat(fd).st_size - WAV_HEADER_BYTES), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,185 @@
+"""Answers that are spoken while they are written: the voice's thread, and a stage between session and connection."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+from umaserve.dialects.thinking import WithoutThinking
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Finished, Output, Speaking, Spoken, Token, VoiceInfo
+from umaserve.serving.sessions import Sink
+from umaserve.serving.ticks import Worker
+from umaserve.speech.reference import Reference
+from umaserve.speech.speaker import Speaker
+from umaserve.speech.voice import SAMPLE_RATE, BadReference, SpeechError, Voice
+from umaserve.system.threads import Done, LengthyJob, WorkerThread
+
+log = logging.getLogger(__name__)
+
+NICE = 10
+"""Of the voice's own thread: llama.cpp's threads wait for each other, so that who takes a core from one holds up all.
+It speaks ten times as fast as anybody listens."""
+MOST_PCM_BYTES = 4 * 2 * SAMPLE_RATE
+"""Two seconds: in base64 a quarter of what WebSocket clients take in one message by default, 1 MiB."""
+
+
+class Speech:
+    """The daemon's voice and the thread that it speaks on; without a voice, nothing at all."""
+
+    def __init__(self, voice: Voice | None, wake: Callable[[], None], compute: WorkerThread | None = None) -> None:
+        """``compute``: the thread for a voice that llama.cpp computes, which is somebody else's to collect and to stop;
+        without it the voice gets one of its own."""
+        self._voice = voice
+        self._own = WorkerThread("speech", wake, nice=NICE) if voice is not None and compute is None else None
+        self._thread = compute or self._own
+        self._answers: set[SpokenAnswer] = set()
+        self._seconds = 0.0
+        """Of what was spoken in answers that are over."""
+
+    @property
+    def voice(self) -> VoiceInfo | None:
+        return None if self._voice is None else VoiceInfo(self._voice.languages, self._voice.clones)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is being spoken."""
+        return not self._answers
+
+    def answer(self, deliver: Sink, speaking: Speaking) -> SpokenAnswer:
+        """One answer that is to be spoken."""
+        assert self._voice is not None
+        assert self._thread is not None
+        answer = SpokenAnswer(self._voice, self._thread, deliver, self._over, speaking)
+        self._answers.add(answer)
+        return answer
+
+    def _over(self, answer: SpokenAnswer) -> None:
+        if answer in self._answers:
+            self._answers.remove(answer)
+            self._seconds += answer.samples / SAMPLE_RATE
+
+    def snapshot(self) -> dict[str, int | float | str]:
+        """Its part of the metrics."""
+        seconds = self._seconds + sum(answer.samples for answer in self._answers) / SAMPLE_RATE
+        return {"spoken_answers": len(self._answers), "speech_seconds_total": round(seconds, 3)}
+
+    def check_room(self, most: int) -> None:
+        """Raises ``RequestError`` where ``most`` answers are being spoken."""
+        if len(self._answers) >= most:
+            message = f"request: {most} texts are being spoken already; try again later"
+            raise RequestError(Fault.MEMORY_PRESSURE, message, retry_after_s=1)
+
+    def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Do a short job on the thread that speaks, in its turn."""
+        assert self._thread is not None
+        self._thread.submit(job, done)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End all answers: the time to drain is over."""
+        for answer in list(self._answers):
+            answer.take(error)
+
+    def collect(self) -> None:
+        """Take what has been spoken."""
+        if self._own is not None:
+            self._own.collect()
+
+    def stop(self, timeout: float) -> bool:
+        """Let the sentence that is being spoken end; whether it did within ``timeout`` seconds."""
+        return self._own is None or self._own.stop(timeout)
+
+
+class SpokenAnswer:
+    """A session's sink that hands all on to ``deliver``, with the speech of the text, and the end after all of it.
+
+    Thoughts are never spoken, shown or not.
+    """
+
+    def __init__(
+        self,
+        voice: Voice,
+        thread: Worker,
+        deliver: Sink,
+        over: Callable[[SpokenAnswer], None],
+        speaking: Speaking,
+    ) -> None:
+        """``over`` is told of its end, whichever that is. A speaker who can't be heard ends it at once."""
+        self.samples = 0
+        """That were handed on."""
+        self._thread = thread
+        self._deliver = deliver
+        self._over = over
+        self._speaker = Speaker(voice, speaking.language, self._submit_unless_held, self._on_spoken, self._on_ended)
+        if (speaker := speaking.speaker) is not None:
+            assert speaker.sample_rate is not None, "a speaker in a file"
+            reference = Reference(speaker.data, speaker.field, speaker.sample_rate)
+            # No lengthy job, since those wait for other answers' sentences.
+            self._speaker.become(reference, thread.submit)
+        self._text = WithoutThinking()
+        self._finished: Finished | None = None
+        self._held = False
+        self._waiting: Callable[[], None] | None = None
+
+    def take(self, output: Output | RequestError) -> None:
+        """The sink."""
+        try:
+            self._take(output)
+        except Exception:
+            log.exception("speaking failed")
+            self._on_ended(SpeechError("tts: the server failed on the answer's speech"))
+
+    def _take(self, output: Output | RequestError) -> None:
+        match output:
+            case Token():
+                self._deliver(output)
+                self._speaker.push(self._text.push(output.text))
+            case Finished():
+                self._finished = output
+                self._speaker.push(self._text.finish())
+                self._speaker.finish()
+            case RequestError():
+                self.abandon()
+                self._deliver(output)
+            case _:
+                self._deliver(output)
+
+    def hold(self) -> None:
+        """The reader is behind: nothing more is spoken than the sentence that already is."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting()
+
+    def abandon(self) -> None:
+        """Nobody listens any more: nothing is delivered."""
+        self._waiting = None
+        self._speaker.abandon()
+        self._over(self)
+
+    def _submit_unless_held(self, job: LengthyJob, done: Done) -> None:
+        # The speaker has one sentence in work at a time, so that no second one comes to wait.
+        if self._held:
+            self._waiting = functools.partial(self._thread.submit_lengthy, job, done)
+        else:
+            self._thread.submit_lengthy(job, done)
+
+    def _on_spoken(self, pcm: bytes) -> None:
+        self.samples += len(pcm) // 4
+        for start in range(0, len(pcm), MOST_PCM_BYTES):
+            self._deliver(Spoken(pcm[start : start + MOST_PCM_BYTES]))
+
+    def _on_ended(self, error: SpeechError | None) -> None:
+        if error is not None:
+            log.warning("an answer ended, since it could not be spoken: %s", error)
+            self.abandon()
+            fault = Fault.BAD_REQUEST if isinstance(error, BadReference) else Fault.DECODE_FAILED
+            self._deliver(RequestError(fault, str(error)))
+        else:
+            assert self._finished is not None
+            self._over(self)
+            self._deliver(self._finished)

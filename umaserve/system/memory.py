@@ -1,0 +1,135 @@
+"""How much memory this process can still get, and whether it is short now: a box's free memory says little inside a
+container."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+STALLED_PERCENT = 10.0
+"""A tick waits for its slowest thread, so that streams are late by at least what their process waits for memory. With
+memory to spare it is below 1; one slow page in the 10 s of the average doesn't make it."""
+AVAILABLE_SHARE = 0.1
+"""With more than this left, who waits is a neighbour at a limit of its own, and nothing that we give up would help."""
+USED_SHARE = 0.95
+"""At its limit, a group loses the pages of the mapped model, and without pages to lose it is killed."""
+
+
+def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Bytes that can be had without swapping: the kernel's estimate (proc(5), MemAvailable), or what the control group
+    (v2) and those above it leave, if that is less. Where a sandbox hides both, as much as there can be."""
+    left = [max(0, limit - used) for limit, used in _limits(proc, cgroups)]
+    of_the_box = counter(_text(proc / "meminfo"), "MemAvailable")
+    if of_the_box is not None:
+        left.append(of_the_box * 1024)
+    return min(left, default=sys.maxsize)
+
+
+def resident_bytes() -> int:
+    """Resident set size of this process (proc(5), statm)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryPressure:
+    """Whether the box or our control group is short of memory now; what isn't told is taken for plenty.
+
+    The files are read at most once in ``READ_S`` seconds of ``clock``.
+    """
+
+    READ_S = 1.0
+
+    def __init__(self, clock: Callable[[], float], proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._clock = clock
+        self._proc = proc
+        self._cgroups = cgroups
+        self._read_at: float | None = None
+        self.reason = ""
+        """Why memory was short at the last ``short``, in one line for the log; empty where it wasn't."""
+
+    def short(self) -> bool:
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= self.READ_S:
+            self._read_at = now
+            self.reason = self._of_the_limits() or self._of_the_group() or self._of_the_box()
+        return bool(self.reason)
+
+    def _of_the_limits(self) -> str:
+        for limit, used in _limits(self._proc, self._cgroups):
+            if used >= limit * USED_SHARE:
+                return f"the control group uses {used >> 20} of {limit >> 20} MiB"
+        return ""
+
+    def _of_the_group(self) -> str:
+        # Not of the groups above it, where a neighbour's stalls count too.
+        for own in _groups(self._proc, self._cgroups)[:1]:
+            percent = stalled_percent(_text(own / "memory.pressure"))
+            if percent is not None and percent >= STALLED_PERCENT:
+                return f"the control group waited for memory in {percent:g}% of the last 10 s"
+        return ""
+
+    def _of_the_box(self) -> str:
+        meminfo = _text(self._proc / "meminfo")
+        total, available = counter(meminfo, "MemTotal"), counter(meminfo, "MemAvailable")
+        percent = stalled_percent(_text(self._proc / "pressure/memory"))
+        if percent is None or total is None or available is None:
+            return ""
+        if percent < STALLED_PERCENT or available > total * AVAILABLE_SHARE:
+            return ""
+        return f"the box waited for memory in {percent:g}% of the last 10 s, and has {available >> 10} MiB left"
+
+
+def stalled_percent(pressure: str) -> float | None:
+    """How much of the last 10 s at least one task waited for memory (Linux, Documentation/accounting/psi.rst)."""
+    found = re.search(r"^some avg10=([0-9]{1,3}\.[0-9]{2}) ", pressure, re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def counter(text: str, name: str) -> int | None:
+    """The number on the line of ``name``, in the unit of the file: KiB in meminfo, bytes in memory.stat."""
+    found = re.search(rf"^{re.escape(name)}:?[ \t]+([0-9]{{1,20}})\b", text, re.MULTILINE)
+    return None if found is None else int(found[1])
+
+
+def own_group(memberships: str) -> str | None:
+    """The path of the control group of version 2 (cgroups(7), /proc/[pid]/cgroup)."""
+    found = re.search(r"^0::/(.*)$", memberships, re.MULTILINE)
+    return None if found is None else found[1]
+
+
+def _groups(proc: Path, cgroups: Path) -> list[Path]:
+    """Our control group and those above it, up to the root that we see."""
+    path = own_group(_text(proc / "self/cgroup"))
+    if path is None:
+        return []
+    own = cgroups / path.lstrip("/")
+    return [group for group in (own, *own.parents) if group.is_relative_to(cgroups)]
+
+
+def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """The limit of each of our control groups that has one, and what is used of it, in bytes."""
+    for group in _groups(proc, cgroups):
+        limit, current = _bytes(group / "memory.max"), _bytes(group / "memory.current")
+        if limit is not None and current is not None:
+            # Page cache that the kernel drops when memory is wanted.
+            dropped = counter(_text(group / "memory.stat"), "inactive_file") or 0
+            yield limit, current - dropped
+
+
+def _bytes(path: Path) -> int | None:
+    """``None`` for "max", and where there is no such file."""
+    found = re.fullmatch(r"([0-9]{1,20})\n?", _text(path))
+    return None if found is None else int(found[1])
+
+
+def _text(path: Path) -> str:
+    """Nothing where there is no such file: the box, or a sandbox, doesn't tell."""
+    try:
+        return path.read_text(errors="surrogateescape")  # the name of a group may be any bytes
+    except OSError:
+        return ""

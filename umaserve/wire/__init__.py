@@ -1,0 +1,1 @@
+"""Codecs: bytes to payloads and back, without sockets or clocks."""

@@ -1,0 +1,351 @@
+"""The server's HTTP/1.1 codec: bytes to whole requests, and responses to bytes. Sans-IO, over h11.
+
+h11 follows the exchange and frames the responses. It reads leniently where a careful server must not, so the head is
+checked line by line before h11 sees it, and the body is read here.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from types import MappingProxyType
+
+import h11
+
+from umaserve.wire.http_head import TEXT, Headers, Refusal, Request, body_length, parse_field, parse_head, shown
+
+MAX_CHUNK_EXTRAS = 8 * 1024
+"""Bytes of a body's chunk extensions and trailers together."""
+MAX_CHUNK_DIGITS = 16
+STEPS_PER_CALL = 256
+"""Lines and chunks of a body that one call reads: a body of one-byte chunks must not hold the loop."""
+
+_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:[ \t]*;%b)?" % (MAX_CHUNK_DIGITS, TEXT))
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Phase(enum.Enum):
+    """What the codec waits for."""
+
+    IDLE = enum.auto()
+    """Nothing of a next request has come."""
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    RESPONSE = enum.auto()
+    """A request was given out or refused, and its response is not complete."""
+
+
+class HttpCodec:
+    """One connection's requests and responses in turn, in HTTP/1.1 (RFC 9112) and 1.0.
+
+    A head may have ``max_head_bytes`` with its blank line, a body ``max_body_bytes``, or what ``bodies`` says for its
+    path where it is POSTed. What a client sends after a request waits, unread, until that one's response is complete.
+    A 1.0 connection ends with its first response.
+    """
+
+    def __init__(
+        self, max_head_bytes: int, max_body_bytes: int, bodies: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self._max_head = max_head_bytes
+        self._max_body = max_body_bytes
+        self._bodies = bodies
+        self._buffer = bytearray()
+        self._eof = False
+        self._open = True
+        """Whether more input may make another request."""
+        self._answering = False
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._http = h11.Connection(h11.SERVER)
+        self._searched = 0
+        self._blank_skipped = False
+        self._request: Request | None = None
+        """The request whose body is being read."""
+        self._refused: Request | None = None
+        self._body: _SizedBody | _ChunkedBody = _SizedBody(0)
+        self._owes_continue = False
+        self._bodiless = False
+        self.more = False
+        """``next_request`` stopped for its bound of work, not for want of bytes: call again in a later turn."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received and not given out, the body so far among them."""
+        return len(self._buffer) + self._body.held
+
+    @property
+    def phase(self) -> Phase:
+        if self._answering:
+            return Phase.RESPONSE
+        if self._request is not None:
+            return Phase.BODY
+        return Phase.HEAD if self._buffer else Phase.IDLE
+
+    @property
+    def head(self) -> Request | None:
+        """The request whose body is still to come, without it: who won't have it can say so before."""
+        return self._request
+
+    @property
+    def refused(self) -> Request | None:
+        """The request that ``next_request`` refused, without its body, where its head was good."""
+        return self._refused
+
+    @property
+    def keep_alive(self) -> bool:
+        """After a complete response: whether another request may follow."""
+        return self._open and not (self._eof and not self._buffer)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        if self._open:
+            self._buffer += data
+            if data:
+                self._owes_continue = False
+
+    def receive_eof(self) -> None:
+        """The peer sends no more; a request that is not whole never will be."""
+        self._eof = True
+
+    def next_request(self) -> Request | None:
+        """The next whole request, or ``None`` until it has come and the last one's response is complete.
+
+        Raises ``Refusal``, after which nothing more is read: ``respond`` with it, and close.
+        """
+        self.more = False
+        if self._answering or not self._open:
+            return None
+        try:
+            request = self._read()
+            if request is None and self._eof and not self.more and self.phase is not Phase.IDLE:
+                raise Refusal(400, "request: the connection's input ended before it was whole")
+        except Refusal:
+            self._refused = self._request
+            self._read_no_more()
+            raise
+        return request
+
+    def _read(self) -> Request | None:
+        if self._request is None:
+            head = self._take_head()
+            if head is None:
+                return None
+            self._request, version = parse_head(head)
+            self._begin_body(self._request, version, head)
+        body = self._body.take(self._buffer)
+        if body is None:
+            self.more = self._body.stopped
+            return None
+        request, self._request = replace(self._request, body=body), None
+        self._body = _SizedBody(0)
+        self._answering = True
+        return request
+
+    def _take_head(self) -> bytes | None:
+        """The next head up to its blank line, or ``None`` until that has come."""
+        buffer = self._buffer
+        while (end := buffer.find(b"\n", self._searched, self._max_head)) >= 0:
+            self._searched = end + 1
+            if buffer[end - 1 : end] != b"\r":
+                raise Refusal(400, "head: expected lines ended by CR LF, got a bare LF")
+            if end == 1:
+                # RFC 9112, section 2.2: some clients send an empty line after a body.
+                if self._blank_skipped:
+                    raise Refusal(400, "request line: expected at most one empty line before it, got more")
+                self._blank_skipped = True
+                self._searched = 0
+                del buffer[:2]
+            elif buffer[end - 3 : end] == b"\r\n\r":
+                head = bytes(buffer[: end - 3])
+                del buffer[: end + 1]
+                return head
+        if len(buffer) >= self._max_head:
+            raise Refusal(431, f"head: expected at most {self._max_head} bytes, got more")
+        self._searched = len(buffer)
+        return None
+
+    def _begin_body(self, request: Request, version: bytes, head: bytes) -> None:
+        length = body_length(request, version)
+        self._http.receive_data(head + b"\r\n\r\n")
+        self._http.next_event()
+        self._bodiless = request.method == "HEAD"
+        # What needs no key, such as OPTIONS, has no large body.
+        most = self._bodies.get(request.path, self._max_body) if request.method == "POST" else self._max_body
+        if length is not None and length > most:
+            raise Refusal(413, f"Content-Length: expected at most {most}, got {length}")
+        expectations = request.header_values("expect")
+        if any(value.lower() != "100-continue" for value in expectations):
+            raise Refusal(417, f"Expect: expected 100-continue, got {shown(', '.join(expectations))}")
+        self._body = _ChunkedBody(most) if length is None else _SizedBody(length)
+        # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
+        self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
+
+    def _read_no_more(self) -> None:
+        """After a refusal nobody can say where a next request would begin."""
+        self._open = False
+        self._answering = True
+        self._request = None
+        self._owes_continue = False
+        self._body = _SizedBody(0)
+        self._buffer.clear()
+
+    # -- responses -----------------------------------------------------------------------------------------------
+
+    def take_output(self) -> bytes:
+        """What the codec itself has to say: "100 Continue", once, to a client that waits for it with its body."""
+        if not self._owes_continue:
+            return b""
+        self._owes_continue = False
+        return self._http.send(h11.InformationalResponse(status_code=100, headers=[], reason=_REASONS[100]))
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> bytes:
+        """A whole response, with its ``Content-Length``; to ``HEAD`` without the body.
+
+        Where no whole request was given out, refused or not (a timeout, say), it is the connection's last one.
+        """
+        if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            headers = [*headers, ("Content-Length", str(len(body)))]
+        return self.begin(status, headers) + self.chunk(body) + self.end()
+
+    def begin(self, status: int, headers: Headers) -> bytes:
+        """The head of a response whose body comes through ``chunk`` until ``end``: chunked, in 1.0 until the close."""
+        if not self._answering:
+            self._read_no_more()
+        if not self._open:
+            headers = [*headers, ("Connection", "close")]
+        reason = _REASONS.get(status, "")
+        return self._http.send(h11.Response(status_code=status, headers=_encoded(headers), reason=reason))
+
+    def chunk(self, data: bytes) -> bytes:
+        return b"" if self._bodiless else self._http.send(h11.Data(data))
+
+    def end(self) -> bytes:
+        last = self._http.send(h11.EndOfMessage())
+        self._answering = False
+        self._open = self._http.our_state is h11.DONE
+        if self._open:
+            self._start_over()
+        else:
+            self._buffer.clear()
+        return last
+
+    def upgrade(self, headers: Headers) -> tuple[bytes, bytes]:
+        """The 101 response with ``headers``, and the bytes after the request, which are the next protocol's.
+
+        The request must have had an ``Upgrade`` header. The codec does nothing more after this.
+        """
+        response = h11.InformationalResponse(status_code=101, headers=_encoded(headers), reason=_REASONS[101])
+        switch, rest = self._http.send(response), bytes(self._buffer)
+        self._read_no_more()
+        return switch, rest
+
+
+class _SizedBody:
+    """A body of ``length`` bytes."""
+
+    stopped = False
+
+    def __init__(self, length: int) -> None:
+        self._missing = length
+        self._data = io.BytesIO()
+        """A bytes object of it takes no copy."""
+
+    @property
+    def held(self) -> int:
+        return self._data.tell()
+
+    def take(self, buffer: bytearray) -> bytes | None:
+        """The body, taken from the front of ``buffer``, or ``None`` until it is whole."""
+        with memoryview(buffer) as view:
+            taken = self._data.write(view[: self._missing])
+        del buffer[:taken]
+        self._missing -= taken
+        return None if self._missing else self._data.getvalue()
+
+
+class _ChunkedBody:
+    """A body in chunks (RFC 9112, section 7.1). Its extensions and trailers are checked, capped and dropped."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max = max_bytes
+        self._data = io.BytesIO()
+        self._extras = MAX_CHUNK_EXTRAS
+        """Bytes of extensions and trailers that may still come."""
+        self._size: int | None = None
+        """The size of the chunk that comes next, once its line was read; 0: the trailers."""
+        self.stopped = False
+        """The last ``take`` stopped at its bound of steps."""
+
+    @property
+    def held(self) -> int:
+        return self._data.tell()
+
+    def take(self, buffer: bytearray) -> bytes | None:
+        """The body without its framing, or ``None`` until it is whole; reads at most ``STEPS_PER_CALL`` pieces."""
+        self.stopped = False
+        for _ in range(STEPS_PER_CALL):
+            if self._size:
+                chunk = _take(buffer, self._size + 2)
+                if chunk is None:
+                    return None
+                if not chunk.endswith(b"\r\n"):
+                    raise Refusal(400, f"chunk: expected CR LF after {self._size} bytes, got {shown(chunk[-2:])}")
+                self._data.write(memoryview(chunk)[:-2])
+                self._size = None
+                continue
+            line = self._take_line(buffer)
+            if line is None:
+                return None
+            if self._size is None:
+                self._begin_chunk(line)
+            elif line:
+                self._spend(len(line))
+                parse_field(line, "trailer")
+            else:
+                return self._data.getvalue()
+        self.stopped = bool(buffer)
+        return None
+
+    def _take_line(self, buffer: bytearray) -> bytes | None:
+        longest = MAX_CHUNK_DIGITS + self._extras
+        end = buffer.find(b"\r\n", 0, longest + 2)
+        if end < 0:
+            if len(buffer) >= longest + 2:
+                self._spend(longest)
+            return None
+        line = bytes(buffer[:end])
+        del buffer[: end + 2]
+        return line
+
+    def _begin_chunk(self, line: bytes) -> None:
+        match = _CHUNK_LINE.fullmatch(line)
+        if match is None:
+            raise Refusal(400, f"chunk size: expected 1 to {MAX_CHUNK_DIGITS} hexadecimal digits, got {shown(line)}")
+        self._spend(len(line) - len(match[1]))
+        self._size = int(match[1], 16)
+        if self.held + self._size > self._max:
+            raise Refusal(413, f"body: expected at most {self._max} bytes, got more")
+
+    def _spend(self, n_bytes: int) -> None:
+        self._extras -= n_bytes
+        if self._extras < 0:
+            raise Refusal(431, f"chunk extensions and trailers: expected at most {MAX_CHUNK_EXTRAS} bytes, got more")
+
+
+def _take(buffer: bytearray, n_bytes: int) -> bytes | None:
+    if len(buffer) < n_bytes:
+        return None
+    taken = bytes(memoryview(buffer)[:n_bytes])
+    del buffer[:n_bytes]
+    return taken
+
+
+def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
