@@ -15,7 +15,7 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range, parse_json
 _COSTS = ("fixed_s", "decode_row_s", "prefill_row_s", "attention_s")
 _CAPACITY = {"slots": 2**16, "cells": 2**40, "batch_tokens": 2**20}
 """The most that each may be."""
-_MOST_S = 60.0
+_MAX_S = 60.0
 _NOTE_BYTES = 4096
 
 
@@ -59,7 +59,7 @@ class Box:
 
 def _number(fields: Fields, name: str) -> float:
     # A prompt must cost something: the policy divides by it.
-    value = fields.number(name, 0.0, _MOST_S, above_low=name == "prefill_row_s")
+    value = fields.number(name, 0.0, _MAX_S, above_low=name == "prefill_row_s")
     if value is None:
         raise bad_request(fields.name(name), "a number of seconds", None)
     return value

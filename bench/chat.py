@@ -38,7 +38,7 @@ STREAM_TARGET_MS = 30
 ANSWER_TOKENS = 64
 LARGE_BYTES = 75 << 20
 """Of a film, a third more in base64."""
-MOST_PICTURES = 200
+MAX_PICTURES = 200
 """More than are encoded meanwhile, save by a GPU."""
 SAMPLE_RATE = 24_000
 
@@ -150,7 +150,7 @@ def _speech(at: Served, repeats: int) -> str:
 def _beside(at: Served) -> str:
     seeds = iter(range(1000, 10**6))
     # Made before, since making them would take a core from the daemon.
-    pictures = iter([_picture(EDGES[0], next(seeds)) for _ in range(MOST_PICTURES)])
+    pictures = iter([_picture(EDGES[0], next(seeds)) for _ in range(MAX_PICTURES)])
     large = _request(at, base64.b64encode(np.random.default_rng(0).bytes(LARGE_BYTES)).decode())
     works: dict[str, Callable[[], object]] = {
         "pictures are encoded": lambda: _ask(at, [_user(next(pictures), "What is it?")], 1),

@@ -209,7 +209,7 @@ class Simulation:
     def _tick(self) -> bool:
         """Plan and run one tick; whether there was anything to do."""
         the_plan = self._plan(self._snapshot())
-        for id_ in the_plan.evict:
+        for id_ in the_plan.preempt:
             self._give_way(self._jobs[id_])
         prefill_rows = sum(tokens for _, tokens in the_plan.prefill)
         if not the_plan.decode and not prefill_rows:

@@ -13,7 +13,7 @@ from umaserve.daemon.server import Server
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Embed, Embedded, Generate, ModelInfo, Query
-from umaserve.serving.ticks import Capacity, Chunk, Outcome, Pause, Prepared, Tick, TickResult
+from umaserve.serving.ticks import Capacity, Chunk, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs
 
@@ -57,7 +57,7 @@ class StandInEngine:
     def answer(self, query: Query) -> Answer:
         raise RequestError(Fault.BAD_REQUEST, f"{type(query).__name__}: a stand-in has no vocabulary")
 
-    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+    def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         raise AssertionError("a stand-in takes no media")
 
     def shed(self) -> None:

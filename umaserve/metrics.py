@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 WINDOW = 1024
-MOST_NEW = 256
+MAX_NEW = 256
 """Observations that wait to be counted."""
 
 
@@ -84,8 +84,8 @@ class ServingMetrics:
         self.chunks_encoded = 0
         self.prefix_reused_tokens = 0
         self.last_batch_size = 0
-        self.guesses = 0
-        self.guesses_right = 0
+        self.draft_tokens = 0
+        self.draft_tokens_accepted = 0
         self.ticks_over_budget = 0
         """Those that took longer than the time between tokens that one of their streams wants."""
         self.ticks_throttled = 0
@@ -127,7 +127,7 @@ class ServingMetrics:
         self.ticks_over_budget += over_budget
         self.ticks_throttled += throttled
         self._new_ticks.append(seconds)
-        if len(self._new_ticks) >= MOST_NEW:
+        if len(self._new_ticks) >= MAX_NEW:
             self.fold()
 
     def observe_start(self, dialect: str, waited_s: float) -> None:
@@ -140,7 +140,7 @@ class ServingMetrics:
 
     def observe_next_token(self, dialect: str, seconds: float) -> None:
         self._new_gaps.append((dialect, seconds))
-        if len(self._new_gaps) >= MOST_NEW:
+        if len(self._new_gaps) >= MAX_NEW:
             self.fold()
 
     def fold(self) -> None:
@@ -185,8 +185,8 @@ class ServingMetrics:
             "slo_tbt_attained_ratio": self.tbt_attained.ratio,
             "ticks_over_budget_total": self.ticks_over_budget,
             "prefill_throttled_ticks_total": self.ticks_throttled,
-            "guessed_tokens_total": self.guesses,
-            "guessed_tokens_right_total": self.guesses_right,
+            "draft_tokens_total": self.draft_tokens,
+            "draft_tokens_accepted_total": self.draft_tokens_accepted,
         }
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.access.attempts import MOST_ADDRESSES, MOST_HOPS, FailedAttempts, peer_address
+from umaserve.access.attempts import MAX_ADDRESSES, MAX_HOPS, FailedAttempts, peer_address
 
 
 class Clock:
@@ -88,13 +88,13 @@ def test_the_one_that_failed_longest_ago_is_forgotten_first(attempts: FailedAtte
     for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1"):
         for _ in range(5):
             attempts.failed(address)
-    for number in range(MOST_ADDRESSES - 2):
+    for number in range(MAX_ADDRESSES - 2):
         attempts.failed(str(ip_address("10.0.0.0") + number))
     assert attempts.blocked("192.0.2.2")
     attempts.failed("10.1.0.0")
     assert not attempts.blocked("192.0.2.2")
     assert attempts.blocked("192.0.2.1")
-    assert len(attempts._failures) == MOST_ADDRESSES
+    assert len(attempts._failures) == MAX_ADDRESSES
 
 
 # Behind proxies.
@@ -138,7 +138,7 @@ def test_without_trusted_proxies_no_header_is_believed() -> None:
 
 
 def test_so_many_hops_are_followed_and_no_more() -> None:
-    proxies = ["10.0.0.2"] * (MOST_HOPS - 1)
+    proxies = ["10.0.0.2"] * (MAX_HOPS - 1)
     assert peer_address("10.0.0.1", [", ".join(["198.51.100.7", *proxies])], TRUSTED) == "198.51.100.7"
     assert peer_address("10.0.0.1", [", ".join(["198.51.100.7", *proxies, "10.0.0.2"])], TRUSTED) == "10.0.0.2"
 

@@ -63,7 +63,7 @@ def test_a_sound_goes_as_float32_of_16_khz(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_sent_is_named_and_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_media, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(chat_media, "MAX_BYTES", 1 << 20)
     for name, size in (("empty", 0), ("large", (1 << 20) + 1), ("largest", 1 << 20)):
         (tmp_path / name).write_bytes(bytes(size))
     for name, said in (

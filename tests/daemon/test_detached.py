@@ -11,13 +11,13 @@ from umaserve.dialects.dialect import Reply
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Command, Finished, FinishReason, Generate, Output, Token
 from umaserve.net.loop import Loop
-from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
+from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 
 WINDOW = 60.0
 OUTPUT_BYTES = LOST_BYTES
-ORIGIN = Origin("generate", "192.0.2.1")
-KEYED = Origin("generate", "192.0.2.1", "garden")
+ORIGIN = Caller("generate", "192.0.2.1")
+KEYED = Caller("generate", "192.0.2.1", "garden")
 
 
 class Remembering:
@@ -62,23 +62,23 @@ class World:
         self.detached = Detached(self.loop, self.sessions, window, max_bytes)
         self.received: list[Output | RequestError] = []
 
-    def streaming(self, request_id: str = "r", origin: Origin = ORIGIN, tokens: int = 3) -> tuple[Remembering, Session]:
+    def streaming(self, request_id: str = "r", caller: Caller = ORIGIN, tokens: int = 3) -> tuple[Remembering, Session]:
         """A stream whose connection is still there."""
         dialect = Remembering(request_id)
-        session = self.sessions.open(self.received.append, origin)
+        session = self.sessions.open(self.received.append, caller)
         self.sessions.request(session, Generate(request_id, "hello"), self.now)
         self.sessions.prompt_done(session)
         for token in range(tokens):
             dialect.send(Token(str(token), token))
         return dialect, session
 
-    def keep(self, request_id: str = "r", origin: Origin = ORIGIN, tokens: int = 3) -> tuple[Remembering, Session]:
-        dialect, session = self.streaming(request_id, origin, tokens)
+    def keep(self, request_id: str = "r", caller: Caller = ORIGIN, tokens: int = 3) -> tuple[Remembering, Session]:
+        dialect, session = self.streaming(request_id, caller, tokens)
         self.detached.keep(dialect, session)
         return dialect, session
 
-    def take(self, request_id: str = "r", origin: Origin = ORIGIN, position: int = 0) -> tuple[Session, list[bytes]]:
-        _dialect, session, missed = self.detached.take(request_id, origin.tenant, position)
+    def take(self, request_id: str = "r", caller: Caller = ORIGIN, position: int = 0) -> tuple[Session, list[bytes]]:
+        _dialect, session, missed = self.detached.take(request_id, caller.tenant, position)
         return session, missed
 
     def wait(self, seconds: float) -> None:
@@ -109,9 +109,9 @@ def world(make: Callable[..., World]) -> World:
     return make()
 
 
-def not_found(world: World, request_id: str = "r", origin: Origin = ORIGIN) -> bool:
+def not_found(world: World, request_id: str = "r", caller: Caller = ORIGIN) -> bool:
     with pytest.raises(RequestError) as refused:
-        world.take(request_id, origin)
+        world.take(request_id, caller)
     return refused.value.fault is Fault.NOT_FOUND
 
 
@@ -153,20 +153,20 @@ def test_a_generation_can_be_lost_and_taken_again_and_again(world: World) -> Non
 
 
 @pytest.mark.parametrize(
-    ("request_id", "origin"),
-    [("other", ORIGIN), ("r", Origin("generate", "192.0.2.2")), ("r", KEYED), ("", ORIGIN)],
+    ("request_id", "caller"),
+    [("other", ORIGIN), ("r", Caller("generate", "192.0.2.2")), ("r", KEYED), ("", ORIGIN)],
 )
-def test_nobody_else_finds_it(world: World, request_id: str, origin: Origin) -> None:
+def test_nobody_else_finds_it(world: World, request_id: str, caller: Caller) -> None:
     world.keep()
-    assert not_found(world, request_id, origin)
+    assert not_found(world, request_id, caller)
     assert len(world.detached) == 1
     world.take()
 
 
 def test_a_key_finds_its_own_from_anywhere(world: World) -> None:
-    _, session = world.keep(origin=KEYED)
+    _, session = world.keep(caller=KEYED)
     assert not_found(world)
-    taken, _missed = world.take(origin=Origin("generate", "198.51.100.9", "garden"))
+    taken, _missed = world.take(caller=Caller("generate", "198.51.100.9", "garden"))
     assert taken is session
 
 
@@ -238,11 +238,11 @@ def test_generations_without_any_text_fill_the_memory_too(make: Callable[..., Wo
 class Connected:
     """A connection that has a generation and does not know that its client is gone."""
 
-    def __init__(self, world: World, request_id: str = "r", origin: Origin = ORIGIN) -> None:
+    def __init__(self, world: World, request_id: str = "r", caller: Caller = ORIGIN) -> None:
         self.world, self.request_id = world, request_id
-        self.dialect, self.session = world.streaming(request_id, origin)
+        self.dialect, self.session = world.streaming(request_id, caller)
         self.aborted = 0
-        world.detached.watch(request_id, origin.tenant, self.abort)
+        world.detached.watch(request_id, caller.tenant, self.abort)
 
     def abort(self) -> None:
         self.aborted += 1
@@ -259,10 +259,10 @@ def test_a_resume_takes_over_from_a_connection_that_is_still_open(world: World) 
     assert old.aborted == 1
 
 
-@pytest.mark.parametrize(("request_id", "origin"), [("other", ORIGIN), ("r", Origin("generate", "192.0.2.2"))])
-def test_nobody_else_takes_over(world: World, request_id: str, origin: Origin) -> None:
+@pytest.mark.parametrize(("request_id", "caller"), [("other", ORIGIN), ("r", Caller("generate", "192.0.2.2"))])
+def test_nobody_else_takes_over(world: World, request_id: str, caller: Caller) -> None:
     old = Connected(world)
-    assert not_found(world, request_id, origin)
+    assert not_found(world, request_id, caller)
     assert (old.aborted, old.session.state, old.session.holds) == (0, State.DECODE, set())
 
 
@@ -330,7 +330,7 @@ def test_one_that_ended_meanwhile_is_told_of_and_makes_way_for_the_next_request(
         assert [type(output) for output in world.received] == [RequestError if fails else Finished]
         return
     assert isinstance(dialect.told[-1], RequestError if fails else Finished)
-    assert (taken.state, taken.origin) == (State.RECV_REQ, ORIGIN)
+    assert (taken.state, taken.caller) == (State.RECV_REQ, ORIGIN)
     world.sessions.request(taken, Generate("next", "hello"), world.now)
 
 

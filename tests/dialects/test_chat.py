@@ -22,7 +22,7 @@ from umaserve.dialects.chat import conversation as chat
 from umaserve.dialects.chat.conversation import OURS, ChatDialect
 from umaserve.dialects.chat.request import MODES, joined
 from umaserve.dialects.dialect import Dialect, Reply
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
@@ -68,7 +68,7 @@ from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard  #
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = Limits(max_prompt_bytes=64, max_tokens=600)
+LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=600)
 VOICE = VoiceInfo(("en", "de"), clones=False)
 HELLO = [{"role": "user", "content": "Hello!"}]
 READ = Generate(
@@ -83,7 +83,7 @@ DONE = Finished(FinishReason.STOP, Usage(42, 15))
 Message = dict[str, Any]
 
 
-def dialect(*, voice: VoiceInfo | None = VOICE, key: str | None = None, limits: Limits = LIMITS) -> ChatDialect:
+def dialect(*, voice: VoiceInfo | None = VOICE, key: str | None = None, limits: RequestLimits = LIMITS) -> ChatDialect:
     return ChatDialect(limits, voice, lambda: "chat_1", None if key is None else key.__eq__)
 
 
@@ -135,7 +135,7 @@ def test_the_contracts_own_example_but_for_its_recording() -> None:
 
 
 def test_the_default_length_is_no_longer_than_the_server_allows() -> None:
-    assert tell(dialect(limits=Limits(64, 100))).max_tokens == 100
+    assert tell(dialect(limits=RequestLimits(64, 100))).max_tokens == 100
 
 
 def test_content_may_be_a_list_of_texts() -> None:
@@ -463,7 +463,7 @@ def test_the_close_code_tells_the_clients_faults_from_ours(fault: Fault) -> None
 
 @pytest.mark.parametrize("filler", [b"[]", b"{}", b'"a,b"', b"0"])
 def test_a_message_of_too_many_values_is_not_parsed(filler: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MOST_VALUES", 40)
+    monkeypatch.setattr(chat, "MAX_VALUES", 40)
     monkeypatch.setattr(fields, "_COUNTED_AT_ONCE", 16)
     with pytest.raises(RequestError) as raised:
         dialect().receive(b"[" + b",".join([filler] * 41))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.generate.conversation import GenerateBody, GenerateDialect
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Cancel,
@@ -50,7 +50,7 @@ from umaserve.messages import (
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = Limits(max_prompt_bytes=64, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 MODEL = ModelInfo("tiny", "llama", "Q4_1", 135, 9, 4096, 2048, 49152, 576, None, "<s>", "</s>")
 KEY = "sesame-äöü"
 DONE = Finished(FinishReason.LENGTH, Usage(4, 2, 3), Timing(0.01, 0.0452, 1.2405))

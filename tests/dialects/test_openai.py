@@ -28,7 +28,7 @@ from umaserve.dialects.openai.queries import (
     parse_tokenize,
     tokenize_result,
 )
-from umaserve.dialects.parameters import MAX_GRAMMAR_BYTES, MAX_SEED, Limits
+from umaserve.dialects.parameters import MAX_GRAMMAR_BYTES, MAX_SEED, RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     TOOL_CALL_CLOSE,
@@ -65,7 +65,7 @@ from umaserve.messages import (
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = Limits(max_prompt_bytes=200, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=512)
 INFO = ModelInfo(
     name="small-1",
     architecture="llama",
@@ -119,7 +119,7 @@ def chat_request(**wanted: Any) -> Generate:
 def test_a_body_of_too_many_values_is_not_parsed(
     body: Callable[[], Exchange], content: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_requests, "MOST_VALUES", 40)
+    monkeypatch.setattr(openai_requests, "MAX_VALUES", 40)
     with pytest.raises(RequestError) as raised:
         body().receive(content(x=[{}] * 40))
     assert raised.value.message == "payload: expected at most 40 commas and brackets, got more"
@@ -499,7 +499,7 @@ def test_completion_answer_length(wanted: int | None, max_tokens: int | None) ->
 
 
 def test_the_default_length_of_a_completion_keeps_to_the_cap() -> None:
-    [request] = CompletionBody(Limits(200, 9), lambda: INFO, "c", 0).receive(completion_body())
+    [request] = CompletionBody(RequestLimits(200, 9), lambda: INFO, "c", 0).receive(completion_body())
     assert request.max_tokens == 9
 
 

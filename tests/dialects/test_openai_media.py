@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from umaserve.dialects.openai.completions import ChatBody
 from umaserve.dialects.openai.speech import TextToSpeech, text_to_speech
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Attachment,
@@ -50,7 +50,7 @@ from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = Limits(max_prompt_bytes=64, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 VOICE = VoiceInfo(("en",), clones=False)
 AUDIO = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
 END = Finished(FinishReason.STOP, Usage(5, 3))

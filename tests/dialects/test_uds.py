@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from umaserve.dialects.dialect import Reply
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
@@ -35,7 +35,7 @@ from umaserve.messages import (
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = Limits(max_prompt_bytes=64, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 
 # The contract, written down a second time so that a code can't change without a test saying so.
 CODES = {

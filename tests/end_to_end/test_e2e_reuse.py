@@ -67,7 +67,7 @@ def test_a_conversation_reuses_its_own_past_and_says_the_same(own_daemon, flags:
         past += said
     values = daemon.metrics()
     assert values["prefix_reused_tokens_total"] > known
-    assert values["kv_cells_kept"] or values["host_cache_bytes"]
+    assert values["kv_cells_cached"] or values["host_cache_bytes"]
     assert values["kv_cells_used"] == 0
 
 
@@ -137,9 +137,9 @@ def test_guesses_change_no_answer_and_many_are_right(own_daemon):
     for prompt in (REPEATING, COUNTING):
         assert guessing.text(prompt, **fields) == plain.text(prompt, **fields)
     values = guessing.metrics()
-    assert values["guessed_tokens_total"] >= values["guessed_tokens_right_total"] > 0
+    assert values["draft_tokens_total"] >= values["draft_tokens_accepted_total"] > 0
     assert values["batch_calls_total"] < plain.metrics()["batch_calls_total"]
-    assert plain.metrics()["guessed_tokens_total"] == 0
+    assert plain.metrics()["draft_tokens_total"] == 0
 
 
 # -- tenants -----------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_tenants_reuse_only_their_own_unless_told_otherwise(
 def test_metrics_tell_what_is_reused_kept_and_guessed(daemon: Daemon):
     page = ask(daemon, "GET", "/metrics").body.decode()
     counters = ("prefix_reused_tokens", "guessed_tokens", "guessed_tokens_right", "recomputed_tokens")
-    for name in (*(f"{counter}_total" for counter in counters), "kv_cells_kept", "host_cache_bytes"):
+    for name in (*(f"{counter}_total" for counter in counters), "kv_cells_cached", "host_cache_bytes"):
         assert f"\numaserve_{name} " in page
     assert "# TYPE umaserve_guessed_tokens_right_total counter" in page
     assert "# TYPE umaserve_host_cache_bytes gauge" in page

@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from umaserve.engine.batch import Batch
 from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.model import Model, find
-from umaserve.serving.sessions import Origin, Session
+from umaserve.serving.sessions import Caller, Session
 from umaserve.serving.slots import MIN_REUSED, Room, Slots
-from umaserve.serving.ticks import Capacity, Copy, Load, Move, Release, Run, Save
+from umaserve.serving.ticks import Capacity, Copy, KVOperation, Load, Release, Run, Save
 from umaserve.settings.daemon import Config
 
 N_CTX = 256
@@ -99,10 +99,10 @@ class Computer:
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, True)
 
-    def run(self, moves: Sequence[Move], runs: Sequence[Run]) -> list[np.ndarray | None]:
+    def run(self, kv_operations: Sequence[KVOperation], runs: Sequence[Run]) -> list[np.ndarray | None]:
         """The logits after each run that wants them."""
-        found = self.cells.move(moves)
-        assert found, moves
+        found = self.cells.move(kv_operations)
+        assert found, kv_operations
         if not runs:
             return []
         self._batch.fill(runs)
@@ -175,14 +175,14 @@ class Sequences(RuleBasedStateMachine):
         capacity = Capacity(slots=3, cells=N_CTX, sequence_tokens=N_CTX, batch_tokens=N_CTX, sequences=SEQUENCES)
         host_bytes = self.computer.host_bytes if host else 0
         saved = self.computer.saved_bytes
-        self.slots = Slots(replace(capacity, kept_cells=kept, host_bytes=host_bytes, saved_bytes=saved))
+        self.slots = Slots(replace(capacity, cached_cells=kept, host_bytes=host_bytes, saved_bytes=saved))
 
     @rule(coming=st.lists(REQUESTS, max_size=3), amounts=st.lists(AMOUNTS, min_size=3, max_size=3), ticks=TICKS)
     def go_on(self, coming: list[tuple], amounts: list[int], ticks: int) -> None:
         """Requests come, and start where there is room; in each tick each running one gets at most so many tokens."""
         for owner, stem, shared, rest, answer in coming:
             self.last_id += 1
-            session = Session(self.last_id, lambda _output: None, Origin("uds", "test"))
+            session = Session(self.last_id, lambda _output: None, Caller("uds", "test"))
             tokens = [*stem[:shared], *rest]
             self.waiting.append(Asked(session, owner, tokens, len(tokens) + answer))
         for _ in range(ticks):
@@ -199,7 +199,7 @@ class Sequences(RuleBasedStateMachine):
             assert one.session.computed in (0, expected)
 
     def _tick(self, amounts: dict[int, int]) -> None:
-        moves, runs, shares = self._take_moves(), [], []
+        kv_operations, runs, shares = self._take_moves(), [], []
         for one in self.running:
             start = one.session.computed
             tokens = one.tokens[start : start + amounts.get(one.session.id, 0)]
@@ -207,7 +207,7 @@ class Sequences(RuleBasedStateMachine):
                 whole = start + len(tokens) == len(one.tokens)
                 runs.append(Run(one.session.slot, start, tokens, WANTED if whole else None))
                 shares.append(one)
-        for one, run, logits in zip(shares, runs, self.computer.run(moves, runs), strict=True):
+        for one, run, logits in zip(shares, runs, self.computer.run(kv_operations, runs), strict=True):
             one.session.computed += len(run.tokens)
             if logits is not None:
                 if one.answered == 0 or len(one.tokens) == one.most:
@@ -239,8 +239,8 @@ class Sequences(RuleBasedStateMachine):
     @rule(often=st.integers(0, 9))
     def shed(self, often: int) -> None:
         if often == 9:
-            self.slots.forget_kept()
-            assert self.slots.kept_cells == self.slots.host_bytes == 0
+            self.slots.forget_cached()
+            assert self.slots.cached_cells == self.slots.host_bytes == 0
 
     def _give_up(self, one: Asked, tokens: Sequence[int], *, keep: bool) -> None:
         self.slots.give_up(one.session, tokens, keep=keep)
@@ -257,10 +257,10 @@ class Sequences(RuleBasedStateMachine):
         one.answered += 1
         one.tokens.append(token)
 
-    def _take_moves(self) -> list[Move]:
-        moves = self.slots.take_moves()
-        self.done.update(type(move) for move in moves)
-        return moves
+    def _take_moves(self) -> list[KVOperation]:
+        kv_operations = self.slots.take_kv_operations()
+        self.done.update(type(move) for move in kv_operations)
+        return kv_operations
 
     def _check(self) -> None:
         """After a tick's moves and those that its end left behind, llama.cpp holds what ``Slots`` says, and no more."""
@@ -268,9 +268,9 @@ class Sequences(RuleBasedStateMachine):
         held = {slot: self.computer.held(slot) for slot in range(SEQUENCES)}
         for one in self.running:
             assert held.pop(one.session.slot) == one.session.computed
-        assert sum(held.values()) == self.slots.kept_cells
+        assert sum(held.values()) == self.slots.cached_cells
         assert self.slots.used_cells == sum(one.session.computed for one in self.running)
-        assert self.slots.kept_cells + sum(one.most for one in self.running) <= N_CTX
+        assert self.slots.cached_cells + sum(one.most for one in self.running) <= N_CTX
         assert 0 <= self.slots.host_bytes <= self.computer.host_bytes
 
 

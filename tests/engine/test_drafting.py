@@ -85,9 +85,9 @@ def draft(drafter: Drafter, *wanted: tuple[int, Sequence[int], int], threads: in
 def test_the_guesses_are_what_the_model_would_say(drafter: Drafter, model: Model):
     sequences = [model.tokenize(text) for text in STORIES]
     most = [5, 1, 8, 3]
-    guesses = draft(drafter, *zip((2, 0, 3, 1), sequences, most, strict=True))
-    assert guesses == [greedy(model, *one) for one in zip(sequences, most, strict=True)]
-    assert [len(one) for one in guesses] == most
+    draft_tokens = draft(drafter, *zip((2, 0, 3, 1), sequences, most, strict=True))
+    assert draft_tokens == [greedy(model, *one) for one in zip(sequences, most, strict=True)]
+    assert [len(one) for one in draft_tokens] == most
 
 
 def test_nothing_wanted_is_nothing_guessed(drafter: Drafter, model: Model):
@@ -98,18 +98,18 @@ def test_nothing_wanted_is_nothing_guessed(drafter: Drafter, model: Model):
 @pytest.mark.parametrize("right", [0, 1, 4])
 def test_guesses_go_on_from_whatever_was_sampled_instead(drafter: Drafter, model: Model, right: int):
     tokens = model.tokenize(STORIES[0])
-    (guesses,) = draft(drafter, (1, tokens, 4))
+    (draft_tokens,) = draft(drafter, (1, tokens, 4))
     (wrong,) = model.tokenize("!")
-    after = [*tokens, *guesses[:right], wrong]
+    after = [*tokens, *draft_tokens[:right], wrong]
     assert draft(drafter, (1, after, 4)) == [greedy(model, after, 4)]
 
 
 @pytest.mark.parametrize("change", ["longer", "the same", "shorter", "another", "another beginning alike"])
 def test_what_a_slot_held_before_changes_no_guess(drafter: Drafter, model: Model, change: str):
     tokens = model.tokenize(STORIES[0])
-    (guesses,) = draft(drafter, (1, tokens, 4))
+    (draft_tokens,) = draft(drafter, (1, tokens, 4))
     following = {
-        "longer": [*tokens, *guesses, *greedy(model, [*tokens, *guesses], 3)],
+        "longer": [*tokens, *draft_tokens, *greedy(model, [*tokens, *draft_tokens], 3)],
         "the same": tokens,
         "shorter": tokens[:4],
         "another": model.tokenize(STORIES[1]),
@@ -125,13 +125,13 @@ def test_only_what_is_new_is_computed(drafter: Drafter, model: Model, monkeypatc
         llama_cpp, "llama_decode", lambda context, batch: (computed.append(batch.n_tokens), decode(context, batch))[1]
     )
     first, second = (model.tokenize(text) for text in STORIES[:2])
-    (guesses, _) = draft(drafter, (0, first, 3), (1, second, 1))
+    (draft_tokens, _) = draft(drafter, (0, first, 3), (1, second, 1))
     assert computed == [len(first) + len(second), 1, 1]
     computed.clear()
-    draft(drafter, (0, [*first, *guesses, first[0]], 2))
+    draft(drafter, (0, [*first, *draft_tokens, first[0]], 2))
     assert computed == [2, 1]
     computed.clear()
-    draft(drafter, (0, [*first, guesses[0], first[0], first[1]], 1))
+    draft(drafter, (0, [*first, draft_tokens[0], first[0], first[1]], 1))
     assert computed == [2]
 
 
@@ -174,8 +174,8 @@ def crowd(model: Model) -> Crowd:
 def filled(drafter: Drafter, slot: int, tokens: Sequence[int]) -> list[int]:
     """The guesses for a prompt that takes two calls to compute."""
     assert draft(drafter, (slot, tokens, 3)) == [[]]
-    (guesses,) = draft(drafter, (slot, tokens, 3))
-    return guesses
+    (draft_tokens,) = draft(drafter, (slot, tokens, 3))
+    return draft_tokens
 
 
 def test_when_the_cache_is_full_the_slots_used_longest_ago_are_forgotten(drafter: Drafter, crowd: Crowd):
@@ -197,10 +197,10 @@ def test_of_more_than_fits_at_once_some_are_guessed_in_every_call(drafter: Draft
 def test_a_sequence_longer_than_the_context_has_no_guesses(drafter: Drafter, model: Model):
     fits = (model.tokenize(LONG) * 3)[:250]
     for _ in range(4):
-        guesses = draft(drafter, (0, fits, 7))
-    assert [len(one) for one in guesses] == [7]
+        draft_tokens = draft(drafter, (0, fits, 7))
+    assert [len(one) for one in draft_tokens] == [7]
     assert draft(drafter, (0, fits, 8)) == [[]]
-    assert draft(drafter, (0, fits, 7)) == guesses
+    assert draft(drafter, (0, fits, 7)) == draft_tokens
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -469,9 +469,9 @@ def test_guesses_that_are_right_are_taken_and_nothing_is_left_of_the_others(
     alone = Stream(plain, max_tokens=12).run()
     stream = Stream(plain, max_tokens=12).run(1)
     (wrong,) = plain.answer(Tokenize("@", special=False)).ids
-    guesses = [*alone.tokens[1 : 1 + right], *[wrong] * (4 - right)]
+    draft_tokens = [*alone.tokens[1 : 1 + right], *[wrong] * (4 - right)]
     start = len(stream.prepared.tokens)
-    run = Run(0, start, [alone.tokens[0], *guesses], stream.prepared.sampler, logprobs, len(guesses))
+    run = Run(0, start, [alone.tokens[0], *draft_tokens], stream.prepared.sampler, logprobs, len(draft_tokens))
     result = plain.run(Tick([], [run]))
     assert result.tokens == [alone.tokens[1 : 2 + right]]
     assert len(result.logprobs.get(0, ())) == (0 if logprobs is None else right + 1)

@@ -18,9 +18,9 @@ from tiny_voices import FRAME, write_voice
 from umaserve.engine import graph_pauses, llama_voice
 from umaserve.engine.llama_voice import (
     FRAMES_A_SECOND,
-    MOST_HEARD_S,
-    MOST_S,
-    MOST_S_A_CHARACTER,
+    MAX_HEARD_S,
+    MAX_S,
+    MAX_S_A_CHARACTER,
     LlamaVoice,
 )
 from umaserve.engine.model import find
@@ -30,7 +30,7 @@ from umaserve.settings.daemon import Config
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import SAMPLE_RATE, Samples
 from umaserve.stages.spoken import Speech
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 
 TEXT = "Hello there."
 TAIL_FRAMES = 3
@@ -122,7 +122,7 @@ def test_a_voice_of_its_own_speaks_for_whoever_asks_for_no_other(
 
 
 def test_of_a_long_recording_only_the_beginning_is_heard(voice: LlamaVoice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_voice, "MOST_HEARD_S", 1)
+    monkeypatch.setattr(llama_voice, "MAX_HEARD_S", 1)
     short, long = tone(1.0), np.concatenate([tone(1.0), tone(2.0, 300.0)])
     assert np.array_equal(voice.speak(TEXT, short, "", no_pause), voice.speak(TEXT, long, "", no_pause))
 
@@ -153,14 +153,14 @@ def test_nothing_to_say_gives_no_samples(voice: LlamaVoice, text: str) -> None:
 @pytest.mark.parametrize("length", [20, LIMIT])
 def test_a_voice_that_finds_no_end_is_stopped(endless: LlamaVoice, length: int) -> None:
     samples = endless.speak("9" * length, None, "", no_pause)
-    assert len(samples) == int((MOST_S + MOST_S_A_CHARACTER * length) * FRAMES_A_SECOND) * FRAME
+    assert len(samples) == int((MAX_S + MAX_S_A_CHARACTER * length) * FRAMES_A_SECOND) * FRAME
     assert np.isfinite(samples).all()
 
 
 @pocket_alone
 def test_the_longest_text_and_recording_have_room(endless: LlamaVoice) -> None:
-    samples = endless.speak("9" * LIMIT, tone(MOST_HEARD_S + 1.0), "", no_pause)
-    assert len(samples) == int((MOST_S + MOST_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * FRAME
+    samples = endless.speak("9" * LIMIT, tone(MAX_HEARD_S + 1.0), "", no_pause)
+    assert len(samples) == int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * FRAME
 
 
 def test_what_is_no_number_is_not_heard(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ class Compute:
 
     def __init__(self, voice: LlamaVoice) -> None:
         self.wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.thread = WorkerThread("compute", lambda: self.wakes.put(None))
+        self.thread = JobThread("compute", lambda: self.wakes.put(None))
         self.speech = Speech(voice, lambda: None, self.thread)
         self.outputs: list[Output | RequestError] = []
 

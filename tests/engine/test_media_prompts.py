@@ -208,8 +208,8 @@ def test_what_is_copied_saved_and_brought_back_goes_on_as_it_was(
             assert engine.run(Tick((), [run])).outcome is Outcome.DONE
     fixed, each = engine.capacity.saved_bytes
     size = fixed + each * behind
-    moves = [Copy(1, 2, behind), Save(1, 0, size), Release(1), Load(0, size, 3), Release(1)]
-    assert engine.run(Tick(moves, ())).outcome is Outcome.DONE
+    kv_operations = [Copy(1, 2, behind), Save(1, 0, size), Release(1), Load(0, size, 3), Release(1)]
+    assert engine.run(Tick(kv_operations, ())).outcome is Outcome.DONE
     for slot in (2, 3):
         assert answer(engine, replace(request, sampler=sampler(engine)), slot, behind, 1) == expected
     engine.run(Tick([Release(2), Release(3)], ()))
@@ -347,7 +347,7 @@ def test_a_request_whose_media_take_too_long_is_given_up(
     engines: Callable[[str], LlamaEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The time is over from the beginning.
-    monkeypatch.setattr(reading, "MOST_SECONDS", -1)
+    monkeypatch.setattr(reading, "MAX_DECODING_S", -1)
     with pytest.raises(
         RequestError, match="image 0: those before it took more than -1 s to decode: send fewer"
     ) as late:

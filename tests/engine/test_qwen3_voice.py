@@ -19,9 +19,9 @@ from tiny_qwen3_voices import BOOKS, CODEC, CONTROL, FEW, FRAME, LANGUAGES, WIDT
 from umaserve.engine.llama_voice import (
     DRAWS,
     FRAMES_A_SECOND,
-    MOST_DRAWN,
-    MOST_S,
-    MOST_S_A_CHARACTER,
+    MAX_DRAWN,
+    MAX_S,
+    MAX_S_A_CHARACTER,
     OTHER_SEED,
     SEED,
     LlamaVoice,
@@ -29,7 +29,7 @@ from umaserve.engine.llama_voice import (
 from umaserve.engine.qwen3_tts import CODES
 from umaserve.errors import ModelError
 from umaserve.speech.sentences import LIMIT
-from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, Samples
+from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, Samples
 
 HOSTILE = ["\x00", "\ud800", "日本語。", "😀", "9" * LIMIT, "😀" * LIMIT, "<" * LIMIT, "\n\na\n\n"] + [
     text * (LIMIT // len(text)) for text in ("<|im_end|>", "<|codec_5|>", "<tts_text_eod>", "<|im_start|>assistant\n")
@@ -52,7 +52,7 @@ def voice(tmp_path_factory: pytest.TempPathFactory):
 def is_speech(samples: Samples, length: int) -> bool:
     """Whether it is what an end can have been found in: whole frames, and neither none nor as many as there may be."""
     frames, rest = divmod(len(samples), FRAME)
-    whole = rest == 0 and 0 < frames < int((MOST_S + MOST_S_A_CHARACTER * length) * FRAMES_A_SECOND)
+    whole = rest == 0 and 0 < frames < int((MAX_S + MAX_S_A_CHARACTER * length) * FRAMES_A_SECOND)
     return whole and samples.dtype == np.float32 and 0 < np.abs(samples).max() <= 1
 
 
@@ -69,9 +69,9 @@ def test_odd_text_gives_sound_too(voice: LlamaVoice, text: str) -> None:
 
 def test_the_longest_speech_after_the_longest_prompt_has_room(tmp_path: Path) -> None:
     voice = loaded(tmp_path, ends=False)
-    samples = voice.speak("😀" * LIMIT, tone(MOST_HEARD_S + 1.0), "zh", no_pause)
+    samples = voice.speak("😀" * LIMIT, tone(MAX_HEARD_S + 1.0), "zh", no_pause)
     voice.close()
-    assert len(samples) == int((MOST_S + MOST_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * FRAME
+    assert len(samples) == int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * FRAME
 
 
 @settings(deadline=None)
@@ -157,8 +157,8 @@ def test_only_codes_and_the_end_come_out_of_the_backbone(voice: LlamaVoice, monk
 @pytest.mark.parametrize("seed", [SEED, OTHER_SEED])
 def test_no_number_that_codes_are_drawn_by_is_as_large_as_a_rounded_sum_of_probabilities(seed: int) -> None:
     drawn = np.random.RandomState(seed).randint(0, 2**32, DRAWS, np.uint32)
-    assert drawn.max() < MOST_DRAWN * 2**32
-    assert int((MOST_S + MOST_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * 2 * BOOKS < DRAWS
+    assert drawn.max() < MAX_DRAWN * 2**32
+    assert int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * 2 * BOOKS < DRAWS
 
 
 def test_codes_are_drawn_by_the_numbers_of_that_generator(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from umaserve.net import dial as dial_module
-from umaserve.net.dial import MOST_ADDRESSES, DialError, Dialing, dial, dial_file
+from umaserve.net.dial import MAX_ADDRESSES, DialError, Dialing, dial, dial_file
 from umaserve.net.loop import Loop
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 
 NEVER_S = 60.0
 UNROUTED = "192.0.2.1"
@@ -180,7 +180,7 @@ def test_an_ip_address_is_dialed_without_the_resolver(
 
 
 def test_a_name_is_resolved_on_the_thread(loop: Loop, listener: socket.socket, ends: list, stack: ExitStack) -> None:
-    thread = WorkerThread("resolving", loop.wake)
+    thread = JobThread("resolving", loop.wake)
     stack.callback(thread.stop, 10.0)
     loop.after_poll = thread.collect
     until_over(loop, dial(loop, thread.submit, "localhost", port_of(listener), timeout=NEVER_S, done=ends.append))
@@ -249,7 +249,7 @@ def test_no_more_than_a_few_addresses_are_tried(
     dialing = dial(loop, resolver.submit, "many.example", closed_port, timeout=NEVER_S, done=ends.append)
     resolver.run()
     until_over(loop, dialing)
-    assert str(ends[0]).count("Connection refused") == MOST_ADDRESSES
+    assert str(ends[0]).count("Connection refused") == MAX_ADDRESSES
 
 
 # Deadlines.

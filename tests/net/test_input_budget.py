@@ -418,7 +418,7 @@ def test_who_leaves_while_it_waits_is_noticed(crowd: Crowd, kind: str) -> None:
 
 
 def test_the_clients_of_a_relay_share_a_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_site, "MOST_BODIES", 4)
+    monkeypatch.setattr(relay_site, "MAX_BODIES", 4)
     size = 3 << 20
     relay = RelayServer(RelayConfig(worker_secret="s3cret", max_body_bytes=size))
     loop, site = relay._loop, relay._site

@@ -143,9 +143,9 @@ timer_moves = st.one_of(
 
 @untimed
 @given(st.lists(timer_moves, max_size=60))
-def test_timers_do_what_the_plainest_timers_do(moves: list[tuple]) -> None:
+def test_timers_do_what_the_plainest_timers_do(kv_operations: list[tuple]) -> None:
     model = TimerModel()
-    for name, *arguments in moves:
+    for name, *arguments in kv_operations:
         if name == "advance":
             model.now += arguments[0]
         elif name == "add":
@@ -1039,13 +1039,13 @@ channel_moves = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(channel_moves, max_size=25))
-def test_bytes_arrive_in_order_and_whole_whatever_happens(moves: list[tuple[str, int]]) -> None:
+def test_bytes_arrive_in_order_and_whole_whatever_happens(kv_operations: list[tuple[str, int]]) -> None:
     clock = Clock()
     loop = WatchedLoop(clock)
     pair = Pair(loop, clock)
     counter = itertools.cycle(range(251))
     written, got, sent, half_closed = bytearray(), bytearray(), 0, False
-    for name, number in moves:
+    for name, number in kv_operations:
         if name == "write":
             data = bytes(itertools.islice(counter, number))
             if pair.channel.open:

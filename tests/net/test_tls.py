@@ -307,7 +307,7 @@ def test_a_client_that_does_not_trust_us_says_so(server: Tls) -> None:
 # A message of the handshake after the handshake, and only half of it.
 
 KEY_UPDATE = bytes.fromhex("18 000001 00")
-MOST_WAITING = 64 * 1024
+MAX_WAITING = 64 * 1024
 
 
 def in_records(keylog: Path, pieces: list[bytes]) -> list[bytes]:
@@ -370,7 +370,7 @@ def test_so_much_and_no_more_may_wait(established: bool, keylog: Path, client: C
     if established:
         shake_hands(client, server)
         server.receive(halves(client, keylog)[0])
-    assert server.send(b"x" * MOST_WAITING) == b""
+    assert server.send(b"x" * MAX_WAITING) == b""
     with pytest.raises(TlsError, match="more than 65536 bytes wait for the rest of a TLS handshake message"):
         server.send(b"x")
     assert server.close() == b""
@@ -908,7 +908,7 @@ def test_a_channel_gives_up_when_too_much_waits_for_a_key_update(
     caplog.set_level(logging.INFO)
     pair.to_send += halves(pair.client, keylog)[0]
     pair.steps()
-    pair.channel.write(b"x" * MOST_WAITING)
+    pair.channel.write(b"x" * MAX_WAITING)
     assert pair.channel.open
     for _ in range(2):
         pair.channel.write(b"x")

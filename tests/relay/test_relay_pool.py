@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from umaserve.net.timers import Timer, Timers
 from umaserve.relay import pool as pool_module
-from umaserve.relay.pool import CANCEL_GRACE_S, EVENT_STREAM, MAX_REQUEUES, Limits, Pool
-from umaserve.relay.request import Asked
+from umaserve.relay.pool import CANCEL_GRACE_S, EVENT_STREAM, MAX_REQUEUES, Pool, QueueLimits
+from umaserve.relay.request import RelayedRequest
 from umaserve.wire.relay_messages import (
     Cancel,
     CancelReason,
@@ -69,7 +69,7 @@ class Client:
         id_ = f"r-{next(relay.numbers)}"
         path = "/generate" if websocket else "/v1/chat/completions"
         self.body = f"body of {id_}"
-        self.asked = Asked(id_, model, path, not websocket, self.body, {"x-of": id_}, self, websocket)
+        self.asked = RelayedRequest(id_, model, path, not websocket, self.body, {"x-of": id_}, self, websocket)
         self.heard: list[tuple[object, ...]] = []
         self.frames: list[str] = []
         self.left = self.paused = self.answered = False
@@ -284,7 +284,7 @@ class Relay:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.pool = Pool(self.clock, Limits(QUEUE_LEN, QUEUE_S, REQUEST_S, SILENCE_S, RESPONSE_BYTES))
+        self.pool = Pool(self.clock, QueueLimits(QUEUE_LEN, QUEUE_S, REQUEST_S, SILENCE_S, RESPONSE_BYTES))
         self.numbers, self.turns = itertools.count(1), itertools.count(1)
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
@@ -519,7 +519,7 @@ def test_a_model_that_somebody_had_is_waited_for(relay: Relay, offered: str) -> 
 def test_a_connected_workers_model_is_found_however_many_were_known(
     relay: Relay, offered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "MOST_MODELS_KNOWN", 2)
+    monkeypatch.setattr(pool_module, "MAX_MODELS_KNOWN", 2)
     relay.connect("old").drop()
     relay.connect(offered)
     running = relay.ask("a")

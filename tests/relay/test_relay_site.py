@@ -25,8 +25,8 @@ from umaserve.net.channel import Channel  # noqa: E402
 from umaserve.net.loop import Loop  # noqa: E402
 from umaserve.relay import request as request_module  # noqa: E402
 from umaserve.relay import site as site_module  # noqa: E402
-from umaserve.relay.pool import Limits, Pool  # noqa: E402
-from umaserve.relay.request import Asked  # noqa: E402
+from umaserve.relay.pool import Pool, QueueLimits  # noqa: E402
+from umaserve.relay.request import RelayedRequest  # noqa: E402
 from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink  # noqa: E402
 from umaserve.wire.websocket import WebSocketCodec  # noqa: E402
 
@@ -91,7 +91,7 @@ def test_a_body_that_is_wrong_reaches_no_worker(relay: Relay, body: bytes, messa
 
 
 def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_module, "MOST_VALUES", 40)
+    monkeypatch.setattr(site_module, "MAX_VALUES", 40)
     worker = relay.worker()
     client = relay.client()
     response = client.post(x=[[]] * 40).receive()
@@ -104,7 +104,7 @@ def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pyte
 
 
 def test_what_no_worker_would_take_costs_none_its_link(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_module, "MOST_MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(request_module, "MAX_MESSAGE_BYTES", 4096)
     worker = relay.worker("*", features=["websocket"], max_concurrent=9)
     client, error = relay.client(), "request: larger than 67108864 bytes as a message to a worker"
     response = client.post(content='"' * 1900).receive()
@@ -603,14 +603,14 @@ class Heard:
 
 def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
     loop, (ours, theirs) = Loop(), socket.socketpair()
-    pool = Pool(loop, Limits(1, 10.0, 10.0, 10.0, 2**20))
+    pool = Pool(loop, QueueLimits(1, 10.0, 10.0, 10.0, 2**20))
     channel = Channel(loop, ours, high_water=2**16, stall_timeout=10.0)
     link = WorkerLink(
         loop, pool, channel, WebSocketCodec(2**20), LinkLimits(10.0, 20.0, 10.0, 9), "peer", lambda _link: None
     )
     codec, client = WebSocketCodec(2**20, client=True), Heard()
     link.data_received(codec.send(json.dumps(register()).encode()))
-    pool.submit(Asked("r-1", MODEL, CHAT, True, "{}", {}, client))  # type: ignore[arg-type]
+    pool.submit(RelayedRequest("r-1", MODEL, CHAT, True, "{}", {}, client))  # type: ignore[arg-type]
     parts = [str(number) for number in range(2 * MESSAGES_PER_TURN)]
     messages = [{"type": "response_chunk", "request_id": "r-1", "chunk": part} for part in parts]
     messages.append({"type": "response_complete", "request_id": "r-1", "status_code": 200})

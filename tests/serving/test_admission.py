@@ -6,11 +6,11 @@ import pytest
 
 from umaserve.errors import Fault, RequestError
 from umaserve.serving.admission import Admission
-from umaserve.serving.rates import Limits, Rates
-from umaserve.serving.sessions import Origin
+from umaserve.serving.rates import RateLimits, Rates
+from umaserve.serving.sessions import Caller
 
-ORIGIN = Origin("uds", "uid:1000")
-KEYED = Origin("openai", "192.0.2.1", "garden")
+ORIGIN = Caller("uds", "uid:1000")
+KEYED = Caller("openai", "192.0.2.1", "garden")
 
 
 def admission(
@@ -19,9 +19,9 @@ def admission(
     return Admission(Rates(requests, tokens), max_queue, reserve, lambda: available)
 
 
-def refused(admission: Admission, origin: Origin = ORIGIN, waiting: int = 0, now: float = 0.0) -> RequestError:
+def refused(admission: Admission, caller: Caller = ORIGIN, waiting: int = 0, now: float = 0.0) -> RequestError:
     with pytest.raises(RequestError) as refusal:
-        admission(origin, waiting, now)
+        admission(caller, waiting, now)
     return refusal.value
 
 
@@ -61,12 +61,12 @@ def test_nothing_is_taken_while_memory_is_short() -> None:
 
 def test_each_tenant_has_its_own_rate() -> None:
     admit = admission(requests=2)
-    for origin in (ORIGIN, KEYED):
-        admit(origin, 0, 0.0)
-        admit(origin, 0, 0.0)
-        assert refused(admit, origin).fault is Fault.RATE_LIMITED
-    admit(Origin("uds", "uid:1001"), 0, 0.0)
-    assert refused(admit, Origin("uds", "192.0.2.7", "garden")).fault is Fault.RATE_LIMITED, "a key is one everywhere"
+    for caller in (ORIGIN, KEYED):
+        admit(caller, 0, 0.0)
+        admit(caller, 0, 0.0)
+        assert refused(admit, caller).fault is Fault.RATE_LIMITED
+    admit(Caller("uds", "uid:1001"), 0, 0.0)
+    assert refused(admit, Caller("uds", "192.0.2.7", "garden")).fault is Fault.RATE_LIMITED, "a key is one everywhere"
 
 
 def test_a_refusal_says_after_how_long_another_try_is_taken() -> None:
@@ -104,8 +104,8 @@ def test_generated_tokens_count_against_who_asked_for_them() -> None:
 
 def test_a_key_may_have_limits_of_its_own() -> None:
     admit = admission(requests=1, tokens=1)
-    free = Origin("uds", "uid:1", "free", limits=Limits(0, 0))
-    strict = Origin("uds", "uid:1", "strict", limits=Limits(None, 5))
+    free = Caller("uds", "uid:1", "free", limits=RateLimits(0, 0))
+    strict = Caller("uds", "uid:1", "strict", limits=RateLimits(None, 5))
     for _ in range(5):
         admit(free, 0, 0.0)
         admit.spend(free, 1000, 0.0)

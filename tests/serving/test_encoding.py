@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token, Waiting
 from umaserve.serving.policy import AGING_S
-from umaserve.serving.preparing import MOST_MEDIA_AHEAD
+from umaserve.serving.preparing import MAX_MEDIA_AHEAD
 from umaserve.serving.scheduler import PATIENCE_S
-from umaserve.serving.sessions import Origin
+from umaserve.serving.sessions import Caller
 
 pytest.register_assert_rewrite("standin", "test_scheduler")
 from standin import END, next_token  # noqa: E402
 from test_scheduler import Client, World  # noqa: E402
 
-OTHER = Origin("uds", "another")
+OTHER = Caller("uds", "another")
 
 
 def turns(*parts: str) -> tuple[ChatTurn, ...]:
@@ -87,7 +87,7 @@ def test_text_that_decodes_goes_on_while_media_wait_and_are_encoded() -> None:
 
 
 def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:
-    world = World(kept_cells=100, sequences=8)
+    world = World(cached_cells=100, sequences=8)
     first = world.arrive(turns("look: ", "a cat on a mat", " what is it?"), max_tokens=5)
     finish(world)
     again = world.arrive(turns("look: ", "a cat on a mat", " and where?"), max_tokens=5)
@@ -98,7 +98,7 @@ def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:
 
 
 def test_an_image_is_never_reused_from_its_middle() -> None:
-    world = World(kept_cells=100, sequences=8, batch_tokens=4)
+    world = World(cached_cells=100, sequences=8, batch_tokens=4)
     leaver = world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)
     while leaver.session.computed <= len("look: a "):
         world.turn()
@@ -110,9 +110,9 @@ def test_an_image_is_never_reused_from_its_middle() -> None:
 
 
 def test_tenants_share_no_cells_of_an_image() -> None:
-    world = World(kept_cells=100, sequences=8)
-    for origin in (Origin("uds", "one"), OTHER):
-        client = world.arrive(turns("look: ", "a cat", "?"), origin, max_tokens=5)
+    world = World(cached_cells=100, sequences=8)
+    for caller in (Caller("uds", "one"), OTHER):
+        client = world.arrive(turns("look: ", "a cat", "?"), caller, max_tokens=5)
         finish(world)
         assert client.session.reused == 0
     assert encoded(world) == 2
@@ -185,10 +185,10 @@ def test_tenants_take_turns_with_what_is_encoded() -> None:
     seen = order(world)
     film = [part for n in range(4) for part in ("", f"film {n}")]
     for tenant in ("one", "two"):
-        world.arrive(turns(*film, "?"), Origin("uds", tenant), max_tokens=1)
+        world.arrive(turns(*film, "?"), Caller("uds", tenant), max_tokens=1)
     while not seen:
         world.turn()
-    world.arrive(turns("", "picture", "?"), Origin("uds", "three"), max_tokens=1)
+    world.arrive(turns("", "picture", "?"), Caller("uds", "three"), max_tokens=1)
     finish(world)
     assert seen.index("picture") <= 3
 
@@ -200,12 +200,12 @@ def test_tenants_take_turns_with_what_is_encoded() -> None:
 def test_in_the_background_media_wait_for_those_of_others_until_they_have_aged(aged: bool, expected: list[str]) -> None:
     world = World()
     seen = order(world)
-    world.arrive(turns("", "busy", "?"), Origin("uds", "one"), max_tokens=1)
+    world.arrive(turns("", "busy", "?"), Caller("uds", "one"), max_tokens=1)
     while not world.compute.jobs:
         world.turn()
-    world.arrive(turns("", "background", "?"), Origin("uds", "two"), max_tokens=1, priority=Priority.BACKGROUND)
+    world.arrive(turns("", "background", "?"), Caller("uds", "two"), max_tokens=1, priority=Priority.BACKGROUND)
     world.now += AGING_S * aged
-    world.arrive(turns("", "interactive", "?"), Origin("uds", "three"), max_tokens=1)
+    world.arrive(turns("", "interactive", "?"), Caller("uds", "three"), max_tokens=1)
     for _ in range(4):
         world.preparing.step()
         world.scheduler.pump()
@@ -236,7 +236,7 @@ def test_no_more_media_are_prepared_than_start_soon() -> None:
     for _ in range(2000):
         world.turn()
         ahead = [c for c in clients if c.session.prepared and c.session.started_at is None and not c.session.ended]
-        assert len(ahead) <= MOST_MEDIA_AHEAD
+        assert len(ahead) <= MAX_MEDIA_AHEAD
         if all(client.session.ended for client in clients):
             return
     raise AssertionError("it never ends")
@@ -252,10 +252,10 @@ _parts = st.lists(st.sampled_from(["cat", "dog" * 9, "whole bird", "refuse"]), m
 def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
     asked: list[tuple[list[str], int, bool, bool]], kept: bool
 ) -> None:
-    world = World(kept_cells=60 * kept, sequences=8, slots=3, cells=300, guesses=kept)
+    world = World(cached_cells=60 * kept, sequences=8, slots=3, cells=300, draft_tokens=kept)
     for images, wait, leaves, background in asked:
         parts = itertools.chain.from_iterable(zip(itertools.repeat("text "), images))
-        client = world.arrive(turns(*parts, " end"), OTHER if background else Origin("uds", "one"), max_tokens=9)
+        client = world.arrive(turns(*parts, " end"), OTHER if background else Caller("uds", "one"), max_tokens=9)
         world.turns(wait)
         if leaves:
             world.cancel(client)

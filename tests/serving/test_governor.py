@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from umaserve.serving.governor import BLIND_FACTOR, MOST_PATIENCE_S, ThreadGovernor
+from umaserve.serving.governor import BLIND_FACTOR, MAX_PATIENCE_S, ThreadGovernor
 from umaserve.system.cores import CoreUse
 
 
@@ -81,7 +81,7 @@ def test_a_busy_box_is_not_tried_again_and_again_where_the_kernel_says_so() -> N
     box.taken = 1
     box.run(2)
     box.used.clear()
-    box.run(MOST_PATIENCE_S - 5)
+    box.run(MAX_PATIENCE_S - 5)
     assert box.used.count(2) == 0
 
 
@@ -90,7 +90,7 @@ def test_trials_without_a_word_of_the_kernel_get_rarer() -> None:
     box.taken = 1
     box.run(20)
     box.used.clear()
-    assert box.run(BLIND_FACTOR * MOST_PATIENCE_S) > 0.9
+    assert box.run(BLIND_FACTOR * MAX_PATIENCE_S) > 0.9
     assert 0 < box.used.count(2) < 20
 
 

@@ -12,8 +12,8 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 OWNERS = st.sampled_from(["one", "two"])
 
 
-def key_of(cache: HostCache, owner: str, tokens: tuple[int, ...]) -> int:
-    found = cache.match(owner, tokens)
+def key_of(cache: HostCache, scope: str, tokens: tuple[int, ...]) -> int:
+    found = cache.match(scope, tokens)
     assert found is not None
     assert found.length == len(tokens)
     return found.holder
@@ -41,10 +41,10 @@ def test_places_are_apart_and_the_oldest_go_first(
             cache.clear()
             live.clear()
         else:
-            owner, tokens = step
+            scope, tokens = step
             size = saved_bytes[0] + saved_bytes[1] * len(tokens)
-            saved = any(whose == owner and held[: len(tokens)] == tokens for whose, held, _place in live.values())
-            place = cache.put(owner, tokens)
+            saved = any(whose == scope and held[: len(tokens)] == tokens for whose, held, _place in live.values())
+            place = cache.put(scope, tokens)
             assert (place is None) == (saved or size > n_bytes)
             if place is not None:
                 assert (place.size, place.tokens) == (size, len(tokens))
@@ -52,17 +52,17 @@ def test_places_are_apart_and_the_oldest_go_first(
                 assert gone == list(live)[: len(gone)], "the oldest first"
                 for key in gone:
                     del live[key]
-                live[key_of(cache, owner, tokens)] = (owner, tokens, place)
-        places = [place for _owner, _tokens, place in live.values()]
+                live[key_of(cache, scope, tokens)] = (scope, tokens, place)
+        places = [place for _scope, _tokens, place in live.values()]
         assert all(0 <= place.offset <= place.offset + place.size <= n_bytes for place in places)
         assert not any(overlap(one, other) for index, one in enumerate(places) for other in places[:index])
         assert cache.used_bytes == sum(place.size for place in places)
-        for key, (owner, tokens, place) in live.items():
+        for key, (scope, tokens, place) in live.items():
             assert cache.place(key) == place
-            found = cache.match(owner, tokens)
+            found = cache.match(scope, tokens)
             assert found is not None
             assert (found.length, found.holder in live) == (len(tokens), True)
-            assert live[found.holder][0] == owner
+            assert live[found.holder][0] == scope
 
 
 def test_nothing_goes_before_its_place_is_wanted() -> None:

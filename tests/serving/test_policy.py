@@ -18,8 +18,8 @@ from umaserve.serving.policy import (
     AGING_S,
     HEADROOM,
     IDLE_TICK_S,
-    LEAST_SHARE,
-    MOST_SHARE,
+    MAX_SHARE,
+    MIN_SHARE,
     PREFILL_FLOOR,
     Held,
     Plan,
@@ -64,7 +64,7 @@ streams_of = st.builds(
     arrived_at=arrivals,
     cells=st.integers(1, 500),
     last_token_at=st.floats(NOW - 1, NOW),
-    guesses=st.integers(0, 8),
+    draft_tokens=st.integers(0, 8),
     acceptance=st.floats(0, 1),
     adapters=st.sampled_from(ADAPTERS),
 )
@@ -115,7 +115,7 @@ def prefilled(the_plan: Plan) -> int:
 
 def rows_of(the_plan: Plan) -> int:
     """Decode rows, the guesses' among them."""
-    return len(the_plan.decode) + sum(guesses for _, guesses in the_plan.decode)
+    return len(the_plan.decode) + sum(draft_tokens for _, draft_tokens in the_plan.decode)
 
 
 def decoded(snapshot: Snapshot, the_plan: Plan) -> list[Stream]:
@@ -155,16 +155,16 @@ def planned_first(snapshot: Snapshot) -> list[int]:
 @given(plain_snapshots)
 def test_rule_1_every_stream_gets_its_token_save_for_background_ones_without_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
-    staying = [stream for stream in snapshot.streams if stream.id not in the_plan.evict]
+    staying = [stream for stream in snapshot.streams if stream.id not in the_plan.preempt]
     left_out = [stream for stream in staying if stream not in decoded(snapshot, the_plan)]
     if not left_out:
         return
     taken = [one for one in decoded(snapshot, the_plan) if in_background(one)]
-    evicted = [stream for stream in snapshot.streams if stream.id in the_plan.evict]
+    preempted = [stream for stream in snapshot.streams if stream.id in the_plan.preempt]
     assert all(in_background(stream) for stream in left_out)
-    assert taken or evicted, "at least one has its turn, unless it has just lost its place"
+    assert taken or preempted, "at least one has its turn, unless it has just lost its place"
     assert max((s.last_token_at for s in taken), default=0) <= min(s.last_token_at for s in left_out), "in turns"
-    planned = len(the_plan.decode) + len(evicted)
+    planned = len(the_plan.decode) + len(preempted)
     one_more = snapshot.cost.seconds(planned + 1, 0, snapshot.cached)
     assert one_more > HEADROOM * target(snapshot.streams) * (1 - 1e-9), "there was no time for one more"
 
@@ -188,7 +188,7 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
         return
     cost, cached = snapshot.cost, snapshot.cached
     # Those that gave way for the prompts were counted when the time was shared out.
-    n_streams = len(the_plan.decode) + sum(stream.id in the_plan.evict for stream in snapshot.streams)
+    n_streams = len(the_plan.decode) + sum(stream.id in the_plan.preempt for stream in snapshot.streams)
     seconds = cost.seconds(n_streams, prefilled(the_plan), cached)
     decode_s = cost.seconds(n_streams, 0, cached)
     if not n_streams:
@@ -196,9 +196,9 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     elif decode_s <= target(snapshot.streams):
         allowed = HEADROOM * target(snapshot.streams)
         if any(one.arrived_at + one.target_ttft_s < snapshot.now for one in snapshot.prompts):
-            allowed = max(allowed, decode_s / (1 - LEAST_SHARE))
+            allowed = max(allowed, decode_s / (1 - MIN_SHARE))
     else:
-        allowed = decode_s / (1 - MOST_SHARE)
+        allowed = decode_s / (1 - MAX_SHARE)
     assert seconds <= allowed * (1 + 1e-9)
 
 
@@ -210,7 +210,7 @@ def test_rule_2_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapsho
     the_plan = plan(snapshot)
     n, rows = len(streams), prefilled(the_plan)
     wanted = sum(prompt.remaining for prompt in snapshot.prompts if prompt.started)
-    wanted -= sum(by_id(snapshot)[id_].remaining for id_ in the_plan.evict if id_ in by_id(snapshot))
+    wanted -= sum(by_id(snapshot)[id_].remaining for id_ in the_plan.preempt if id_ in by_id(snapshot))
     assert rows >= min(PREFILL_FLOOR, snapshot.batch_tokens - n, wanted)
     decode_s = snapshot.cost.seconds(n, 0, snapshot.cached)
     if PREFILL_FLOOR <= rows < min(snapshot.batch_tokens - n, wanted):
@@ -233,9 +233,9 @@ def test_rule_3_where_the_target_is_lost_prefill_has_its_share(snapshot: Snapsho
     rows = prefilled(plan(lost))
     total = cost.seconds(1, rows, 0)
     if rows > PREFILL_FLOOR:
-        assert total <= decode_s / (1 - MOST_SHARE) * (1 + 1e-9)
+        assert total <= decode_s / (1 - MAX_SHARE) * (1 + 1e-9)
     # One row less than a share that is no whole number of them.
-    assert total + cost.prefill_row_s >= decode_s / (1 - LEAST_SHARE) * (1 - 1e-9)
+    assert total + cost.prefill_row_s >= decode_s / (1 - MIN_SHARE) * (1 - 1e-9)
 
 
 @untimed
@@ -253,7 +253,7 @@ def test_rule_5_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Sn
 def test_rule_6_nobody_is_overtaken_but_by_those_who_have_started(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
     prefill = dict(the_plan.prefill)
-    order = [by_id(snapshot)[id_] for id_ in planned_first(snapshot) if id_ not in the_plan.evict]
+    order = [by_id(snapshot)[id_] for id_ in planned_first(snapshot) if id_ not in the_plan.preempt]
     assert list(prefill) == [prompt.id for prompt in order if prompt.id in prefill]
     order = [one for one in order if one.adapters == the_plan.adapters]
     for ahead, behind in itertools.combinations(order, 2):
@@ -269,19 +269,19 @@ def started_by(snapshot: Snapshot, the_plan: Plan) -> list[Prompt]:
     return [prompt for prompt in planned if not prompt.started]
 
 
-def fits(snapshot: Snapshot, new: list[Prompt], evicted: Sequence[int]) -> bool:
+def fits(snapshot: Snapshot, new: list[Prompt], preempted: Sequence[int]) -> bool:
     """Whether there is room for the new ones without the evicted."""
     running = [*snapshot.held, *snapshot.streams, *(one for one in snapshot.prompts if one.started)]
-    cells = snapshot.free_cells + sum(one.cells for one in running if one.id in evicted)
-    return len(new) <= snapshot.free_slots + len(evicted) and sum(prompt.cells for prompt in new) <= cells
+    cells = snapshot.free_cells + sum(one.cells for one in running if one.id in preempted)
+    return len(new) <= snapshot.free_slots + len(preempted) and sum(prompt.cells for prompt in new) <= cells
 
 
 @untimed
 @given(snapshots())
 def test_rule_6_slots_and_cells_are_never_promised_twice(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
-    assert fits(snapshot, started_by(snapshot, the_plan), the_plan.evict)
-    assert not set(the_plan.evict) & {id_ for id_, _ in (*the_plan.decode, *the_plan.prefill)}
+    assert fits(snapshot, started_by(snapshot, the_plan), the_plan.preempt)
+    assert not set(the_plan.preempt) & {id_ for id_, _ in (*the_plan.decode, *the_plan.prefill)}
 
 
 @untimed
@@ -292,15 +292,15 @@ def test_rule_7_the_held_longest_give_way_and_then_the_young_background_that_cam
     started: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
     young = sorted((one for one in started if in_background(one)), key=lambda one: -one.arrived_at)
     held = [one.id for one in snapshot.held]
-    evicted_held = [id_ for id_ in the_plan.evict if id_ in held]
-    evicted_young = [id_ for id_ in the_plan.evict if id_ not in held]
+    evicted_held = [id_ for id_ in the_plan.preempt if id_ in held]
+    evicted_young = [id_ for id_ in the_plan.preempt if id_ not in held]
     assert evicted_held == held[: len(evicted_held)]
     assert evicted_young == [one.id for one in young][: len(evicted_young)]
     if evicted_young:
         assert evicted_held == held, "only when no held one is left"
         assert any(prompt.priority is INTERACTIVE for prompt in new)
-    if the_plan.evict and len({one.adapters for one in snapshot.prompts}) == 1:
-        assert not fits(snapshot, new, the_plan.evict[:-1]), "no more of them than are needed"
+    if the_plan.preempt and len({one.adapters for one in snapshot.prompts}) == 1:
+        assert not fits(snapshot, new, the_plan.preempt[:-1]), "no more of them than are needed"
 
 
 @untimed
@@ -308,19 +308,19 @@ def test_rule_7_the_held_longest_give_way_and_then_the_young_background_that_cam
 def test_rule_8_guesses_are_verified_only_when_no_prompt_is_computed_and_in_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
     offered = {stream.id: stream for stream in snapshot.streams}
-    n_guesses = rows_of(the_plan) - len(the_plan.decode)
-    assert all(guesses <= offered[id_].guesses for id_, guesses in the_plan.decode)
-    if n_guesses:
+    n_draft_tokens = rows_of(the_plan) - len(the_plan.decode)
+    assert all(draft_tokens <= offered[id_].draft_tokens for id_, draft_tokens in the_plan.decode)
+    if n_draft_tokens:
         assert not the_plan.prefill
         seconds = snapshot.cost.seconds(rows_of(the_plan), 0, snapshot.cached)
         assert seconds <= HEADROOM * target(decoded(snapshot, the_plan)) * (1 + 1e-9)
-    for id_, guesses in the_plan.decode:
+    for id_, draft_tokens in the_plan.decode:
         # What the last guess brings is worth its row: more tokens a second than all streams make without it.
         row_s = snapshot.cost.decode_row_s + snapshot.cost.attention_s * snapshot.cached / 1000
         tick_s = snapshot.cost.seconds(len(the_plan.decode), 0, snapshot.cached)
         # Alone, a stream tries one at even odds all the same.
-        if guesses > (len(the_plan.decode) == 1 and offered[id_].acceptance >= 0.5):
-            assert offered[id_].acceptance ** guesses * tick_s >= len(the_plan.decode) * row_s * (1 - 1e-9)
+        if draft_tokens > (len(the_plan.decode) == 1 and offered[id_].acceptance >= 0.5):
+            assert offered[id_].acceptance ** draft_tokens * tick_s >= len(the_plan.decode) * row_s * (1 - 1e-9)
 
 
 @untimed
@@ -373,8 +373,8 @@ def test_who_goes_first(expected: list[Prompt]) -> None:
     assert planned_first(snapshot(expected[::-1])) == [prompt.id for prompt in expected]
 
 
-def did(decode: Sequence[int], prefill: tuple[tuple[int, int], ...] = (), evict: tuple[int, ...] = ()) -> Plan:
-    return Plan(tuple((id_, 0) for id_ in decode), prefill, evict)
+def did(decode: Sequence[int], prefill: tuple[tuple[int, int], ...] = (), preempt: tuple[int, ...] = ()) -> Plan:
+    return Plan(tuple((id_, 0) for id_ in decode), prefill, preempt)
 
 
 PLANS = {
@@ -495,11 +495,11 @@ def test_plans(situation: Snapshot, expected: Plan) -> None:
     assert dataclasses.replace(plan(situation), throttled=False, adapters=()) == expected
 
 
-GUESSER = Stream(1, 0.1, guesses=4, acceptance=0.9)
+GUESSER = Stream(1, 0.1, draft_tokens=4, acceptance=0.9)
 # A row is 4.05 ms of a stream's tick of 6.05 ms, so that a guess pays above 0.67: 0.9, 0.81 and 0.73 do.
 GUESSES = {
     "as many as pay": (snapshot([], [GUESSER]), 3),
-    "no more than there are": (snapshot([], [dataclasses.replace(GUESSER, guesses=2)]), 2),
+    "no more than there are": (snapshot([], [dataclasses.replace(GUESSER, draft_tokens=2)]), 2),
     "none that are mostly wrong": (snapshot([], [dataclasses.replace(GUESSER, acceptance=0.4)]), 0),
     "one at even odds, to learn what it costs": (snapshot([], [dataclasses.replace(GUESSER, acceptance=0.5)]), 1),
     "no more than the target allows": (snapshot([], [dataclasses.replace(GUESSER, target_tbt_s=0.013)]), 1),

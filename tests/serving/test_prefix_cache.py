@@ -29,8 +29,8 @@ def nodes(node: _Node) -> list[_Node]:
 def check_tree(cache: PrefixCache, held: dict[int, tuple[str, list[int]]]) -> None:
     """It holds what is held, in no more nodes than that takes."""
     assert len(cache) == len(held)
-    assert cache._roots.keys() == {owner for owner, _tokens in held.values()}
-    for owner, root in cache._roots.items():
+    assert cache._roots.keys() == {scope for scope, _tokens in held.values()}
+    for scope, root in cache._roots.items():
         assert root.children
         for node in nodes(root)[1:]:
             assert node.edge
@@ -42,7 +42,7 @@ def check_tree(cache: PrefixCache, held: dict[int, tuple[str, list[int]]]) -> No
                 (child,) = node.children.values()
                 assert child.holders.keys() < node.holders.keys(), "two nodes that could be one"
         found = {holder for child in root.children.values() for holder in child.holders}
-        assert found == {holder for holder, (whose, _tokens) in held.items() if whose == owner}
+        assert found == {holder for holder, (whose, _tokens) in held.items() if whose == scope}
 
 
 @settings(max_examples=300, deadline=None)
@@ -52,25 +52,25 @@ def test_it_finds_the_longest_beginning_that_an_owner_holds(steps: list[tuple]) 
     for name, *arguments in steps:
         match name:
             case "put":
-                holder, owner, tokens = arguments
-                cache.put(holder, owner, tokens)
+                holder, scope, tokens = arguments
+                cache.put(holder, scope, tokens)
                 held.pop(holder, None)
                 if tokens:
-                    held[holder] = (owner, tokens)
+                    held[holder] = (scope, tokens)
             case "remove":
                 cache.remove(arguments[0])
                 held.pop(arguments[0], None)
             case "match":
-                owner, tokens = arguments
-                lengths = {one: common(tokens, theirs) for one, (whose, theirs) in held.items() if whose == owner}
+                scope, tokens = arguments
+                lengths = {one: common(tokens, theirs) for one, (whose, theirs) in held.items() if whose == scope}
                 longest = max(lengths.values(), default=0)
                 # The dict is in the order in which they were put.
                 last = [holder for holder, length in lengths.items() if length == longest][-1:]
-                assert cache.match(owner, tokens) == (Match(last[0], longest) if longest else None)
+                assert cache.match(scope, tokens) == (Match(last[0], longest) if longest else None)
         check_tree(cache, held)
     for holder in range(6):
-        owner, tokens = held.get(holder, ("", []))
-        assert cache.held(holder) == (owner, tuple(tokens))
+        scope, tokens = held.get(holder, ("", []))
+        assert cache.held(holder) == (scope, tuple(tokens))
         cache.remove(holder)
     check_tree(cache, {})
     assert cache._roots == {}

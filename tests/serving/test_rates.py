@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
 from umaserve.serving import rates
-from umaserve.serving.rates import SWEEP_ABOVE, Bucket, Limits, Rates
+from umaserve.serving.rates import SWEEP_ABOVE, Bucket, RateLimits, Rates
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
 
-NONE = Limits(0, 0)
+NONE = RateLimits(0, 0)
 
 
-def refusal_of(rates: Rates, tenant: str, now: float, own: Limits | None = None) -> RequestError | None:
+def refusal_of(rates: Rates, tenant: str, now: float, own: RateLimits | None = None) -> RequestError | None:
     try:
         rates.admit(tenant, now, own)
     except RequestError as error:
@@ -26,14 +26,14 @@ def refusal_of(rates: Rates, tenant: str, now: float, own: Limits | None = None)
     return None
 
 
-def refused(rates: Rates, tenant: str, now: float, own: Limits | None = None) -> RequestError:
+def refused(rates: Rates, tenant: str, now: float, own: RateLimits | None = None) -> RequestError:
     error = refusal_of(rates, tenant, now, own)
     assert error is not None
     assert error.fault is Fault.RATE_LIMITED
     return error
 
 
-def admitted(rates: Rates, tenant: str, now: float, own: Limits | None = None) -> int:
+def admitted(rates: Rates, tenant: str, now: float, own: RateLimits | None = None) -> int:
     """How many requests get in at once."""
     return next(count for count in itertools.count() if refusal_of(rates, tenant, now, own))
 
@@ -95,15 +95,15 @@ def test_a_refused_request_takes_nothing() -> None:
 
 OWN = [
     (None, 3, True),
-    (Limits(None, None), 3, True),
-    (Limits(5, None), 5, True),
-    (Limits(1, 0), 1, False),
-    (Limits(7, 1000), 7, False),
+    (RateLimits(None, None), 3, True),
+    (RateLimits(5, None), 5, True),
+    (RateLimits(1, 0), 1, False),
+    (RateLimits(7, 1000), 7, False),
 ]
 
 
 @pytest.mark.parametrize(("own", "burst", "owes"), OWN)
-def test_a_keys_own_numbers_go_before_the_servers(own: Limits | None, burst: int, owes: bool) -> None:
+def test_a_keys_own_numbers_go_before_the_servers(own: RateLimits | None, burst: int, owes: bool) -> None:
     limited = Rates(3, 10)
     assert admitted(limited, "key:a", 0.0, own) == burst
     limited.spend("key:b", 11, 0.0, own)
@@ -111,7 +111,7 @@ def test_a_keys_own_numbers_go_before_the_servers(own: Limits | None, burst: int
 
 
 @pytest.mark.parametrize(("limited", "own"), [(Rates(0, 0), None), (Rates(1, 1), NONE)], ids=["server", "key"])
-def test_0_is_no_limit_and_keeps_nothing(limited: Rates, own: Limits | None) -> None:
+def test_0_is_no_limit_and_keeps_nothing(limited: Rates, own: RateLimits | None) -> None:
     for number in range(100):
         limited.admit("a", 0.0, own)
         limited.spend(f"{number}", 10**9, 0.0, own)
@@ -120,9 +120,9 @@ def test_0_is_no_limit_and_keeps_nothing(limited: Rates, own: Limits | None) -> 
 
 def test_a_limit_that_was_changed_holds_at_once() -> None:
     limited = Rates(0, 0)
-    assert admitted(limited, "key:a", 0.0, Limits(1, 0)) == 1
-    assert admitted(limited, "key:a", 0.0, Limits(4, 0)) == 4
-    assert admitted(limited, "key:a", 0.0, Limits(2, 0)) == 2
+    assert admitted(limited, "key:a", 0.0, RateLimits(1, 0)) == 1
+    assert admitted(limited, "key:a", 0.0, RateLimits(4, 0)) == 4
+    assert admitted(limited, "key:a", 0.0, RateLimits(2, 0)) == 2
 
 
 def test_peers_that_come_and_go_are_forgotten() -> None:

@@ -35,9 +35,9 @@ from umaserve.messages import (
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.planning import Targets
-from umaserve.serving.policy import AGING_S, MOST_SHARE
+from umaserve.serving.policy import AGING_S, MAX_SHARE
 from umaserve.serving.scheduler import PATIENCE_S, Scheduler
-from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
+from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
@@ -48,7 +48,7 @@ from umaserve.serving.turns import REMEMBERED
 pytest.register_assert_rewrite("standin")
 from standin import ECHO, PIECES, SHORT, EngineFailure, StandInEngine, SteppedWorker, answer, scored  # noqa: E402
 
-ORIGIN = Origin("uds", "uid:1000")
+ORIGIN = Caller("uds", "uid:1000")
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
 
 
@@ -128,11 +128,11 @@ class World:
         patterns: tuple[str, ...] = (),
         *,
         shared_prefixes: bool = False,
-        guesses: bool = True,
+        draft_tokens: bool = True,
         **capacity: int,
     ) -> None:
         self.now = 0.0
-        self.spent: list[tuple[Origin, int, float]] = []
+        self.spent: list[tuple[Caller, int, float]] = []
         self.engine = StandInEngine(**capacity)
         self.compute, self.preparing = SteppedWorker(), SteppedWorker()
         self.sessions = SessionManager(
@@ -150,15 +150,15 @@ class World:
             ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
             lambda *spent: self.spent.append(spent),
             shared_prefixes=shared_prefixes,
-            guesses=guesses,
+            draft_tokens=draft_tokens,
         )
         self.clients: list[Client] = []
 
     def arrive(
-        self, prompt: str | tuple[ChatTurn, ...] | TokenIds, origin: Origin = ORIGIN, **fields: object
+        self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: object
     ) -> Client:
         client = Client(Generate(f"r{len(self.clients)}", prompt, **fields))
-        client.session = self.sessions.open(client.receive, origin)
+        client.session = self.sessions.open(client.receive, caller)
         self.sessions.request(client.session, client.request, self.now)
         self.clients.append(client)
         return client
@@ -213,8 +213,8 @@ class World:
         self.turn_until(lambda: self.scheduler.idle and not self.compute.jobs)
         assert self.scheduler.snapshot()["kv_cells_used"] == 0
         assert not self.sessions.undelivered
-        kept = self.scheduler.snapshot()["kv_cells_kept"]
-        assert sum(map(len, self.engine.memory.sequences)) == kept <= self.engine.capacity.kept_cells
+        kept = self.scheduler.snapshot()["kv_cells_cached"]
+        assert sum(map(len, self.engine.memory.sequences)) == kept <= self.engine.capacity.cached_cells
         # Work for all slots at once, and then for all cells, fits again.
         capacity = self.engine.capacity
         share = min(capacity.cells // capacity.slots, capacity.sequence_tokens)
@@ -382,7 +382,7 @@ def held(world: World) -> Client:
     return client
 
 
-def evicted(world: World) -> Client:
+def preempted(world: World) -> Client:
     client = in_decode(world)
     world.pause(client)
     world.turn()
@@ -395,7 +395,7 @@ def evicted(world: World) -> Client:
 
 
 def in_prefill_again(world: World) -> Client:
-    client = evicted(world)
+    client = preempted(world)
     world.turn_until(lambda: client.session.slot is not None)
     assert client.session.state is State.PREFILL
     assert client.session.generated
@@ -409,7 +409,7 @@ def at_its_last_token(world: World) -> Client:
     return client
 
 
-MOMENTS = [arrived, preparing, waiting, in_prefill, in_decode, held, evicted, in_prefill_again, at_its_last_token]
+MOMENTS = [arrived, preparing, waiting, in_prefill, in_decode, held, preempted, in_prefill_again, at_its_last_token]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -638,7 +638,7 @@ def test_a_pause_is_acknowledged_after_the_last_token_before_it(world: World) ->
 
 
 @pytest.mark.parametrize(
-    "moment", [arrived, preparing, waiting, in_prefill, in_decode, held, evicted, in_prefill_again]
+    "moment", [arrived, preparing, waiting, in_prefill, in_decode, held, preempted, in_prefill_again]
 )
 @pytest.mark.parametrize("fields", [{"max_tokens": 7}, {"max_tokens": 60}, {"stop": tuple("aeiou")}, {}], ids=str)
 def test_a_modification_holds_from_the_next_token_on(
@@ -655,7 +655,7 @@ def test_a_modification_holds_from_the_next_token_on(
     assert other.end is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("moment", [in_decode, held, evicted, in_prefill_again])
+@pytest.mark.parametrize("moment", [in_decode, held, preempted, in_prefill_again])
 def test_fewer_tokens_than_there_are_end_it_there(moment: Callable[[World], Client], world: World) -> None:
     client = moment(world)
     command = world.modify(client, max_tokens=2)
@@ -679,7 +679,7 @@ def test_other_stops_see_what_was_held_back(world: World) -> None:
     world.finish()
 
 
-@pytest.mark.parametrize("moment", [arrived, preparing, waiting, in_prefill, in_decode, held, evicted])
+@pytest.mark.parametrize("moment", [arrived, preparing, waiting, in_prefill, in_decode, held, preempted])
 @pytest.mark.parametrize("fields", [{"max_tokens": 190}, {"prompt": "refuse", "max_tokens": 3}], ids=str)
 def test_a_refused_modification_changes_nothing(
     moment: Callable[[World], Client], fields: dict[str, object], world: World
@@ -791,8 +791,8 @@ def test_a_modification_that_fails_inside_fails_its_request_alone(world: World) 
 
 
 def test_a_modification_leaves_the_id_and_the_class(world: World) -> None:
-    origin = dataclasses.replace(ORIGIN, priority=Priority.BACKGROUND)
-    client = world.arrive(LONG, origin, max_tokens=40, priority=Priority.INTERACTIVE)
+    caller = dataclasses.replace(ORIGIN, priority=Priority.BACKGROUND)
+    client = world.arrive(LONG, caller, max_tokens=40, priority=Priority.INTERACTIVE)
     world.turn_until(lambda: client.text)
     world.modify(client, id="another", max_tokens=50, priority=Priority.INTERACTIVE)
     world.turn_until(lambda: client.steered)
@@ -879,7 +879,7 @@ def test_a_prompt_beside_a_stream_leaves_its_target(world: World) -> None:
     assert stream.end is None
     rows = [sum(len(run.tokens) for run in tick.runs) for tick in world.engine.ticks[ticks:]]
     # No target can be kept that is shorter than a tick: the prompt has its share of the time beside it.
-    assert 1 < max(rows) <= 1 / (1 - MOST_SHARE)
+    assert 1 < max(rows) <= 1 / (1 - MAX_SHARE)
     world.finish()
 
 
@@ -982,7 +982,7 @@ def test_draining_lets_the_running_finish_and_refuses_the_waiting(world: World) 
 
 
 def test_draining_lets_those_finish_that_have_lost_their_place(world: World) -> None:
-    client = evicted(world)
+    client = preempted(world)
     world.sessions.draining = True
     world.scheduler.refuse_waiting()
     world.turn_until(lambda: world.scheduler.idle)
@@ -1038,7 +1038,7 @@ def test_what_is_counted(world: World) -> None:
 
 
 def test_what_is_counted_is_counted_by_dialect_too(world: World) -> None:
-    http = Origin("openai", "192.0.2.1", "garden")
+    http = Caller("openai", "192.0.2.1", "garden")
     world.arrive("one two three", max_tokens=6)
     world.arrive("four", http, max_tokens=4)
     failed = world.arrive("refuse", http)
@@ -1099,24 +1099,24 @@ def test_each_token_brings_the_logprobs_that_were_asked_for(world: World, count:
 
 
 def test_what_each_was_given_is_told_of(world: World) -> None:
-    key = Origin("openai", "192.0.2.1", "garden")
+    key = Caller("openai", "192.0.2.1", "garden")
     world.arrive("one", max_tokens=3)
     world.arrive("two", key, max_tokens=5)
-    gone = world.arrive("gone", Origin("uds", "uid:1"), max_tokens=5)
+    gone = world.arrive("gone", Caller("uds", "uid:1"), max_tokens=5)
     world.turn_until(lambda: gone.session.generated)
     delivered = len(gone.tokens)
     world.abandon(gone)
     world.turn_until(lambda: all(client.end for client in world.clients[:2]))
-    counts = {origin: sum(n for one, n, _ in world.spent if one == origin) for origin, _, _ in world.spent}
-    counts.setdefault(gone.session.origin, 0)
-    assert counts == {ORIGIN: 3, key: 5, gone.session.origin: delivered}
+    counts = {caller: sum(n for one, n, _ in world.spent if one == caller) for caller, _, _ in world.spent}
+    counts.setdefault(gone.session.caller, 0)
+    assert counts == {ORIGIN: 3, key: 5, gone.session.caller: delivered}
     assert [at for _, _, at in world.spent] == sorted(at for _, _, at in world.spent)
     world.finish()
 
 
 def test_each_end_is_a_line_of_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "umaserve.serving.observer")
-    world.arrive("hello", Origin("openai", "192.0.2.1", "garden"), max_tokens=4)
+    world.arrive("hello", Caller("openai", "192.0.2.1", "garden"), max_tokens=4)
     world.arrive("refuse")
     world.turn_until(lambda: all(client.end for client in world.clients))
     by_request = {record.fields["request"]: record.fields for record in caplog.records}
@@ -1212,7 +1212,7 @@ def test_a_pattern_that_only_begins_at_the_end_is_released() -> None:
 # What was computed before.
 
 SYSTEM = "all of these begin with the same words: "
-KEEPING = {"sequences": 12, "kept_cells": 400, "cells": 800}
+KEEPING = {"sequences": 12, "cached_cells": 400, "cells": 800}
 
 
 def starts(world: World, client: Client) -> list[int]:
@@ -1334,7 +1334,7 @@ def test_who_wants_no_cache_takes_nothing_from_it_and_leaves_nothing() -> None:
     world.scheduler.shed_caches()
     private = world.arrive(SYSTEM + "and more", cache_prompt=False)
     world.turn_until(lambda: private.end and not world.compute.jobs)
-    assert world.scheduler.snapshot()["kv_cells_kept"] == 0
+    assert world.scheduler.snapshot()["kv_cells_cached"] == 0
     world.finish()
 
 
@@ -1352,12 +1352,12 @@ def test_who_wants_no_cache_is_not_shared_with_while_it_runs() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_another_tenants_prompts_are_reused_only_where_all_are_shared(shared: bool) -> None:
     world = World(shared_prefixes=shared, **KEEPING)
-    key = Origin("openai", "192.0.2.1", "garden")
+    key = Caller("openai", "192.0.2.1", "garden")
     first = world.arrive(SYSTEM + "alpha", max_tokens=60)
     world.turn_until(lambda: first.text)
     clients = [world.arrive(SYSTEM + "beta", key), world.arrive(SYSTEM + "gamma", key)]
     world.turn_until(lambda: all(client.end for client in [first, *clients]))
-    late = world.arrive(SYSTEM + "delta", Origin("openai", "192.0.2.2", "garden"))
+    late = world.arrive(SYSTEM + "delta", Caller("openai", "192.0.2.2", "garden"))
     world.turn_until(lambda: late.end)
     words = len(SYSTEM)
     assert reused(clients[0]) == (words if shared else 0)
@@ -1369,7 +1369,7 @@ def test_another_tenants_prompts_are_reused_only_where_all_are_shared(shared: bo
 
 @pytest.mark.parametrize("host_bytes", [0, 4000])
 def test_what_has_lost_its_cells_comes_back_from_host_memory(host_bytes: int) -> None:
-    world = World(slots=1, sequences=1, kept_cells=200, cells=200, host_bytes=host_bytes)
+    world = World(slots=1, sequences=1, cached_cells=200, cells=200, host_bytes=host_bytes)
     for name in ("one", "two", "one"):
         client = world.arrive(f"{name}: {SYSTEM}")
         world.turn_until(lambda client=client: client.end)
@@ -1380,7 +1380,7 @@ def test_what_has_lost_its_cells_comes_back_from_host_memory(host_bytes: int) ->
 
 
 def test_caches_are_dropped_when_they_are_told_to_be() -> None:
-    world = World(slots=2, sequences=2, kept_cells=200, cells=200, host_bytes=4000)
+    world = World(slots=2, sequences=2, cached_cells=200, cells=200, host_bytes=4000)
     for name in ("one", "two", "three"):
         client = world.arrive(f"{name}: {SYSTEM}")
         world.turn_until(lambda client=client: client.end and not world.compute.jobs)
@@ -1391,7 +1391,7 @@ def test_caches_are_dropped_when_they_are_told_to_be() -> None:
     world.turns(3)
     assert running.end is None
     snapshot = world.scheduler.snapshot()
-    assert (snapshot["kv_cells_kept"], snapshot["host_cache_bytes"], world.engine.memory.saved) == (0, 0, {})
+    assert (snapshot["kv_cells_cached"], snapshot["host_cache_bytes"], world.engine.memory.saved) == (0, 0, {})
     world.turn_until(lambda: running.end)
     assert running.text == running.expected
     world.finish()
@@ -1415,7 +1415,7 @@ def test_what_a_failed_tick_may_have_spoilt_is_not_reused(failure: Outcome | typ
 
 
 def test_a_background_request_makes_way_and_goes_on_with_what_it_had() -> None:
-    world = World(slots=1, sequences=3, kept_cells=200)
+    world = World(slots=1, sequences=3, cached_cells=200)
     background = world.arrive("background", max_tokens=30, priority=Priority.BACKGROUND)
     world.turn_until(lambda: len(background.text) == 5)
     made = len(background.session.generated)
@@ -1452,7 +1452,7 @@ def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
 
 def guessing(**settings: object) -> World:
     """A world that has seen that a tick of many rows takes no longer than one of a single row."""
-    world = World(**{"kept_cells": 100} | settings)
+    world = World(**{"cached_cells": 100} | settings)
     for rows in range(1, 20):
         world.scheduler._governor.observe(1, rows, 0, 0, 0.01, 0.0)
     return world
@@ -1460,13 +1460,13 @@ def guessing(**settings: object) -> World:
 
 def per_tick(world: World) -> list[int]:
     """How many rows of guesses each tick had."""
-    return [sum(run.guesses for run in tick.runs) for tick in world.engine.ticks]
+    return [sum(run.draft_tokens for run in tick.runs) for tick in world.engine.ticks]
 
 
-@pytest.mark.parametrize("guesses", [True, False])
+@pytest.mark.parametrize("draft_tokens", [True, False])
 @pytest.mark.parametrize("drafts", [True, False])
-def test_guesses_change_nothing_but_the_number_of_ticks(guesses: bool, drafts: bool) -> None:
-    world = guessing(guesses=guesses, drafts=drafts, sequences=8)
+def test_guesses_change_nothing_but_the_number_of_ticks(draft_tokens: bool, drafts: bool) -> None:
+    world = guessing(draft_tokens=draft_tokens, drafts=drafts, sequences=8)
     client = world.arrive(ECHO + "and again", max_tokens=80, logprobs=1)
     other = world.arrive("no echo", max_tokens=30)
     world.turn_until(lambda: client.end and other.end)
@@ -1476,10 +1476,10 @@ def test_guesses_change_nothing_but_the_number_of_ticks(guesses: bool, drafts: b
     assert [token.logprobs.chosen for token in client.tokens] == [scored(token.token_id) for token in client.tokens]
     ticks = sum(any(run.sampler for run in tick.runs) for tick in world.engine.ticks)
     metrics = world.scheduler.metrics
-    assert (ticks < 60) == (metrics.guesses_right > 20) == guesses
-    assert metrics.guesses >= metrics.guesses_right >= 0
-    assert (sum(per_tick(world)) > 0) == guesses
-    assert any(tick.drafts for tick in world.engine.ticks) == (guesses and drafts)
+    assert (ticks < 60) == (metrics.draft_tokens_accepted > 20) == draft_tokens
+    assert metrics.draft_tokens >= metrics.draft_tokens_accepted >= 0
+    assert (sum(per_tick(world)) > 0) == draft_tokens
+    assert any(tick.drafts for tick in world.engine.ticks) == (draft_tokens and drafts)
     world.finish()
 
 
@@ -1528,16 +1528,16 @@ def test_nothing_is_guessed_while_a_prompt_wants_the_time() -> None:
 def test_a_stream_that_lost_its_place_with_guesses_left_counts_them_once() -> None:
     world = guessing(slots=1, batch_tokens=8)
     client = world.arrive(ECHO + "and again", max_tokens=60)
-    world.turn_until(lambda: client.session.guesses and sum(per_tick(world)) > 5)
+    world.turn_until(lambda: client.session.draft_tokens and sum(per_tick(world)) > 5)
     world.pause(client)
     world.turn_until(lambda: not world.compute.jobs)
-    right = world.scheduler.metrics.guesses_right
+    right = world.scheduler.metrics.draft_tokens_accepted
     other = world.arrive("other", max_tokens=3)
     world.turn_until(lambda: other.end)
     assert client.session.slot is None
     world.resume(client)
     world.turn_until(lambda: client.session.state is State.DECODE)
-    assert world.scheduler.metrics.guesses_right >= right
+    assert world.scheduler.metrics.draft_tokens_accepted >= right
     world.finish()
     assert client.text == client.expected
 
@@ -1548,7 +1548,7 @@ CLIENT = st.integers(0, 5)
 arrivals = st.tuples(
     st.just("arrive"), st.text("xyz" + SHORT + ECHO, min_size=1, max_size=30), st.integers(1, 12), st.booleans()
 )
-moves = st.one_of(
+kv_operations = st.one_of(
     arrivals,
     st.tuples(st.sampled_from(["cancel", "abandon", "pause", "resume"]), CLIENT),
     st.tuples(st.sampled_from(["hold", "release"]), CLIENT, st.sampled_from(Hold)),
@@ -1561,16 +1561,16 @@ FAILURES = [None, None, None, Outcome.FAILED, Outcome.NO_CELLS, EngineFailure]
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(arrivals, min_size=3, max_size=6),
-    st.lists(st.tuples(moves, st.integers(0, 6)), min_size=12, max_size=40),
+    st.lists(st.tuples(kv_operations, st.integers(0, 6)), min_size=12, max_size=40),
     st.just([]) | st.lists(st.sampled_from(FAILURES), max_size=20),
     st.sampled_from(
         [
             {},
             {"slots": 2, "cells": 50, "sequence_tokens": 45, "batch_tokens": 9},
             {"slots": 1},
-            {"kept_cells": 400},
-            {"slots": 2, "cells": 60, "sequence_tokens": 45, "sequences": 4, "kept_cells": 30, "host_bytes": 150},
-            {"slots": 1, "cells": 60, "sequence_tokens": 45, "kept_cells": 60, "drafts": True},
+            {"cached_cells": 400},
+            {"slots": 2, "cells": 60, "sequence_tokens": 45, "sequences": 4, "cached_cells": 30, "host_bytes": 150},
+            {"slots": 1, "cells": 60, "sequence_tokens": 45, "cached_cells": 60, "drafts": True},
         ]
     ),
 )
@@ -1642,8 +1642,8 @@ def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
             {"slots": 1},
             {"slots": 2, "cells": 90, "sequence_tokens": 80},
             {"slots": 3, "cells": 110},
-            {"slots": 1, "sequences": 3, "kept_cells": 100, "host_bytes": 300},
-            {"slots": 3, "cells": 110, "sequences": 6, "kept_cells": 110},
+            {"slots": 1, "sequences": 3, "cached_cells": 100, "host_bytes": 300},
+            {"slots": 3, "cells": 110, "sequences": 6, "cached_cells": 110},
         ]
     ),
 )
@@ -1701,7 +1701,7 @@ def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(w
 
 def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
     order = prepared_order(world)
-    key, other = Origin("openai", "192.0.2.1", "garden"), Origin("openai", "192.0.2.1", "orchard")
+    key, other = Caller("openai", "192.0.2.1", "garden"), Caller("openai", "192.0.2.1", "orchard")
     for number in range(3):
         world.arrive(f"many {number}", max_tokens=2)
     world.arrive("late", max_tokens=2, priority=Priority.BACKGROUND)
@@ -1715,14 +1715,14 @@ def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
 
 def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: World) -> None:
     order = prepared_order(world)
-    first = world.arrive("first", Origin("uds", "first"), max_tokens=1)
+    first = world.arrive("first", Caller("uds", "first"), max_tokens=1)
     for number in range(REMEMBERED):
-        client = world.arrive("x", Origin("uds", f"peer {number}"), max_tokens=1)
+        client = world.arrive("x", Caller("uds", f"peer {number}"), max_tokens=1)
         world.turn_until(lambda client=client: client.session.prepared)
     assert first.end
     order.clear()
     for prompt, peer in (("again", "first"), ("remembered", "peer 1"), ("new", "newcomer")):
-        world.arrive(prompt, Origin("uds", peer), max_tokens=1)
+        world.arrive(prompt, Caller("uds", peer), max_tokens=1)
     world.turn_until(lambda: all(client.end for client in world.clients))
     assert order == ["again", "new", "remembered"]
 

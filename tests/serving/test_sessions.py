@@ -27,12 +27,12 @@ from umaserve.messages import (
     Token,
 )
 from umaserve.serving.answer_text import AnswerText
-from umaserve.serving.sessions import MAX_CHANGES, Hold, Origin, Session, SessionManager
+from umaserve.serving.sessions import MAX_CHANGES, Caller, Hold, Session, SessionManager
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
 from umaserve.serving.ticks import Prepared
 
 REQUEST = Generate("r", "hello")
-ORIGIN = Origin("uds", "uid:1000")
+ORIGIN = Caller("uds", "uid:1000")
 NOW = 5.0
 
 
@@ -93,7 +93,7 @@ METHODS: dict[Event, Callable[[SessionManager, Session], None]] = {
     Event.PROMPT_DONE: lambda manager, session: manager.prompt_done(session),
     Event.HOLD: lambda manager, session: manager.hold(session, Hold.READER),
     Event.RELEASE: lambda manager, session: manager.release(session, Hold.READER),
-    Event.EVICT: lambda manager, session: manager.evicted(session),
+    Event.PREEMPT: lambda manager, session: manager.preempted(session),
     Event.FINISH: lambda manager, session: manager.finish(session, FinishReason.STOP),
     Event.FAIL: lambda manager, session: manager.fail(session, failure()),
 }
@@ -317,7 +317,7 @@ def test_who_lost_its_place_waits_again_with_what_it_has_made() -> None:
     session.generated += [1, 2]
     manager.prompt_done(session)
     manager.hold(session, Hold.PAUSE)
-    manager.evicted(session)
+    manager.preempted(session)
     assert (session.state, session.slot, session.computed) == (State.PREFILL, None, 0)
     assert session.generated == [1, 2]
     assert manager.waiting == 0, "it is still held"
@@ -403,7 +403,7 @@ def test_more_modifications_than_may_wait_are_refused_and_a_pause_never_is() -> 
 @pytest.mark.parametrize("granted", Priority)
 def test_no_request_gets_a_better_class_than_its_origin_is_granted(asked: Priority, granted: Priority) -> None:
     manager = manage()
-    session = manager.open(ignore, Origin("uds", "uid:1000", priority=granted))
+    session = manager.open(ignore, Caller("uds", "uid:1000", priority=granted))
     manager.request(session, Generate("r", "hello", priority=asked), 2.0)
     assert session.request is not None
     assert session.request.priority is max(asked, granted)
@@ -411,10 +411,10 @@ def test_no_request_gets_a_better_class_than_its_origin_is_granted(asked: Priori
 
 
 def test_who_is_not_admitted_leaves_nothing_behind() -> None:
-    asked: list[tuple[Origin, int, float]] = []
+    asked: list[tuple[Caller, int, float]] = []
 
-    def admit(origin: Origin, waiting: int, now: float) -> None:
-        asked.append((origin, waiting, now))
+    def admit(caller: Caller, waiting: int, now: float) -> None:
+        asked.append((caller, waiting, now))
         if len(asked) > 2:
             raise RequestError(Fault.RATE_LIMITED, "request: no")
 
@@ -436,7 +436,7 @@ def test_who_is_not_admitted_leaves_nothing_behind() -> None:
 
 
 def test_a_part_of_an_admitted_request_is_asked_of_nobody() -> None:
-    def admit(_origin: Origin, _waiting: int, _now: float) -> None:
+    def admit(_caller: Caller, _waiting: int, _now: float) -> None:
         raise RequestError(Fault.RATE_LIMITED, "request: no")
 
     manager = SessionManager(admit)
@@ -496,15 +496,15 @@ def test_the_time_for_which_it_was_held_does_not_count_however_often() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "tenant"),
+    ("caller", "tenant"),
     [
-        (Origin("uds", "uid:1000"), "uid:1000"),
-        (Origin("http", "192.0.2.1", "garden"), "key:garden"),
-        (Origin("http", "key:garden"), "key:garden"),
+        (Caller("uds", "uid:1000"), "uid:1000"),
+        (Caller("http", "192.0.2.1", "garden"), "key:garden"),
+        (Caller("http", "key:garden"), "key:garden"),
     ],
 )
-def test_a_tenant_is_its_key_or_else_its_peer(origin: Origin, tenant: str) -> None:
-    assert origin.tenant == tenant
+def test_a_tenant_is_its_key_or_else_its_peer(caller: Caller, tenant: str) -> None:
+    assert caller.tenant == tenant
 
 
 # Arrivals, cancelling and draining.
@@ -702,8 +702,8 @@ class Sessions(RuleBasedStateMachine):
             self.state[session.id] = State.STREAM
 
     @rule(session=sessions)
-    def evict(self, session: Session) -> None:
-        self.move(session, Event.EVICT)
+    def preempt(self, session: Session) -> None:
+        self.move(session, Event.PREEMPT)
 
     @rule(session=sessions)
     def finish(self, session: Session) -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from umaserve.serving.sessions import Origin, Session
+from umaserve.serving.sessions import Caller, Session
 from umaserve.serving.slots import MIN_REUSED, Room, Slots
 from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, Shed
 
@@ -27,11 +27,11 @@ PROMPTS = st.builds(lambda same, then: [0] * same + then, st.integers(0, 12), st
 
 
 def session(number: int = 0) -> Session:
-    return Session(number, lambda _output: None, Origin("uds", "uid:1000"))
+    return Session(number, lambda _output: None, Caller("uds", "uid:1000"))
 
 
 def capacity(
-    *, slots: int = 3, cells: int = 60, sequences: int = 0, kept_cells: int = 0, host_bytes: int = 0
+    *, slots: int = 3, cells: int = 60, sequences: int = 0, cached_cells: int = 0, host_bytes: int = 0
 ) -> Capacity:
     saved_bytes = SAVED_BYTES if host_bytes else (0, 0)
     return Capacity(
@@ -40,7 +40,7 @@ def capacity(
         LONGEST,
         16,
         sequences=sequences or slots,
-        kept_cells=kept_cells,
+        cached_cells=cached_cells,
         host_bytes=host_bytes,
         saved_bytes=saved_bytes,
     )
@@ -51,7 +51,7 @@ class Player:
     """A session with what it computes and for whom."""
 
     session: Session
-    owner: str
+    scope: str
     tokens: list[int]
     prompt: int
     """How many of the tokens are the prompt's."""
@@ -62,16 +62,16 @@ class Played(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         more=st.integers(0, 3),
         cells=st.integers(LONGEST, 60),
-        kept_cells=st.sampled_from([30, 60, 12, 0]),
+        cached_cells=st.sampled_from([30, 60, 12, 0]),
         host_bytes=st.sampled_from([0, 30, 70, 200]),
     )
-    def begin(self, slots: int, more: int, cells: int, kept_cells: int, host_bytes: int) -> None:
+    def begin(self, slots: int, more: int, cells: int, cached_cells: int, host_bytes: int) -> None:
         self.capacity = capacity(
             slots=slots,
             cells=cells,
             sequences=slots + more,
-            kept_cells=min(kept_cells, cells),
-            host_bytes=host_bytes if kept_cells else 0,
+            cached_cells=min(cached_cells, cells),
+            host_bytes=host_bytes if cached_cells else 0,
         )
         self.slots = Slots(self.capacity)
         self.memory = StandInMemory(self.capacity)
@@ -81,13 +81,13 @@ class Played(RuleBasedStateMachine):
 
     def tick(self) -> None:
         """What a tick does before its own work, after which each session finds what it counts on."""
-        self.memory.move(self.slots.take_moves())
+        self.memory.move(self.slots.take_kv_operations())
         for player in self.players:
             assert player.session.slot is not None
             assert self.memory.tokens(player.session.slot) == player.tokens[: player.session.computed]
             made = {cell.made for cell in self.memory.sequences[player.session.slot]}
-            assert made <= {player.owner}, "somebody else's tokens"
-        assert sum(map(len, self.memory.sequences)) - self.slots.used_cells == self.slots.kept_cells
+            assert made <= {player.scope}, "somebody else's tokens"
+        assert sum(map(len, self.memory.sequences)) - self.slots.used_cells == self.slots.cached_cells
         if self.shed:
             assert self.memory.saved == {}
         self.shed = False
@@ -96,29 +96,29 @@ class Played(RuleBasedStateMachine):
         self.tick()
         at = player.session.computed
         assert player.session.slot is not None
-        self.memory.add(player.session.slot, player.tokens[at : at + count], player.owner)
+        self.memory.add(player.session.slot, player.tokens[at : at + count], player.scope)
         player.session.computed = min(at + count, len(player.tokens))
         if at < player.prompt <= player.session.computed:
             self.slots.share(player.session, player.tokens[: player.session.computed])
 
     @precondition(lambda self: self.slots.free and self.slots.free_cells > 1)
-    @rule(owner=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
-    def take(self, owner: str, tokens: list[int], extra: int) -> None:
+    @rule(scope=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
+    def take(self, scope: str, tokens: list[int], extra: int) -> None:
         prompt = tokens[: self.slots.free_cells - 1]
         cells = min(len(prompt) + extra, self.slots.free_cells)
-        player = Player(session(next(self.numbers)), owner, prompt, len(prompt))
-        reusable = self.slots.reusable(owner, prompt)
+        player = Player(session(next(self.numbers)), scope, prompt, len(prompt))
+        reusable = self.slots.reusable(scope, prompt)
         assert reusable == 0 or MIN_REUSED <= reusable < len(prompt)
-        slot = self.slots.take(player.session, Room(cells, prompt, owner))
+        slot = self.slots.take(player.session, Room(cells, prompt, scope))
         assert (player.session.slot, player.session.cells) == (slot, cells)
         # What was saved may be gone when others have been saved to make way.
         assert player.session.computed in (reusable, 0)
         self.players.append(player)
 
     @precondition(lambda self: self.slots.free and self.slots.free_cells > 1)
-    @rule(owner=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
-    def come_and_go(self, owner: str, tokens: list[int], extra: int) -> None:
-        self.take(owner, tokens, extra)
+    @rule(scope=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
+    def come_and_go(self, scope: str, tokens: list[int], extra: int) -> None:
+        self.take(scope, tokens, extra)
         player = self.players[-1]
         self.compute(player, len(tokens))
         self.players.pop()
@@ -161,9 +161,9 @@ class Played(RuleBasedStateMachine):
         assert player.session.cells == (cells if cells - before <= free else before)
 
     @rule()
-    def forget_kept(self) -> None:
-        self.slots.forget_kept()
-        assert self.slots.kept_cells == self.slots.host_bytes == 0
+    def forget_cached(self) -> None:
+        self.slots.forget_cached()
+        assert self.slots.cached_cells == self.slots.host_bytes == 0
         self.shed = True
         self.tick()
 
@@ -175,9 +175,9 @@ class Played(RuleBasedStateMachine):
     def promises_hold(self) -> None:
         promised = sum(player.session.cells for player in self.players)
         assert self.slots.free_cells == self.capacity.cells - promised >= 0
-        assert promised + self.slots.kept_cells <= self.capacity.cells
+        assert promised + self.slots.cached_cells <= self.capacity.cells
         assert self.slots.free == self.capacity.slots - len(self.players) >= 0
-        assert 0 <= self.slots.kept_cells <= self.capacity.kept_cells
+        assert 0 <= self.slots.cached_cells <= self.capacity.cached_cells
         assert 0 <= self.slots.host_bytes <= self.capacity.host_bytes
         held = [player.session.slot for player in self.players]
         assert len(set(held)) == len(held)
@@ -198,7 +198,7 @@ def leave(slots: Slots, tokens: list[int], number: int = 0) -> int:
     one.computed = len(tokens)
     slots.share(one, tokens)
     slots.give_up(one, tokens, keep=True)
-    slots.take_moves()
+    slots.take_kv_operations()
     return slot
 
 
@@ -212,33 +212,33 @@ EIGHT = [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_who_continues_all_that_is_kept_gets_its_slot() -> None:
-    slots = Slots(capacity(sequences=6, kept_cells=60))
+    slots = Slots(capacity(sequences=6, cached_cells=60))
     kept = leave(slots, EIGHT)
     one = begin(slots, [*EIGHT, 9])
-    assert (one.slot, one.computed, slots.kept_cells) == (kept, 8, 0)
-    assert slots.take_moves() == [Release(kept, 8)]
+    assert (one.slot, one.computed, slots.cached_cells) == (kept, 8, 0)
+    assert slots.take_kv_operations() == [Release(kept, 8)]
 
 
 def test_who_continues_a_part_of_it_gets_a_copy_where_there_is_room() -> None:
-    slots = Slots(capacity(sequences=6, kept_cells=60))
+    slots = Slots(capacity(sequences=6, cached_cells=60))
     kept = leave(slots, EIGHT)
     one = begin(slots, [*EIGHT[:5], 9])
     assert one.slot is not None
-    assert (one.slot != kept, one.computed, slots.kept_cells) == (True, 5, 8)
-    assert slots.take_moves() == [Copy(kept, one.slot, 5)]
+    assert (one.slot != kept, one.computed, slots.cached_cells) == (True, 5, 8)
+    assert slots.take_kv_operations() == [Copy(kept, one.slot, 5)]
 
 
 @pytest.mark.parametrize("scarce", [{"sequences": 1, "slots": 1}, {"cells": 20}], ids=["slots", "cells"])
 def test_it_is_cut_short_for_who_continues_a_part_where_there_is_none(scarce: dict[str, int]) -> None:
-    slots = Slots(capacity(**{"sequences": 6, "kept_cells": 20} | scarce))
+    slots = Slots(capacity(**{"sequences": 6, "cached_cells": 20} | scarce))
     kept = leave(slots, EIGHT)
     one = begin(slots, [*EIGHT[:5], 9], cells=16)
-    assert (one.slot, one.computed, slots.kept_cells) == (kept, 5, 0)
-    assert slots.take_moves() == [Release(kept, 5)]
+    assert (one.slot, one.computed, slots.cached_cells) == (kept, 5, 0)
+    assert slots.take_kv_operations() == [Release(kept, 5)]
 
 
 def test_fewer_than_are_worth_it_are_not_reused() -> None:
-    slots = Slots(capacity(sequences=6, kept_cells=60))
+    slots = Slots(capacity(sequences=6, cached_cells=60))
     leave(slots, EIGHT)
     assert begin(slots, [*EIGHT[: MIN_REUSED - 1], 9], number=1).computed == 0
     assert begin(slots, [*EIGHT[:MIN_REUSED], 9], number=2).computed == MIN_REUSED
@@ -246,33 +246,33 @@ def test_fewer_than_are_worth_it_are_not_reused() -> None:
 
 
 def test_the_one_used_longest_ago_goes_first() -> None:
-    slots = Slots(capacity(sequences=6, kept_cells=16))
+    slots = Slots(capacity(sequences=6, cached_cells=16))
     leave(slots, [1] * 8)
     leave(slots, [2] * 8)
     slots.give_up(begin(slots, [1] * 5), [], keep=False)
-    slots.take_moves()
+    slots.take_kv_operations()
     leave(slots, [3] * 8)
     assert [slots.reusable("", [number] * 9) for number in (1, 2, 3)] == [8, 0, 8]
 
 
 def test_what_was_saved_is_loaded_and_cut_to_what_is_wanted() -> None:
-    slots = Slots(capacity(slots=1, sequences=1, kept_cells=60, host_bytes=100))
+    slots = Slots(capacity(slots=1, sequences=1, cached_cells=60, host_bytes=100))
     leave(slots, EIGHT)
     other = begin(slots, [9] * 8)
     size = SAVED_BYTES[0] + SAVED_BYTES[1] * len(EIGHT)
-    assert slots.take_moves() == [Save(0, 0, size), Release(0)]
+    assert slots.take_kv_operations() == [Save(0, 0, size), Release(0)]
     assert slots.host_bytes == size
     slots.give_up(other, [], keep=True)
-    slots.take_moves()
+    slots.take_kv_operations()
     assert begin(slots, [*EIGHT[:6], 9]).computed == 6
-    assert slots.take_moves() == [Load(0, size, 0), Release(0, 6)]
-    slots.forget_kept()
-    assert (slots.host_bytes, slots.take_moves()) == (0, [Shed()])
+    assert slots.take_kv_operations() == [Load(0, size, 0), Release(0, 6)]
+    slots.forget_cached()
+    assert (slots.host_bytes, slots.take_kv_operations()) == (0, [Shed()])
 
 
 @pytest.mark.parametrize("moment", ["computing", "computed"])
 def test_what_another_computes_can_be_awaited_and_then_shared(moment: str) -> None:
-    slots = Slots(capacity(sequences=6, kept_cells=60))
+    slots = Slots(capacity(sequences=6, cached_cells=60))
     one = begin(slots, EIGHT)
     if moment == "computed":
         slots.share(one, EIGHT)
@@ -284,9 +284,9 @@ def test_what_another_computes_can_be_awaited_and_then_shared(moment: str) -> No
     assert (slots.coming("", [*EIGHT, 9]), slots.reusable("", [*EIGHT, 9])) == (None, 0)
 
 
-@pytest.mark.parametrize("change", ["take", "share", "give_up", "forget_kept"])
+@pytest.mark.parametrize("change", ["take", "share", "give_up", "forget_cached"])
 def test_every_change_of_what_can_be_reused_can_be_seen(change: str) -> None:
-    slots = Slots(capacity(sequences=6, kept_cells=60))
+    slots = Slots(capacity(sequences=6, cached_cells=60))
     leave(slots, [9] * 8)
     one = begin(slots, EIGHT)
     before = slots.version
@@ -297,8 +297,8 @@ def test_every_change_of_what_can_be_reused_can_be_seen(change: str) -> None:
             slots.share(one, EIGHT)
         case "give_up":
             slots.give_up(one, EIGHT, keep=True)
-        case "forget_kept":
-            slots.forget_kept()
+        case "forget_cached":
+            slots.forget_cached()
     assert slots.version > before
 
 

@@ -20,7 +20,7 @@ def test_what_followed_last_time_is_guessed_however_the_text_came(
     whole = prompt + generated
     end = whole[-NGRAM:]
     before = [at for at in range(NGRAM, len(whole)) if whole[at - NGRAM : at] == end and len(end) == NGRAM]
-    assert list(repetition.guesses(most)) == (whole[before[-1] :][:most] if before else [])
+    assert list(repetition.draft_tokens(most)) == (whole[before[-1] :][:most] if before else [])
 
 
 def test_the_prompt_stays_the_callers() -> None:
@@ -28,19 +28,19 @@ def test_the_prompt_stays_the_callers() -> None:
     repetition = Repetition(prompt)
     repetition.append(9)
     assert prompt == [1, 2, 3, 4, 1, 2, 3]
-    assert list(Repetition(prompt).guesses(9)) == [4, 1, 2, 3]
+    assert list(Repetition(prompt).draft_tokens(9)) == [4, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("guesses", "right", "verified"),
+    ("draft_tokens", "right", "verified"),
     [(0, 0, ""), (1, 0, "-"), (1, 1, "+"), (4, 0, "-"), (4, 2, "++-"), (4, 4, "++++")],
 )
-def test_acceptance_learns_from_what_was_verified(guesses: int, right: int, verified: str) -> None:
+def test_acceptance_learns_from_what_was_verified(draft_tokens: int, right: int, verified: str) -> None:
     acceptance = Acceptance()
     expected = PRIOR
     for one in verified:
         expected += LEARNING * ((one == "+") - expected)
-    acceptance.observe(guesses, right)
+    acceptance.observe(draft_tokens, right)
     assert acceptance.share == pytest.approx(expected)
 
 
@@ -58,9 +58,13 @@ def test_acceptance_goes_back_to_the_prior_where_nothing_is_guessed() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 8).flatmap(lambda guesses: st.tuples(st.just(guesses), st.integers(0, guesses)))))
+@given(
+    st.lists(
+        st.integers(0, 8).flatmap(lambda draft_tokens: st.tuples(st.just(draft_tokens), st.integers(0, draft_tokens)))
+    )
+)
 def test_acceptance_stays_a_share(ticks: list[tuple[int, int]]) -> None:
     acceptance = Acceptance()
-    for guesses, right in ticks:
-        acceptance.observe(guesses, right)
+    for draft_tokens, right in ticks:
+        acceptance.observe(draft_tokens, right)
         assert 0 < acceptance.share < 1

@@ -24,7 +24,7 @@ from standin import SteppedWorker
 
 from umaserve.daemon.exchange import Reading
 from umaserve.serving import content_filter
-from umaserve.serving.sessions import Origin, SessionManager
+from umaserve.serving.sessions import Caller, SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.speech import reference as under_test
 from umaserve.speech.load import load
@@ -32,9 +32,9 @@ from umaserve.speech.plain_text import PlainText
 from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import FIRST_CLAUSE, LIMIT, Sentences
 from umaserve.speech.speaker import Speaker
-from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, BadReference, Samples, SpeechError
+from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, BadReference, Samples, SpeechError
 from umaserve.stages.spoken import Speech
-from umaserve.system.threads import Pause
+from umaserve.system.threads import YieldPoint
 from umaserve.wire import pcm as wire
 
 
@@ -167,7 +167,7 @@ class StandInVoice:
         self.failure: Exception | None = None
         self.pauses = 0
 
-    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
         self.said.append(text)
         self.speakers.append(speaker)
         self.spoken_in.append(language)
@@ -367,7 +367,7 @@ def wav(seconds: float, rate: int) -> str:
     [
         (Reference(pcm(1, 16_000), "f", 16_000), 1),
         (Reference(pcm(0.5, SAMPLE_RATE), "f", SAMPLE_RATE), 0.5),
-        (Reference(pcm(60, 8000), "f", 8000), MOST_HEARD_S),
+        (Reference(pcm(60, 8000), "f", 8000), MAX_HEARD_S),
     ],
     ids=["16 kHz", "24 kHz", "long"],
 )
@@ -424,7 +424,7 @@ def test_a_recording_is_decoded_before_there_is_text_and_what_is_not_heard_is_no
     monkeypatch.setattr(under_test, "resampled", lambda samples, *_: lengths.append(len(samples)) or samples)
     answer = Answer(reference=Reference(pcm(60, 16_000), "f", 16_000))
     answer.run()
-    assert lengths == [MOST_HEARD_S * 16_000]
+    assert lengths == [MAX_HEARD_S * 16_000]
     answer.speaker.push("One. Two. ")
     answer.speaker.finish()
     answer.run()
@@ -507,7 +507,7 @@ class Reader:
 
     def ask(self, text: str) -> tuple[Reading, Reply]:
         reply = Reply()
-        reading = Reading(self.services, reply, Origin("openai", "ip:127.0.0.1"))
+        reading = Reading(self.services, reply, Caller("openai", "ip:127.0.0.1"))
         reading.start(json.dumps({"input": text, "response_format": "pcm"}).encode())
         return reading, reply
 

@@ -322,7 +322,7 @@ def test_a_recording_that_somebody_removed_is_forgotten(box: Box) -> None:
 def test_what_waits_to_be_written_is_bounded(
     box: Box, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(under_test, "MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr(under_test, "MAX_WAITING_BYTES", 1000)
     opened = box.open()
     first = begin(opened, b"x" * 600)
     assert opened.begin(b"x" * 401) is None, "what was written counts until it is collected"

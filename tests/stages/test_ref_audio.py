@@ -108,6 +108,6 @@ def test_what_is_no_recording_is_refused_in_a_line(tmp_path: Path, name: str) ->
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     with path.open("wb") as file:
-        file.truncate(ref_audio.MOST_BYTES + 1)
+        file.truncate(ref_audio.MAX_BYTES + 1)
     with pytest.raises(ConfigError, match="expected at most 64 MiB, got more"):
         ref_audio.load(str(path))

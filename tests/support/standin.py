@@ -36,10 +36,9 @@ from umaserve.serving.ticks import (
     Chunk,
     Copy,
     Draft,
+    KVOperation,
     Load,
-    Move,
     Outcome,
-    Pause,
     Prepared,
     Release,
     Run,
@@ -48,6 +47,7 @@ from umaserve.serving.ticks import (
     Span,
     Tick,
     TickResult,
+    YieldPoint,
     media_ids,
 )
 from umaserve.speech.voice import SpeechError
@@ -131,11 +131,11 @@ class StandInMemory:
         self.sequences[slot] += [Cell(token, made) for token in tokens]
         self._check()
 
-    def move(self, moves: Sequence[Move]) -> None:
-        for move in moves:
+    def move(self, kv_operations: Sequence[KVOperation]) -> None:
+        for move in kv_operations:
             match move:
                 case Release(slot, start):
-                    assert start == 0 or self._capacity.kept_cells, "cut short where no sequence can be"
+                    assert start == 0 or self._capacity.cached_cells, "cut short where no sequence can be"
                     del self.sequences[slot][start:]
                 case Copy(source, target, length):
                     assert not self.sequences[target], "copied onto something"
@@ -201,7 +201,7 @@ class StandInEngine:
         batch_tokens: int = 16,
         sequence_tokens: int = 200,
         sequences: int = 0,
-        kept_cells: int = 0,
+        cached_cells: int = 0,
         host_bytes: int = 0,
         drafts: bool = False,
     ) -> None:
@@ -211,7 +211,7 @@ class StandInEngine:
             sequence_tokens,
             batch_tokens,
             sequences=max(slots, sequences),
-            kept_cells=kept_cells,
+            cached_cells=cached_cells,
             host_bytes=host_bytes,
             saved_bytes=SAVED_BYTES if host_bytes else (0, 0),
             drafts=drafts,
@@ -265,7 +265,7 @@ class StandInEngine:
             tokens += turn.content[at:].encode()
         return tuple(tokens), tuple(spans)
 
-    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+    def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         assert isinstance(chunk, StandInChunk)
         assert not chunk.encoded, "encoded twice"
         pause()
@@ -316,7 +316,7 @@ class StandInEngine:
 
     def run(self, tick: Tick) -> TickResult:
         self.ticks.append(tick)
-        self.memory.move(tick.moves)
+        self.memory.move(tick.kv_operations)
         self._check(tick)
         failure = self.failures.popleft() if tick.runs and self.failures else None
         if failure is Outcome.NO_CELLS:
@@ -343,19 +343,19 @@ class StandInEngine:
     def _draft(self, draft: Draft, runs: list[Run]) -> int:
         """Guesses of which some are right, and then one is wrong."""
         run = runs[draft.run]
-        assert run.guesses == 0
+        assert run.draft_tokens == 0
         assert list(draft.sequence) == [*self.memory.tokens(run.slot), *run.tokens], "drafted for another sequence"
         sequence = list(draft.sequence)
-        for _ in range(zlib.crc32(bytes(sequence)) % (draft.most + 1)):
+        for _ in range(zlib.crc32(bytes(sequence)) % (draft.limit + 1)):
             sequence.append(next_token(sequence))
-        guesses = [*sequence[len(draft.sequence) :], UNKNOWN][: draft.most]
-        runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *guesses], guesses=len(guesses))
-        return len(guesses)
+        draft_tokens = [*sequence[len(draft.sequence) :], UNKNOWN][: draft.limit]
+        runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens))
+        return len(draft_tokens)
 
     def _sample(self, run: Run) -> list[int]:
         """The next token and, as long as it had been guessed, the one after it; wrong guesses are forgotten."""
         if run.sampler is None:
-            assert not run.guesses
+            assert not run.draft_tokens
             return []
         assert isinstance(run.sampler, StandInSampler)
         sequence = self.memory.tokens(run.slot)
@@ -363,12 +363,12 @@ class StandInEngine:
         made = {cell.made for cell in self.memory.sequences[run.slot]}
         assert made == {run.sampler.adapters}, "computed with other adapters"
         tokens: list[int] = []
-        for end in range(len(sequence) - run.guesses, len(sequence) + 1):
+        for end in range(len(sequence) - run.draft_tokens, len(sequence) + 1):
             tokens.append(next_token(sequence[:end]))
             if tokens[-1] == END or [tokens[-1]] != sequence[end : end + 1]:
                 break
-        if run.guesses:
-            self.memory.move([Release(run.slot, len(sequence) - run.guesses + len(tokens) - 1)])
+        if run.draft_tokens:
+            self.memory.move([Release(run.slot, len(sequence) - run.draft_tokens + len(tokens) - 1)])
         return tokens
 
     def _check(self, tick: Tick) -> None:
@@ -377,7 +377,7 @@ class StandInEngine:
         lengths = {slot: len(self.memory.sequences[slot]) for slot in slots}
         texts = set()
         for run in tick.runs:
-            assert len(run.tokens) > run.guesses >= 0, "a run of nothing but guesses"
+            assert len(run.tokens) > run.draft_tokens >= 0, "a run of nothing but guesses"
             # A slot that was not cleared before its next use fails this as well.
             assert run.start == lengths[run.slot], "positions have a gap or go back"
             lengths[run.slot] += len(run.tokens)

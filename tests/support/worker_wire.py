@@ -17,7 +17,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from umaserve.net.loop import Loop
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._ahead = 0.0
         self.loop = Loop(lambda: time.monotonic() + self._ahead)
-        self.resolving = WorkerThread("resolving", self.loop.wake)
+        self.resolving = JobThread("resolving", self.loop.wake)
         self.loop.after_poll = self.resolving.collect
         self._thread = threading.Thread(target=self.loop.run, daemon=True)
         self._thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from umaserve.system.threads import Pause, WorkerThread
+from umaserve.system.threads import JobThread, YieldPoint
 
 WAIT_S = 10
 
@@ -16,7 +16,7 @@ class Worker:
     def __init__(self) -> None:
         self.woken = threading.Semaphore(0)
         self.results: list[object] = []
-        self.thread = WorkerThread("worker", self.woken.release)
+        self.thread = JobThread("worker", self.woken.release)
 
     def submit(self, job: Callable[[], object]) -> None:
         self.thread.submit(job, self.results.append)
@@ -43,7 +43,7 @@ def test_jobs_run_in_order_and_errors_are_results() -> None:
 def test_a_lengthy_job_lets_others_in_but_no_lengthy_one() -> None:
     worker, begun, go_on = Worker(), threading.Event(), threading.Event()
 
-    def lengthy(pause: Pause) -> str:
+    def lengthy(pause: YieldPoint) -> str:
         begun.set()
         assert go_on.wait(WAIT_S)
         pause()
@@ -62,7 +62,7 @@ def test_a_lengthy_job_lets_others_in_but_no_lengthy_one() -> None:
 def test_an_error_in_a_pause_is_the_short_jobs_own() -> None:
     worker, error, begun, go_on = Worker(), ValueError("no"), threading.Event(), threading.Event()
 
-    def lengthy(pause: Pause) -> str:
+    def lengthy(pause: YieldPoint) -> str:
         begun.set()
         assert go_on.wait(WAIT_S)
         pause()

@@ -33,9 +33,9 @@ def all_is_large_and_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fields, "_check_values", lambda *_: None)
 
 
-def outcome(payload: bytes, most_values: int | None) -> Any:
+def outcome(payload: bytes, max_values: int | None) -> Any:
     try:
-        return parse_json(payload, most_values)
+        return parse_json(payload, max_values)
     except RequestError as error:
         return error.message
 
@@ -47,7 +47,7 @@ def taken(payload: bytes) -> list[str]:
 @given(value=_values, ascii_only=st.booleans(), indent=st.sampled_from([None, 1]))
 def test_json_says_the_same_without_its_long_texts(value: Any, ascii_only: bool, indent: int | None) -> None:
     payload = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
-    assert parse_json(payload, most_values=0) == value
+    assert parse_json(payload, max_values=0) == value
 
 
 @given(
@@ -96,7 +96,7 @@ def test_nothing_is_taken_out_of_nonsense(payload: bytes) -> None:
 def test_long_media_lie_where_they_came_and_other_texts_are_strings() -> None:
     text = "a" * LONG
     content = [{"data": text, "image_url": {"url": text}, "text": text}]
-    read = parse_json(orjson.dumps({"messages": [{"content": content}], "data": text}), most_values=0)
+    read = parse_json(orjson.dumps({"messages": [{"content": content}], "data": text}), max_values=0)
     (part,) = read["messages"][0]["content"]
     kinds = [type(value) for value in (part["data"], part["image_url"]["url"], part["text"], read["data"])]
     assert kinds == [memoryview, memoryview, str, str]

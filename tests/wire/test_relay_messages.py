@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
 from umaserve.wire.relay_codec import (
+    MAX_CONCURRENT,
+    MAX_COUNT,
     MAX_FEATURES,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
+    MAX_LOAD,
     MAX_MODELS,
     MAX_NAME_BYTES,
     MAX_PATH_BYTES,
     MAX_TEXT_BYTES,
-    MOST_CONCURRENT,
-    MOST_COUNT,
-    MOST_LOAD,
     accepted_models,
     encode,
     parse_from_proxy,
@@ -162,15 +162,15 @@ def test_a_worker_that_takes_none_takes_one() -> None:
 names = st.text(max_size=30)
 ids = st.text(min_size=1, max_size=80).filter(lambda text: len(text.encode()) <= MAX_NAME_BYTES)
 name_lists = st.lists(names, max_size=4).map(tuple)
-loads = st.integers(0, MOST_LOAD)
-counts = st.none() | st.integers(0, MOST_COUNT)
+loads = st.integers(0, MAX_LOAD)
+counts = st.none() | st.integers(0, MAX_COUNT)
 header_names = st.text("!#$%&'*+-.^_`|~09AZaz", min_size=1, max_size=20)
 header_values = st.text(st.characters(codec="latin-1", categories=["L", "N", "P", "S"]), max_size=20)
 headers = st.none() | st.dictionaries(header_names, header_values, max_size=4)
 paths = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map("/".__add__)
 
 from_worker = st.one_of(
-    st.builds(Register, names, name_lists, st.integers(1, MOST_CONCURRENT), st.none() | names, loads, name_lists),
+    st.builds(Register, names, name_lists, st.integers(1, MAX_CONCURRENT), st.none() | names, loads, name_lists),
     st.builds(ModelsUpdate, name_lists, loads),
     st.builds(ResponseChunk, ids, st.text(), st.none() | st.integers(100, 599), headers),
     st.builds(
@@ -235,16 +235,16 @@ def test_whatever_comes_is_a_message_or_refused(values: dict[str, Any], kind: st
 GOOD = {values["type"]: (parse, values) for parse, payload, _ in reversed(ALL) for values in [orjson.loads(payload)]}
 """The first of each type above."""
 
-LOAD = f"a whole number from 0 to {MOST_LOAD}"
+LOAD = f"a whole number from 0 to {MAX_LOAD}"
 TEXT = f"a string of at most {MAX_NAME_BYTES} bytes"
 LONG = f"a string of at most {MAX_TEXT_BYTES} bytes"
 ID = f"a non-empty string of at most {MAX_NAME_BYTES} bytes"
-COUNT = f"a whole number from 0 to {MOST_COUNT}"
+COUNT = f"a whole number from 0 to {MAX_COUNT}"
 
 REQUIRED = [
     ("register", "worker_name", TEXT),
     ("register", "models", "an array of strings"),
-    ("register", "max_concurrent", f"a whole number from 0 to {MOST_CONCURRENT}"),
+    ("register", "max_concurrent", f"a whole number from 0 to {MAX_CONCURRENT}"),
     ("models_update", "models", "an array of strings"),
     ("models_update", "current_load", LOAD),
     ("response_chunk", "request_id", ID),
@@ -413,11 +413,11 @@ def test_what_does_not_fit_is_refused_where_it_stands(kind: str, changes: dict[s
         ("request", "endpoint_path", "/" * MAX_PATH_BYTES, "/" * (MAX_PATH_BYTES + 1)),
         ("register", "models", ["m"] * MAX_MODELS, ["m"] * (MAX_MODELS + 1)),
         ("register", "features", ["f"] * MAX_FEATURES, ["f"] * (MAX_FEATURES + 1)),
-        ("register", "max_concurrent", MOST_CONCURRENT, MOST_CONCURRENT + 1),
+        ("register", "max_concurrent", MAX_CONCURRENT, MAX_CONCURRENT + 1),
         ("register", "max_concurrent", 1, -1),
-        ("register", "current_load", MOST_LOAD, MOST_LOAD + 1),
+        ("register", "current_load", MAX_LOAD, MAX_LOAD + 1),
         ("pong", "current_load", 0, -1),
-        ("pong", "timestamp_unix_ms", MOST_COUNT, MOST_COUNT + 1),
+        ("pong", "timestamp_unix_ms", MAX_COUNT, MAX_COUNT + 1),
         ("response_chunk", "status_code", 100, 99),
         ("response_chunk", "status_code", 599, 600),
         ("response_complete", "status_code", 200, 199),

@@ -26,7 +26,7 @@ from websockets.uri import parse_uri
 from umaserve.errors import Fault
 from umaserve.wire.http11 import HttpCodec
 from umaserve.wire.http_head import Refusal, Request
-from umaserve.wire.websocket import MOST_FRAME_BYTES, PIECES_PER_CALL, Message, WebSocketCodec
+from umaserve.wire.websocket import MAX_FRAME_BYTES, PIECES_PER_CALL, Message, WebSocketCodec
 from umaserve.wire.websocket_handshake import (
     MAX_ANSWER_BYTES,
     HandshakeFailed,
@@ -1028,7 +1028,7 @@ def test_the_client_refuses_masked_frames_and_what_the_server_refuses(split: Any
 def test_a_long_message_goes_in_frames_that_every_peer_takes(client: bool) -> None:
     sender = WebSocketCodec(2**30, client=client)
     receiver = WebSocketCodec(2**30, client=not client)
-    text = "é".encode() * (MOST_FRAME_BYTES // 2 + 3)
+    text = "é".encode() * (MAX_FRAME_BYTES // 2 + 3)
     sent = sender.send(b"x" + text)
     assert sent[0] == 0x01, "text, and not the last frame"
     receiver.receive_data(sent)

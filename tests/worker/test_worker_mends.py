@@ -19,7 +19,7 @@ from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.spoken import Speech
-from umaserve.wire.fields import MOST_VALUES
+from umaserve.wire.fields import MAX_VALUES
 from umaserve.wire.relay_codec import encode, parse_from_worker
 from umaserve.wire.relay_messages import Request, TokenCounts
 from umaserve.wire.relay_messages import ResponseComplete as Complete
@@ -31,9 +31,9 @@ pytest.register_assert_rewrite("standin", "worker_wire")
 from standin import StandInEngine, SteppedWorker  # noqa: E402
 from worker_wire import BackendPeer, LoopThread, Server  # noqa: E402
 
-MOST_BYTES = 1024
-MOST_CHAT_BYTES = 2048
-CONFIG = Config(max_frame_bytes=MOST_BYTES, max_chat_bytes=MOST_CHAT_BYTES, max_prompt_bytes=512)
+MAX_BYTES = 1024
+MAX_CHAT_BYTES = 2048
+CONFIG = Config(max_frame_bytes=MAX_BYTES, max_chat_bytes=MAX_CHAT_BYTES, max_prompt_bytes=512)
 CHAT, EMBEDDINGS, GENERATE = "/v1/chat/completions", "/v1/embeddings", "/generate"
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "stream": True},
@@ -104,13 +104,13 @@ def daemon(caplog: pytest.LogCaptureFixture) -> Iterator[Daemon]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_relayed_body_may_be_no_larger_than_any_others(daemon: Daemon, path: str) -> None:
-    most_bytes = MOST_CHAT_BYTES if path == CHAT else MOST_BYTES
-    job, reply = daemon.start(path, " " * (most_bytes + 1))
+    max_bytes = MAX_CHAT_BYTES if path == CHAT else MAX_BYTES
+    job, reply = daemon.start(path, " " * (max_bytes + 1))
     assert job is None
     assert reply.end is not None
     status, headers, body = reply.end
     assert (status, headers) == (413, {"content-type": "application/json"})
-    assert json.loads(body)["error"]["message"] == f"body: expected at most {most_bytes} bytes, got more"
+    assert json.loads(body)["error"]["message"] == f"body: expected at most {max_bytes} bytes, got more"
     assert daemon.backend.load == 0
 
 
@@ -136,7 +136,7 @@ def test_nor_may_a_message_of_a_conversation(daemon: Daemon) -> None:
     job, reply = daemon.start(GENERATE)
     assert job is not None
     assert daemon.backend.load == 1
-    job.frame("é" * (MOST_BYTES // 2 + 1))
+    job.frame("é" * (MAX_BYTES // 2 + 1))
     assert reply.end is not None
     assert reply.end[0] == 413
     daemon.turn()
@@ -160,8 +160,8 @@ def test_an_aborted_job_leaves_no_session_and_its_reply_hears_no_more(daemon: Da
 
 def test_of_what_a_client_may_not_send_a_relays_messages_may_have_more() -> None:
     # Or a client could have its worker's link closed, by a body with just as many as may be.
-    parsed = parse_from_worker(encode(Complete("r-1", 200, {}, "," * (MOST_VALUES + 1))))
-    assert parsed == Complete("r-1", 200, {}, "," * (MOST_VALUES + 1))
+    parsed = parse_from_worker(encode(Complete("r-1", 200, {}, "," * (MAX_VALUES + 1))))
+    assert parsed == Complete("r-1", 200, {}, "," * (MAX_VALUES + 1))
 
 
 def test_an_embedding_that_nobody_wants_any_more_is_forgotten(daemon: Daemon) -> None:

@@ -8,35 +8,35 @@ from collections.abc import Callable, Sequence
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-MOST_ADDRESSES = 4096
-MOST_HOPS = 32
+MAX_ADDRESSES = 4096
+MAX_HOPS = 32
 """Entries of X-Forwarded-For that are looked at: a sender may name thousands of trusted ones."""
 
 
 class FailedAttempts:
-    """Who has failed ``most`` times within the last ``window_s`` seconds of ``clock``, and is not to try yet.
+    """Who has failed ``limit`` times within the last ``window_s`` seconds of ``clock``, and is not to try yet.
 
     An IPv6 address counts as its /64, which one household has to itself. Of more than 4,096 that have failed, the one
     whose last failure is the oldest is forgotten.
     """
 
-    def __init__(self, clock: Callable[[], float], most: int = 5, window_s: float = 60.0) -> None:
+    def __init__(self, clock: Callable[[], float], limit: int = 5, window_s: float = 60.0) -> None:
         self._clock = clock
-        self._most = most
+        self._max_slots = limit
         self._window_s = window_s
         self._failures: dict[str, deque[float]] = {}
-        """When each failed, the last ``most`` times; ordered by the last one."""
+        """When each failed, the last ``limit`` times; ordered by the last one."""
 
     def blocked(self, address: str) -> bool:
         times = self._failures.get(_counted(address))
-        return times is not None and len(times) == self._most and times[0] > self._clock() - self._window_s
+        return times is not None and len(times) == self._max_slots and times[0] > self._clock() - self._window_s
 
     def failed(self, address: str) -> None:
         counted = _counted(address)
-        times = self._failures.pop(counted, deque(maxlen=self._most))
+        times = self._failures.pop(counted, deque(maxlen=self._max_slots))
         times.append(self._clock())
         self._failures[counted] = times
-        if len(self._failures) > MOST_ADDRESSES:
+        if len(self._failures) > MAX_ADDRESSES:
             del self._failures[next(iter(self._failures))]
 
 
@@ -50,7 +50,7 @@ def peer_address(socket_peer: str, forwarded_for: Sequence[str], trusted: Sequen
     address = _ip(socket_peer.partition("%")[0])
     if address is None:
         return socket_peer
-    for entry in reversed(",".join(forwarded_for).rsplit(",", MOST_HOPS)[-MOST_HOPS:]):
+    for entry in reversed(",".join(forwarded_for).rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
         if not any(address in network for network in trusted):
             break
         before = _ip(entry.strip(" \t"))

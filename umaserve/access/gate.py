@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from umaserve.access.keys import Key, KeyFile
 from umaserve.errors import Fault, RequestError
-from umaserve.serving.rates import Limits
-from umaserve.serving.sessions import Origin
+from umaserve.serving.rates import RateLimits
+from umaserve.serving.sessions import Caller
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.wire.http_head import Refusal, Request
 
@@ -107,27 +107,27 @@ class Gate:
                     return offered.strip().removeprefix(KEY_SUBPROTOCOL)
         return None
 
-    def origin(self, request: Request, dialect: str, peer: str) -> Origin:
+    def caller(self, request: Request, dialect: str, peer: str) -> Caller:
         """Who asks; refuses whom it does not know where keys are needed."""
         if self._keys is None:
-            return Origin(dialect, peer)
+            return Caller(dialect, peer)
         presented = self.presented_key(request)
-        origin = None if presented is None else self.origin_by_key(presented, dialect, peer)
-        if origin is None:
+        caller = None if presented is None else self.caller_by_key(presented, dialect, peer)
+        if caller is None:
             found = "none" if presented is None else "one that is not known"
             raise RequestError(
                 Fault.UNAUTHORIZED, f"Authorization: expected an API key (Authorization: Bearer …), got {found}"
             )
-        return origin
+        return caller
 
-    def origin_by_key(self, presented: str, dialect: str, peer: str) -> Origin | None:
+    def caller_by_key(self, presented: str, dialect: str, peer: str) -> Caller | None:
         """Who has this key; ``None`` if nobody."""
         key = None if self._keys is None else self._keys.match(presented, self._now())
-        return None if key is None else _origin_of(key, dialect, peer)
+        return None if key is None else _caller_of(key, dialect, peer)
 
-    def still_knows(self, origin: Origin) -> bool:
-        """Whether the key that ``origin`` came with has not been revoked meanwhile."""
-        return self._keys is None or self._keys.holds(origin.key, self._now())
+    def still_knows(self, caller: Caller) -> bool:
+        """Whether the key that ``caller`` came with has not been revoked meanwhile."""
+        return self._keys is None or self._keys.holds(caller.key, self._now())
 
 
 def check_json(request: Request) -> None:
@@ -137,9 +137,9 @@ def check_json(request: Request) -> None:
         raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
 
 
-def _origin_of(key: Key, dialect: str, peer: str) -> Origin:
-    limits = Limits(key.requests_per_minute, key.tokens_per_minute)
-    return Origin(dialect, peer, key.name, key.priority, limits)
+def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
+    limits = RateLimits(key.requests_per_minute, key.tokens_per_minute)
+    return Caller(dialect, peer, key.name, key.priority, limits)
 
 
 def _host_name(host: str) -> str:

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 KINDS = ("image", "audio", "video")
-MOST_BYTES = 768 << 20
+MAX_BYTES = 768 << 20
 """In base64, 1 GiB: the largest message that a daemon can be set to take."""
 SOUND_RATE = 16_000
 
@@ -38,15 +38,15 @@ def sound(path: str) -> str:
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}: name a file that you may read") from None
     except ValueError:  # a NUL in it
         raise FileError(f"{path!r}: no such file: name a file that you may read") from None
     if not data:
         raise FileError(f"{path}: is empty: name a file with something in it")
-    if len(data) > MOST_BYTES:
-        raise FileError(f"{path}: has more than {MOST_BYTES >> 20} MiB, which no daemon takes: make it smaller")
+    if len(data) > MAX_BYTES:
+        raise FileError(f"{path}: has more than {MAX_BYTES >> 20} MiB, which no daemon takes: make it smaller")
     return data
 
 

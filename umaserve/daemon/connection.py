@@ -28,7 +28,7 @@ from umaserve.messages import (
     Resume,
 )
 from umaserve.net.channel import READ_PER_TURN, Channel
-from umaserve.serving.sessions import Hold, Origin
+from umaserve.serving.sessions import Caller, Hold
 from umaserve.serving.states import State
 from umaserve.stages.recorded import RecordedAnswer
 from umaserve.stages.spoken import SpokenAnswer
@@ -58,7 +58,7 @@ class Connection:
     """Handler of one channel. A mistake of ours in handling it costs this client its connection, and nobody else."""
 
     def __init__(
-        self, services: Services, channel: Channel, codec: Codec, dialect: Dialect, origin: Origin, lost: Lost
+        self, services: Services, channel: Channel, codec: Codec, dialect: Dialect, caller: Caller, lost: Lost
     ) -> None:
         self.channel = channel
         self._services = services
@@ -66,13 +66,13 @@ class Connection:
         self._sessions = services.sessions
         self._codec = codec
         self._dialect = dialect
-        self._origin = origin
+        self._caller = caller
         self._lost = lost
         self._idle_timeout = services.config.idle_timeout
         self._backlog = False
         """Whether whole payloads may wait in the codec for the next turn."""
         self._input = services.input_budget.share(channel)
-        self._session = self._sessions.open(self._deliver, origin)
+        self._session = self._sessions.open(self._deliver, caller)
         self._spoken: SpokenAnswer | None = None
         self._recorded: RecordedAnswer | None = None
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
@@ -133,7 +133,7 @@ class Connection:
                 self._backlog = True
                 self._loop.call_soon(self._handle_payloads)
         except Exception:
-            log.exception("%s: closed, since handling its input failed", self._origin.peer)
+            log.exception("%s: closed, since handling its input failed", self._caller.peer)
             self.abort()
         self._input_handled()
         self._input.hold(self._codec.buffered)
@@ -182,13 +182,13 @@ class Connection:
     def _replace(self, request: Generate) -> None:
         """What runs is given up only for what is taken."""
         try:
-            self._sessions.admit(self._origin, self._loop.now())
+            self._sessions.admit(self._caller, self._loop.now())
         except RequestError as error:
             error.request_id = request.id
             self._reply(self._dialect.refuse(error))
             return
         self._sessions.abandon(self._session, "replaced")
-        self._session = self._sessions.open(self._deliver, self._origin)
+        self._session = self._sessions.open(self._deliver, self._caller)
         self._request(request, admitted=True)
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
@@ -211,7 +211,7 @@ class Connection:
 
     def _keep(self, feedback: Feedback) -> None:
         try:
-            kept = self._services.keep_feedback(feedback, self._origin)
+            kept = self._services.keep_feedback(feedback, self._caller)
         except RequestError as error:
             self._reply(self._dialect.refuse(error))
         else:
@@ -244,7 +244,7 @@ class Connection:
         if not self.channel.open:
             return
         self._spoken = self._recorded = None
-        self._session = self._sessions.open(self._deliver, self._origin)
+        self._session = self._sessions.open(self._deliver, self._caller)
         self._idle.postpone(self._loop.now() + self._idle_timeout)
         self._loop.call_soon(self._handle_payloads)
 
@@ -282,7 +282,7 @@ class Connection:
             # It is no fault of the client's that nobody read what it sent.
             self._idle = self._loop.call_later(waited, self._on_idle)
         elif self.channel.open:
-            log.info("%s: closed, since no request came for %g s", self._origin.peer, self._idle_timeout)
+            log.info("%s: closed, since no request came for %g s", self._caller.peer, self._idle_timeout)
             self._end_idle()
 
     def _end_idle(self) -> None:

@@ -95,7 +95,7 @@ class Detached:
         if abort is not None and owner == tenant:
             abort()
         lost = self._lost.get(request_id)
-        if lost is None or lost.session.origin.tenant != tenant:
+        if lost is None or lost.session.caller.tenant != tenant:
             raise RequestError(
                 Fault.NOT_FOUND, "request_id: expected that of a generation whose connection was lost a moment ago"
             )
@@ -104,7 +104,7 @@ class Detached:
         session = lost.session
         if session.ended and not session.outbox:
             # Nothing more comes of it: the connection's next request needs another.
-            session = self._sessions.open(session.sink, session.origin)
+            session = self._sessions.open(session.sink, session.caller)
         return lost.dialect, session, missed
 
     def drop_all(self) -> None:

@@ -9,7 +9,7 @@ import socket
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.services import Services
 from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import Client, HttpConnection, Site
@@ -17,7 +17,7 @@ from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener, SocketFile
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
-from umaserve.serving.sessions import Origin
+from umaserve.serving.sessions import Caller
 from umaserve.settings.addresses import parse_address
 from umaserve.settings.daemon import Config
 from umaserve.system import systemd
@@ -92,12 +92,12 @@ class Entrances:
         config = self._config
         peer = peer_name(sock)
         tls = self._tls if protocol == HTTP and sock.family != socket.AF_UNIX else None
-        most = config.max_sessions
+        limit = config.max_sessions
         if sock.family != socket.AF_UNIX:
             # Silent peers out of the network must not lock out the box's own programs.
-            most -= most // NETWORK_LEAVES
-        if len(self.clients) >= most:
-            self._refuse(protocol, sock, most, encrypted=tls is not None)
+            limit -= limit // NETWORK_LEAVES
+        if len(self.clients) >= limit:
+            self._refuse(protocol, sock, limit, encrypted=tls is not None)
             return
         log.debug("accepted", extra={"fields": {"peer": peer, "protocol": protocol}})
         channel = Channel(
@@ -113,8 +113,8 @@ class Entrances:
             )
         else:
             codec, dialect = _unix_protocol(protocol, config)
-            origin = Origin(protocol, peer)
-            self.clients.add(Connection(self._services, channel, codec, dialect, origin, self._forget))
+            caller = Caller(protocol, peer)
+            self.clients.add(Connection(self._services, channel, codec, dialect, caller, self._forget))
 
     def _replace_client(self, old: Client, new: Client) -> None:
         self.clients.discard(old)
@@ -125,10 +125,10 @@ class Entrances:
         self._past_bytes[0] += client.channel.bytes_received
         self._past_bytes[1] += client.channel.bytes_sent
 
-    def _refuse(self, protocol: str, sock: socket.socket, most: int, *, encrypted: bool) -> None:
+    def _refuse(self, protocol: str, sock: socket.socket, limit: int, *, encrypted: bool) -> None:
         self._services.sessions.totals.rejected += 1
         error = RequestError(
-            Fault.TOO_MANY_SESSIONS, f"connection: {most} are open, which is the most; try again later"
+            Fault.TOO_MANY_SESSIONS, f"connection: {limit} are open, which is the most; try again later"
         )
         with sock:
             sock.setblocking(False)
@@ -155,7 +155,7 @@ def _protocol(name: str, sock: socket.socket, config: Config) -> str:
 
 
 def _unix_protocol(protocol: str, config: Config) -> tuple[FrameCodec | LineCodec, JsonDialect | LineDialect]:
-    limits = Limits(config.max_prompt_bytes, config.max_tokens)
+    limits = RequestLimits(config.max_prompt_bytes, config.max_tokens)
     if protocol == "json":
         return FrameCodec(config.max_frame_bytes), JsonDialect(limits, config.keep_alive)
     return LineCodec(config.max_frame_bytes), LineDialect(limits)

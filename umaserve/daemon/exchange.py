@@ -32,7 +32,7 @@ from umaserve.messages import (
 )
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.questions import Question as AskedQuestion
-from umaserve.serving.sessions import Hold, Origin, Session
+from umaserve.serving.sessions import Caller, Hold, Session
 from umaserve.stages.spoken import SpokenAnswer
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 
@@ -100,7 +100,7 @@ class Exchange:
     """Runs the requests of one body. An error before the first event makes an error reply; later it ends the stream."""
 
     def __init__(
-        self, services: Services, responder: Responder, body: Body, origin: Origin, memory: InputShare
+        self, services: Services, responder: Responder, body: Body, caller: Caller, memory: InputShare
     ) -> None:
         """``memory`` is told of the body for as long as its images and sounds are needed."""
         self._manager = services.sessions
@@ -108,11 +108,11 @@ class Exchange:
         self._now = services.loop.now
         self._responder = responder
         self._body = body
-        self._origin = origin
+        self._caller = caller
         self._memory = memory
         self._unplaced = 0
         """Sessions that have no place yet."""
-        self._sessions = [self._manager.open(functools.partial(self._deliver, 0), origin)]
+        self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
         self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
         """Events that may still give way to an error reply."""
@@ -126,7 +126,7 @@ class Exchange:
             self._memory.keep(len(content))
             for index in range(1, len(requests)):
                 sink = functools.partial(self._deliver, index)
-                self._sessions.append(self._manager.open(sink, self._origin))
+                self._sessions.append(self._manager.open(sink, self._caller))
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
                 self._manager.request(session, replace(request, spoken=None), self._now(), admitted=index > 0)
@@ -221,18 +221,18 @@ class Exchange:
 class Inquiry:
     """Puts one question to the engine, and its answer into one reply."""
 
-    def __init__(self, services: Services, responder: Responder, parse: Parse, origin: Origin) -> None:
+    def __init__(self, services: Services, responder: Responder, parse: Parse, caller: Caller) -> None:
         self._services = services
         self._responder = responder
         self._parse = parse
-        self._origin = origin
+        self._caller = caller
         self._asked_at = services.loop.now()
         self._question: AskedQuestion | None = None
 
     def start(self, content: bytes) -> None:
         try:
             _info, questions = self._services.loaded()
-            self._services.sessions.admit(self._origin, self._asked_at)
+            self._services.sessions.admit(self._caller, self._asked_at)
             query, render = self._parse(content, self._services)
             self._question = questions.ask(query, render, self._answered)
         except RequestError as error:
@@ -249,14 +249,14 @@ class Inquiry:
         try:
             self._reply(answer)
         except Exception:
-            log.exception("%s: closed, since a reply could not be made", self._origin.peer)
+            log.exception("%s: closed, since a reply could not be made", self._caller.peer)
             self._responder.abort()
 
     def _reply(self, answer: bytes | RequestError) -> None:
         status, body, headers = error_body(answer) if isinstance(answer, RequestError) else (200, answer, [])
         took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
-        origin = self._origin
-        about = {"dialect": origin.dialect, "peer": origin.peer, "key": origin.key, "status": status}
+        caller = self._caller
+        about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "status": status}
         log.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
         self._responder.respond(status, [JSON, *headers], body)
 
@@ -265,10 +265,10 @@ class Reading:
     """Reads one text aloud into one reply. An error before the first sound makes an error reply; later it cuts the
     connection."""
 
-    def __init__(self, services: Services, responder: Responder, origin: Origin) -> None:
+    def __init__(self, services: Services, responder: Responder, caller: Caller) -> None:
         self._services = services
         self._responder = responder
-        self._origin = origin
+        self._caller = caller
         self._asked_at = services.loop.now()
         self._as_wav = False
         self._spoken: SpokenAnswer | None = None
@@ -280,7 +280,7 @@ class Reading:
             self._services.loaded()
             asked = text_to_speech(body_fields(content), speech.voice)
             speech.check_room(self._services.config.max_queue)
-            self._services.sessions.admit(self._origin, self._asked_at)
+            self._services.sessions.admit(self._caller, self._asked_at)
         except RequestError as error:
             self._refuse(error)
             return
@@ -303,7 +303,7 @@ class Reading:
             error.message = _PROMPT.sub("input", error.message)
             self._spoken.take(error)
         else:
-            log.error("%s: the content filter failed", self._origin.peer, exc_info=error)
+            log.error("%s: the content filter failed", self._caller.peer, exc_info=error)
             self._spoken.take(RequestError(Fault.DECODE_FAILED, "input: the server failed on it"))
 
     def _read(self, spoken: SpokenAnswer, text: str) -> None:
@@ -327,7 +327,7 @@ class Reading:
         try:
             self._take(output)
         except Exception:
-            log.exception("%s: closed, since its speech could not be sent", self._origin.peer)
+            log.exception("%s: closed, since its speech could not be sent", self._caller.peer)
             self.abandon()
             self._responder.abort()
 
@@ -369,6 +369,6 @@ class Reading:
     def _ended(self, end: str) -> None:
         self._spoken = None
         took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
-        origin = self._origin
-        about = {"dialect": origin.dialect, "peer": origin.peer, "key": origin.key, "end": end}
+        caller = self._caller
+        about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "end": end}
         log.info("text read aloud", extra={"fields": {**about, "total_ms": took_ms}})

@@ -9,12 +9,12 @@ from typing import cast
 
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange, Inquiry
-from umaserve.daemon.routes import Question, Socket, Stream, find, most_body_bytes
+from umaserve.daemon.routes import Question, Socket, Stream, find, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.dialects.openai.errors import http_error
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
-from umaserve.serving.sessions import Origin
+from umaserve.serving.sessions import Caller
 from umaserve.wire.http_head import Headers
 from umaserve.wire.relay_messages import Request
 from umaserve.worker.backend import Job, Reply
@@ -47,27 +47,27 @@ class DaemonBackend:
     def start(self, request: Request, reply: Reply) -> Job | None:
         route = find(request.endpoint_path, self._services.config)
         client = (request.headers or {}).get(CLIENT_HEADER, "")
-        origin = Origin("" if route is None else route.dialect, f"relay:{client}")
-        most_bytes = most_body_bytes(route, self._services.config)
+        caller = Caller("" if route is None else route.dialect, f"relay:{client}")
+        max_bytes = max_body_bytes(route, self._services.config)
         content = request.body.encode()
-        if len(content) > most_bytes:
-            reply.complete(413, _JSON, _too_large(most_bytes))
+        if len(content) > max_bytes:
+            reply.complete(413, _JSON, _too_large(max_bytes))
             return None
         match None if route is None else route.endpoint:
             case Question() as question:
                 responder = _Responder(reply)
-                return _Posted(responder, Inquiry(self._services, responder, question.parse, origin), content).begun()
+                return _Posted(responder, Inquiry(self._services, responder, question.parse, caller), content).begun()
             case Stream() as stream:
                 responder = _Responder(reply)
                 body = stream.new_body(self._services)
                 memory = self._services.input_budget.share(None)
-                return _Posted(responder, Exchange(self._services, responder, body, origin, memory), content).begun()
+                return _Posted(responder, Exchange(self._services, responder, body, caller, memory), content).begun()
             case Socket() as socket:
                 wire = _Wire(self._services.loop, reply)
                 dialect = socket.new_dialect(self._services, None)
                 # As far as a connection uses its channel, the wire is one.
-                Connection(self._services, cast(Channel, wire), _Frames(), dialect, origin, _forget)
-                conversation = _Conversation(wire, most_bytes)
+                Connection(self._services, cast(Channel, wire), _Frames(), dialect, caller, _forget)
+                conversation = _Conversation(wire, max_bytes)
                 conversation.receive(content)
                 return conversation
         error = http_error(404, f"path: there is no {request.endpoint_path[:64]} here")
@@ -133,9 +133,9 @@ class _Posted:
 class _Conversation:
     """The job of one WebSocket."""
 
-    def __init__(self, wire: _Wire, most_bytes: int) -> None:
+    def __init__(self, wire: _Wire, max_bytes: int) -> None:
         self._wire = wire
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     def abort(self) -> None:
         self._wire.lose()
@@ -150,8 +150,8 @@ class _Conversation:
 
     def receive(self, data: bytes) -> None:
         """A message of its client's."""
-        if len(data) > self._most_bytes:
-            self._wire.refuse(413, _too_large(self._most_bytes))
+        if len(data) > self._max_bytes:
+            self._wire.refuse(413, _too_large(self._max_bytes))
         elif self._wire.open:
             self._wire.handler.data_received(data)
 
@@ -223,8 +223,8 @@ class _Frames:
         return payload
 
 
-def _too_large(most_bytes: int) -> str:
-    return http_error(413, f"body: expected at most {most_bytes} bytes, got more").decode()
+def _too_large(max_bytes: int) -> str:
+    return http_error(413, f"body: expected at most {max_bytes} bytes, got more").decode()
 
 
 def _mapping(headers: Headers) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from umaserve.daemon.services import Services
 from umaserve.net.loop import Loop
 from umaserve.settings.daemon import Config
 from umaserve.settings.secret_file import read_secret
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.relay_link import Introduction, RelayLink
 
@@ -27,7 +27,7 @@ class DaemonLinks:
         secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
         name = config.worker_name or platform.node() or "worker"
         introduction = Introduction(secret, config.relay_provider, name, config.parallel, CONNECT_S)
-        self._resolving = WorkerThread("resolving", loop.wake)
+        self._resolving = JobThread("resolving", loop.wake)
         dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)
         backend = DaemonBackend(services)
         self._links = [RelayLink(loop, dialer, url, introduction, backend, lambda: None) for url in config.relay]

@@ -34,7 +34,7 @@ class ResumableConnection(WebSocketConnection):
         self._watch(None)
         if lost:
             self._services.detached.keep(self._dialect, self._session)
-            self._session = self._sessions.open(self._deliver, self._origin)
+            self._session = self._sessions.open(self._deliver, self._caller)
         else:
             super()._part(lost=lost)
 
@@ -47,20 +47,20 @@ class ResumableConnection(WebSocketConnection):
         self._services.detached.unwatch(self._watched)
         self._watched = request_id
         if request_id is not None:
-            self._services.detached.watch(request_id, self._origin.tenant, self.channel.abort)
+            self._services.detached.watch(request_id, self._caller.tenant, self.channel.abort)
 
     def _reattach(self, command: Reattach) -> None:
         self._watch(None)
         try:
             dialect, session, missed = self._services.detached.take(
-                command.request_id, self._origin.tenant, command.position
+                command.request_id, self._caller.tenant, command.position
             )
         except RequestError as error:
             self._reply(self._dialect.refuse(error))
             return
         self._sessions.abandon(self._session)
         self._dialect, self._session, self._missed = dialect, session, missed
-        session.origin = self._origin
+        session.caller = self._caller
         self._watch(command.request_id)
         self._tell_missed()
 
@@ -80,7 +80,7 @@ class ResumableConnection(WebSocketConnection):
     def _go_on(self) -> None:
         session = self._session
         if session.ended and not session.outbox:
-            self._session = self._sessions.open(self._deliver, self._origin)
+            self._session = self._sessions.open(self._deliver, self._caller)
             return
         session.sink = self._deliver
         self._sessions.release(session, Hold.DETACHED)

@@ -18,7 +18,7 @@ from umaserve.dialects.generate.conversation import GenerateBody, GenerateDialec
 from umaserve.dialects.openai import models as openai_models
 from umaserve.dialects.openai import queries as openai_queries
 from umaserve.dialects.openai.completions import ChatBody, CompletionBody
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Detokenized, Embedded, ModelInfo, Query, Tokenized
 from umaserve.metrics import PROMETHEUS
@@ -99,7 +99,7 @@ def find(path: str, config: Config) -> Route | None:
     return ROUTES.get(path)
 
 
-def most_body_bytes(route: Route | None, config: Config) -> int:
+def max_body_bytes(route: Route | None, config: Config) -> int:
     """The largest body, or message of a conversation, that a route takes."""
     match None if route is None else route.endpoint:
         case Socket() as socket:
@@ -175,8 +175,8 @@ def _embeddings(body: bytes, services: Services) -> tuple[Query, Callable[[Answe
 # -- streams and conversations -----------------------------------------------------------------------------------
 
 
-def _limits(services: Services) -> Limits:
-    return Limits(services.config.max_prompt_bytes, services.config.max_tokens)
+def _limits(services: Services) -> RequestLimits:
+    return RequestLimits(services.config.max_prompt_bytes, services.config.max_tokens)
 
 
 def _new_id(prefix: str) -> str:

@@ -33,7 +33,7 @@ from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Questions
 from umaserve.serving.rates import Rates
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import Origin, Session, SessionManager
+from umaserve.serving.sessions import Caller, Session, SessionManager
 from umaserve.serving.ticks import Engine
 from umaserve.settings.daemon import Config
 from umaserve.speech.load import load as load_voice
@@ -48,7 +48,7 @@ from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import MemoryPressure, available_bytes, resident_bytes
 from umaserve.system.progress import ProgressBar
 from umaserve.system.signals import StopSignals
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,9 @@ class Server:
         self._config = config
         self._load = load
         self._loop = Loop()
-        self._compute = WorkerThread("compute", self._loop.wake)
-        self._preparing = WorkerThread("preparing", self._loop.wake)
-        self._preparing_media = WorkerThread("media", self._loop.wake, nice=NICE)
+        self._compute = JobThread("compute", self._loop.wake)
+        self._preparing = JobThread("preparing", self._loop.wake)
+        self._preparing_media = JobThread("media", self._loop.wake, nice=NICE)
         self._admission = Admission(
             Rates(config.rate_requests, config.rate_tokens), config.max_queue, config.memory_reserve, available_bytes
         )
@@ -249,7 +249,7 @@ class Server:
             self._serving_metrics,
             CoreCounter(self._loop.now),
             shared_prefixes=self._config.shared_prefix_cache,
-            guesses=self._config.speculation,
+            draft_tokens=self._config.speculation,
         )
         self._questions = Questions(result, self._compute, self._preparing, self._config.max_queue)
         # A collection of all that stays for good would hold the streams for some 14 ms now and then.
@@ -309,10 +309,10 @@ class Server:
     def _observe_end(self, session: Session, end: str) -> None:
         observe_end(self._serving_metrics, session, end, self._loop.now())
 
-    def _keep_feedback(self, feedback: Feedback, origin: Origin) -> bool:
+    def _keep_feedback(self, feedback: Feedback, caller: Caller) -> bool:
         if self._feedback is None:
             return False
-        about = {"peer": origin.peer, "key": origin.key}
+        about = {"peer": caller.peer, "key": caller.key}
         try:
             self._feedback.append({**about, **feedback.values}, datetime.now(UTC))
         except OSError as error:
@@ -350,7 +350,7 @@ class Server:
             "threads": 0,
             "threads_reason": "",
             "kv_cells_used": 0,
-            "kv_cells_kept": 0,
+            "kv_cells_cached": 0,
             "kv_cells_total": 0,
             "host_cache_bytes": 0,
         }

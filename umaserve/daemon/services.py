@@ -12,7 +12,7 @@ from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
-from umaserve.serving.sessions import Origin, SessionManager
+from umaserve.serving.sessions import Caller, SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
@@ -33,7 +33,7 @@ class Services:
     started_at: int
     """Seconds since 1970."""
     prometheus: Callable[[], bytes]
-    keep_feedback: Callable[[Feedback, Origin], bool]
+    keep_feedback: Callable[[Feedback, Caller], bool]
     """Write it down; whether there is a place for it. Raises ``RequestError`` where the disk refuses."""
     questions: Callable[[], Questions | None]
     """``None`` while the model loads."""

@@ -12,7 +12,7 @@ from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Dialect
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.net.channel import Channel
-from umaserve.serving.sessions import Origin
+from umaserve.serving.sessions import Caller
 from umaserve.wire.websocket import WebSocketCodec
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class WebSocketConnection(Connection):
         channel: Channel,
         codec: WebSocketCodec,
         new_dialect: Callable[[Authenticate | None], Dialect],
-        origin: Origin,
+        caller: Caller,
         lost: Lost,
         gate: Gate,
         *,
@@ -49,7 +49,7 @@ class WebSocketConnection(Connection):
         self._gate = gate
         self._authenticated = authenticated
         dialect = new_dialect(None if authenticated else self._authenticate)
-        super().__init__(services, channel, codec, dialect, origin, lost)
+        super().__init__(services, channel, codec, dialect, caller, lost)
         if not authenticated:
             self._idle.cancel()
             self._idle = self._loop.call_later(services.config.header_timeout, self._on_idle)
@@ -58,11 +58,11 @@ class WebSocketConnection(Connection):
         self._ping = self._loop.call_later(services.config.ping_interval, self._on_ping_due)
 
     def _authenticate(self, presented: str) -> bool:
-        origin = self._gate.origin_by_key(presented, self._origin.dialect, self._origin.peer)
-        if origin is None:
+        caller = self._gate.caller_by_key(presented, self._caller.dialect, self._caller.peer)
+        if caller is None:
             return False
         self._authenticated = True
-        self._origin = self._session.origin = origin
+        self._caller = self._session.caller = caller
         self._idle.cancel()
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         return True
@@ -97,7 +97,7 @@ class WebSocketConnection(Connection):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
-        if not self._gate.still_knows(self._origin):
+        if not self._gate.still_knows(self._caller):
             self._authenticated = False
             self._reply(self._dialect.fail(RequestError(Fault.UNAUTHORIZED, "auth: the key was revoked")))
             self.close()
@@ -133,7 +133,7 @@ class WebSocketConnection(Connection):
         if self._heard or self.channel.overfull or not self._input.may_grow:
             self._heard = False
         elif self._pinged:
-            log.info("%s: closed, since it did not answer a ping for %g s", self._origin.peer, interval)
+            log.info("%s: closed, since it did not answer a ping for %g s", self._caller.peer, interval)
             self.channel.abort()
             return
         else:

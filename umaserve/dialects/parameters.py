@@ -27,7 +27,7 @@ PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGR
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The server's caps that a dialect enforces; bytes and tokens."""
 
     max_prompt_bytes: int
@@ -135,13 +135,13 @@ def _target_s(slo: Fields, key: str) -> float | None:
     return None if ms is None else ms / 1000
 
 
-def prompt(value: object, limits: Limits) -> str:
+def prompt(value: object, limits: RequestLimits) -> str:
     text = string(value, "prompt")
     check_prompt_bytes(len(text.encode()), limits)
     return text
 
 
-def check_prompt_bytes(n_bytes: int, limits: Limits, field: str = "prompt") -> None:
+def check_prompt_bytes(n_bytes: int, limits: RequestLimits, field: str = "prompt") -> None:
     if n_bytes > limits.max_prompt_bytes:
         raise RequestError(
             Fault.PROMPT_TOO_LARGE, f"{field}: {n_bytes} bytes, expected at most {limits.max_prompt_bytes}"

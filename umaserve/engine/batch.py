@@ -53,7 +53,7 @@ class Batch:
             self._seq_id[row:end] = run.slot
             self._output[row:end] = every_row
             if run.sampler is not None:
-                wanted = 1 + run.guesses
+                wanted = 1 + run.draft_tokens
                 self._output[end - wanted : end] = 1
                 outputs += wanted
             row = end

@@ -11,7 +11,7 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.host_memory import HostMemory
 from umaserve.engine.model import Model
 from umaserve.engine.positions import Positions
-from umaserve.serving.ticks import Copy, Load, Move, Release, Run, Save, Shed
+from umaserve.serving.ticks import Copy, KVOperation, Load, Release, Run, Save, Shed
 
 CALIBRATED = (1, 2)
 """Lengths whose sizes tell what a sequence takes when it is saved."""
@@ -26,10 +26,10 @@ class Cells:
         self._memory = llama_cpp.llama_get_memory(model.context)
         self._host = HostMemory(host_bytes) if host_bytes else None
 
-    def move(self, moves: Sequence[Move]) -> bool:
+    def move(self, kv_operations: Sequence[KVOperation]) -> bool:
         """Do all of them, in order; whether what was to be saved and brought back was."""
         done = True
-        for move in moves:
+        for move in kv_operations:
             match move:
                 case Release(slot, start):
                     llama_cpp.llama_memory_seq_rm(self._memory, slot, self.positions.at(slot, start), -1)

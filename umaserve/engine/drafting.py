@@ -34,14 +34,14 @@ class _Guessing:
 
     slot: int
     sequence: Sequence[int]
-    most: int
+    limit: int
     kept: int = 0
     """Tokens of the sequence, from its start, that are in the KV cache already."""
-    guesses: list[int] = field(default_factory=list)
+    draft_tokens: list[int] = field(default_factory=list)
 
     @property
     def cells(self) -> int:
-        return len(self.sequence) + self.most - 1  # nothing follows the last guess
+        return len(self.sequence) + self.limit - 1  # nothing follows the last guess
 
 
 class Drafter:
@@ -68,14 +68,14 @@ class Drafter:
         """The tokens that each slot has in the KV cache, the slot used last at the end."""
 
     def draft(self, wanted: Sequence[Draft], runs: Sequence[Run], threads: int) -> list[list[int]]:
-        """For each of ``wanted`` the ``most`` tokens that the model finds likeliest after ``sequence``, one by one.
+        """For each of ``wanted`` the ``limit`` tokens that the model finds likeliest after ``sequence``, one by one.
 
         There are fewer where an answer ends before, and none where the sequence doesn't fit this model's context, or
         where it isn't ready: a call computes at most ``CATCHING_UP`` of the tokens that are new to this model, those of
         the sequences that lack fewest first, since all streams wait for it.
         """
         self._set_threads(threads)
-        jobs = [_Guessing(runs[one.run].slot, one.sequence, one.most) for one in wanted]
+        jobs = [_Guessing(runs[one.run].slot, one.sequence, one.limit) for one in wanted]
         going = []
         missing: list[Run] = []
         left = min(self._batch_tokens, CATCHING_UP)
@@ -88,13 +88,13 @@ class Drafter:
             missing.append(Run(job.slot, job.kept, tokens, _SAMPLED if ready else None))
             if ready:
                 going.append(job)
-        guesses = self._decode(missing)
+        draft_tokens = self._decode(missing)
         while going:
             # A decode that failed has no guesses, which ends this.
-            going = [job for job, token in zip(going, guesses, strict=False) if self._goes_on(job, token)]
-            last = [(job.slot, job.guesses[-1:]) for job in going]
-            guesses = self._decode([Run(slot, len(self._held[slot]), token, _SAMPLED) for slot, token in last])
-        return [job.guesses for job in jobs]
+            going = [job for job, token in zip(going, draft_tokens, strict=False) if self._goes_on(job, token)]
+            last = [(job.slot, job.draft_tokens[-1:]) for job in going]
+            draft_tokens = self._decode([Run(slot, len(self._held[slot]), token, _SAMPLED) for slot, token in last])
+        return [job.draft_tokens for job in jobs]
 
     def forget(self, slot: int) -> None:
         """Free what the sequence takes here; nothing happens where it takes nothing."""
@@ -113,7 +113,7 @@ class Drafter:
 
     def _placed(self, jobs: Sequence[_Guessing]) -> list[_Guessing]:
         """Those of ``jobs`` that there is room for, least to compute first; the KV cache then has what they keep."""
-        fitting = [job for job in jobs if job.sequence and job.most > 0 and job.cells <= self._longest]
+        fitting = [job for job in jobs if job.sequence and job.limit > 0 and job.cells <= self._longest]
         for job in fitting:
             # The last token is computed again, for what follows it.
             held = self._held.get(job.slot, [])[: len(job.sequence) - 1]
@@ -149,8 +149,8 @@ class Drafter:
         """Add a guess; whether another is wanted. An end token is none: nothing is computed after it."""
         if token in self._model.end_tokens:
             return False
-        job.guesses.append(token)
-        return len(job.guesses) < job.most
+        job.draft_tokens.append(token)
+        return len(job.draft_tokens) < job.limit
 
     def _decode(self, runs: Sequence[Run]) -> list[int]:
         """The likeliest token after each of ``runs`` that has a sampler; none at all where llama.cpp fails."""

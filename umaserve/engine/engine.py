@@ -42,7 +42,7 @@ from umaserve.messages import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.ticks import Capacity, Chunk, Outcome, Pause, Prepared, Release, Run, Tick, TickResult
+from umaserve.serving.ticks import Capacity, Chunk, Outcome, Prepared, Release, Run, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class LlamaEngine:
             threads=max(model.n_threads, model.n_threads_batch),
             sequences=model.n_seq_max - embeds,
             # Embeddings need cells too, and nobody makes way for them.
-            kept_cells=max(1, _kept_cells(model, host_bytes) - embeds * config.n_ubatch) if reuses else 0,
+            cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if reuses else 0,
             host_bytes=host_bytes,
             saved_bytes=saved_bytes(model, self._batch) if host_bytes else (0, 0),
             drafts=self._drafter is not None,
@@ -96,7 +96,7 @@ class LlamaEngine:
         self._media = MediaReader(
             model,
             self._projector,
-            most_tokens=self.capacity.sequence_tokens,
+            max_tokens_each=self.capacity.sequence_tokens,
             n_ubatch=config.n_ubatch,
             cache_bytes=config.media_cache_bytes,
         )
@@ -158,7 +158,7 @@ class LlamaEngine:
         self._adapters.apply(self._model.context, self._adapters.resolve(None))
         return Embedded(self._embedder.vectors(inputs), sum(map(len, inputs)))
 
-    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+    def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         assert self._projector is not None
         assert isinstance(chunk, MediaChunk)
         self._projector.encode(chunk, pause, wanted)
@@ -237,16 +237,16 @@ class LlamaEngine:
         self._use_threads(tick.threads)
         if self._drafter is not None:
             # Or what one client computed would speed up another's guesses.
-            for move in tick.moves:
+            for move in tick.kv_operations:
                 if isinstance(move, Release) and move.start == 0:
                     self._drafter.forget(move.slot)
-        if not self._cells.move(tick.moves):
+        if not self._cells.move(tick.kv_operations):
             log.error("a sequence could not be saved or brought back")
             return TickResult(Outcome.CACHE_LOST, (), 0.0)
         if not tick.runs:
             return TickResult(Outcome.DONE, (), 0.0)
         started = time.perf_counter()
-        runs, guesses = self._with_drafts(tick)
+        runs, draft_tokens = self._with_drafts(tick)
         drafted = time.perf_counter()
         self._adapters.apply(self._model.context, tick.adapters)
         code = self._decode_media(runs)
@@ -268,11 +268,11 @@ class LlamaEngine:
                 tokens.append(())
                 continue
             scores: list[Logprobs] = []
-            tokens.append(self._sampled(run, [next(rows) for _ in range(1 + run.guesses)], scores))
+            tokens.append(self._sampled(run, [next(rows) for _ in range(1 + run.draft_tokens)], scores))
             if run.logprobs is not None:
                 logprobs[index] = scores
         ended = time.perf_counter()
-        return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, guesses, drafted - started)
+        return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started)
 
     def _decode_media(self, runs: Sequence[Run]) -> int:
         """What ``llama_decode`` returned last: 0, or why it failed."""
@@ -294,10 +294,12 @@ class LlamaEngine:
             return tick.runs, ()
         runs = list(tick.runs)
         guessed = self._drafter.draft(tick.drafts, runs, tick.threads)
-        for draft, guesses in zip(tick.drafts, guessed, strict=True):
+        for draft, draft_tokens in zip(tick.drafts, guessed, strict=True):
             run = runs[draft.run]
-            runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *guesses], guesses=len(guesses))
-        return runs, [len(guesses) for guesses in guessed]
+            runs[draft.run] = dataclasses.replace(
+                run, tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens)
+            )
+        return runs, [len(draft_tokens) for draft_tokens in guessed]
 
     def _logits(self, outputs: int) -> Sequence[Logits]:
         """Of each row that was to be output, in their order; valid until the next decode."""
@@ -316,11 +318,11 @@ class LlamaEngine:
             if before is not None and run.logprobs is not None:
                 scores.append(before.report(token, run.logprobs, self._model.written))
             tokens.append(token)
-            guess = len(run.tokens) - run.guesses + offset
-            if token in self.end_tokens or (offset < run.guesses and token != run.tokens[guess]):
+            guess = len(run.tokens) - run.draft_tokens + offset
+            if token in self.end_tokens or (offset < run.draft_tokens and token != run.tokens[guess]):
                 break
-        if run.guesses:
-            right = len(run.tokens) - run.guesses + len(tokens) - 1
+        if run.draft_tokens:
+            right = len(run.tokens) - run.draft_tokens + len(tokens) - 1
             self._cells.move([Release(run.slot, run.start + right)])
         return tokens
 
@@ -333,7 +335,7 @@ class LlamaEngine:
         self._model.free()
 
 
-def _kept_cells(model: Model, host_bytes: int) -> int:
+def _cached_cells(model: Model, host_bytes: int) -> int:
     if llama_cpp.llama_supports_gpu_offload():
         return model.n_ctx
     return max(1, model.n_ctx // (KEPT_BESIDE_HOST if host_bytes else KEPT_ON_CPU))

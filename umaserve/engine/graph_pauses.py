@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp._ggml import libggml
 
-from umaserve.serving.ticks import Pause
+from umaserve.serving.ticks import YieldPoint
 
 SLICE_S = 0.01
 """Of computing, before the others have their turn."""
@@ -39,12 +39,12 @@ class GraphPauses:
     def __init__(self) -> None:
         self.native: Any = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         """Kept, since llama.cpp holds no reference to it."""
-        self._pause: Pause | None = None
+        self._pause: YieldPoint | None = None
         self._paused_at = 0.0
         self._light_nodes = 0
         self._ended_by: BaseException | None = None
 
-    def begin(self, pause: Pause) -> None:
+    def begin(self, pause: YieldPoint) -> None:
         self._pause, self._paused_at = pause, time.perf_counter()
         self._light_nodes = 0
 

@@ -18,27 +18,25 @@ from umaserve.engine.model import Model, log_line
 from umaserve.engine.pocket_tts import PocketTts
 from umaserve.engine.qwen3_tts import Qwen3Tts
 from umaserve.errors import ModelError
-from umaserve.serving.ticks import Pause
+from umaserve.serving.ticks import YieldPoint
 from umaserve.settings.daemon import Config
 from umaserve.speech.sentences import LIMIT
-from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, Samples
+from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, Samples
 
 FRAMES_A_SECOND = 12.5
-MOST_S, MOST_S_A_CHARACTER = 3.0, 0.25
+MAX_S, MAX_S_A_CHARACTER = 3.0, 0.25
 """Speech has some 15 characters a second, numbers in digits 3: what goes on longer has lost its way."""
 PROMPT_STEP = 16
 """Tokens of the prompt that are computed at once."""
-DRAWS, MOST_DRAWN = 2**15, 1 - 1e-4
+DRAWS, MAX_DRAWN = 2**15, 1 - 1e-4
 """Qwen3-TTS draws each code by a number in [0, 1) that follows from the seed, which makes fewer than ``DRAWS`` in a
 sentence. The sum of the probabilities is rounded: a number that is no less takes the code behind the last, at which
-llama.cpp aborts the process. So no seed will do whose first ``DRAWS`` numbers are not all below ``MOST_DRAWN``."""
+llama.cpp aborts the process. So no seed will do whose first ``DRAWS`` numbers are not all below ``MAX_DRAWN``."""
 SEED, OTHER_SEED = 68, 91
 
-_MOST_TOKENS = 4 * LIMIT + 32
+_MAX_TOKENS = 4 * LIMIT + 32
 """Never more tokens than bytes, save for the few that are added; llama.cpp may compute them all in one batch."""
-_CELLS = (
-    _MOST_TOKENS + int(MOST_HEARD_S * FRAMES_A_SECOND) + int((MOST_S + MOST_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND)
-)
+_CELLS = _MAX_TOKENS + int(MAX_HEARD_S * FRAMES_A_SECOND) + int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND)
 _KINDS: dict[int, type[PocketTts | Qwen3Tts]] = {
     mtmd_cpp.MTMD_GEN_AUDIO_TYPE_POCKETTTS: PocketTts,
     mtmd_cpp.MTMD_GEN_AUDIO_TYPE_QWEN3TTS: Qwen3Tts,
@@ -68,9 +66,9 @@ class LlamaVoice:
         self._loaded = _Loaded(self._config)
         self.languages = self._loaded.kind.languages
 
-    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
         """As ``Voice`` has it: the same samples for the same text, speaker and language; of the speaker the first
-        ``MOST_HEARD_S`` seconds are heard. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
+        ``MAX_HEARD_S`` seconds are heard. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
         assert self._loaded is not None, "a voice that was not loaded"
         assert len(text) <= LIMIT, "more text than a piece of an answer has"
         if not text.strip():
@@ -96,12 +94,12 @@ class _Loaded:
         self._native = mtmd_cpp.mtmd_helper_gen_audio_init(self._model.context, self._generator)
         self._silence = (ctypes.c_float * llama_cpp.llama_model_n_embd_inp(self._model.native))()
 
-    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
         self._pauses.begin(pause)
         try:
             self._begin(text, speaker, language or self.kind.languages[0])
             self._read_prompt()
-            self._generate(int((MOST_S + MOST_S_A_CHARACTER * len(text)) * FRAMES_A_SECOND))
+            self._generate(int((MAX_S + MAX_S_A_CHARACTER * len(text)) * FRAMES_A_SECOND))
             return self._output()
         except BaseException:
             # Attention multiplies also by what it masks: what is no number there would silence all later sentences.
@@ -162,7 +160,7 @@ class _Loaded:
         prompt = self.kind.prompt(text)
         bitmap = None
         if speaker is not None:
-            heard = np.ascontiguousarray(self.kind.heard(speaker[: MOST_HEARD_S * SAMPLE_RATE]), np.float32)
+            heard = np.ascontiguousarray(self.kind.heard(speaker[: MAX_HEARD_S * SAMPLE_RATE]), np.float32)
             data = heard.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             bitmap = mtmd_cpp.mtmd_bitmap_init_from_audio(len(heard), data)
         try:
@@ -198,18 +196,18 @@ class _Loaded:
         llama_cpp.llama_set_embeddings(context, True)
         self._step_prompt(1)
 
-    def _step_prompt(self, most: int) -> int:
-        left: int = mtmd_cpp.mtmd_helper_gen_audio_step_prompt(self._native, most)
+    def _step_prompt(self, limit: int) -> int:
+        left: int = mtmd_cpp.mtmd_helper_gen_audio_step_prompt(self._native, limit)
         self._check(min(left, 0))
         self._pauses.take()
         return left
 
-    def _generate(self, most_frames: int) -> None:
+    def _generate(self, max_frames: int) -> None:
         state = llama_cpp.llama_get_embeddings_ith(self._model.context, -1)
         self._check(not state)
         following = ctypes.POINTER(ctypes.c_float)()
         stop = ctypes.c_bool()
-        for _ in range(most_frames):
+        for _ in range(max_frames):
             token = self.kind.token(state)
             self._check(
                 mtmd_cpp.mtmd_helper_gen_audio_step_gen(
@@ -244,7 +242,7 @@ def _backbone(config: Config) -> Model:
     path = config.tts_model
     _check_file(path, "--tts-model")
     shape = dataclasses.replace(
-        config, n_ctx=_CELLS, n_batch=_MOST_TOKENS, n_ubatch=_MOST_TOKENS, parallel=1, kv_type="f16", pooling="model"
+        config, n_ctx=_CELLS, n_batch=_MAX_TOKENS, n_ubatch=_MAX_TOKENS, parallel=1, kv_type="f16", pooling="model"
     )
     try:
         model = Model(path, shape, lambda _fraction: True)

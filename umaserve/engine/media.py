@@ -24,7 +24,7 @@ from umaserve.messages import Audio, Base64, ChatTurn, Image, Media, Video
 from umaserve.serving.ticks import Span, media_ids
 
 BASE64_STEP = 1 << 16
-MOST_SECONDS = 120
+MAX_DECODING_S = 120
 """Of decoding, after which no other of a request's media is begun: those of all others wait meanwhile."""
 SHRINKINGS = 6
 """Tries at a size that the projector cuts into few enough slices."""
@@ -47,12 +47,12 @@ class MediaReader:
     """
 
     def __init__(
-        self, model: Model, projector: Projector | None, *, most_tokens: int, n_ubatch: int, cache_bytes: int
+        self, model: Model, projector: Projector | None, *, max_tokens_each: int, n_ubatch: int, cache_bytes: int
     ) -> None:
-        """``most_tokens``: of a prompt; ``n_ubatch``: that are computed in one pass."""
+        """``max_tokens_each``: of a prompt; ``n_ubatch``: that are computed in one pass."""
         self._model = model
         self._projector = projector
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens_each
         self._n_ubatch = n_ubatch
         self._cache = _Cache(cache_bytes)
         self._numbers_images = len(model.tokenize(_OPEN_ID, begins=False)) == 1
@@ -68,7 +68,7 @@ class MediaReader:
         looked for, for the tenant ``None``."""
         media = [attachment.media for turn in turns for attachment in turn.attachments]
         laid_out: list[list[Piece]] = []
-        room = _Room(self._most_tokens, wanted)
+        room = _Room(self._max_tokens, wanted)
         for one in media:
             room.begin(one.field)
             laid_out.append(self._pieces(one, tenant, room))
@@ -163,19 +163,19 @@ class MediaReader:
 class _Room:
     """What the media of one prompt may still take."""
 
-    def __init__(self, most_tokens: int, wanted: Callable[[], bool]) -> None:
+    def __init__(self, max_tokens_each: int, wanted: Callable[[], bool]) -> None:
         self._field = ""
         """The one that is being laid out."""
-        self._most = most_tokens
+        self._max_slots = max_tokens_each
         self._tokens = 0
-        self._until = time.monotonic() + MOST_SECONDS
+        self._until = time.monotonic() + MAX_DECODING_S
         self._wanted = wanted
 
     def begin(self, field: str) -> None:
         """Raises ``RequestError`` where those before it took too long."""
         self._field = field
         if time.monotonic() > self._until:
-            what = f"those before it took more than {MOST_SECONDS} s to decode: send fewer, or smaller ones"
+            what = f"those before it took more than {MAX_DECODING_S} s to decode: send fewer, or smaller ones"
             raise RequestError(Fault.BAD_REQUEST, f"{field}: {what}")
 
     def take(self, pieces: Sequence[Piece]) -> None:
@@ -183,16 +183,16 @@ class _Room:
         if not self._wanted():
             raise RequestError(Fault.TIMED_OUT, f"{self._field}: nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
-        if self._tokens > self._most:
-            what = f"{self._tokens} tokens up to here, the context holds {self._most}"
+        if self._tokens > self._max_slots:
+            what = f"{self._tokens} tokens up to here, the context holds {self._max_slots}"
             raise RequestError(Fault.CONTEXT_EXCEEDED, f"{self._field}: {what}")
 
 
 class _Cache:
     """What was laid out, the one used longest ago dropped first. Used on two threads: memory is shed on the loop's."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_slots = max_bytes
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, bytes], list[Piece]] = {}
 
@@ -205,12 +205,12 @@ class _Cache:
 
     def put(self, key: tuple[str, bytes], pieces: list[Piece]) -> None:
         with self._lock:
-            if _n_bytes(pieces) > self._most:
+            if _n_bytes(pieces) > self._max_slots:
                 return
             self._kept[key] = pieces
             # Counted anew, since what was encoded meanwhile takes less.
             total = sum(map(_n_bytes, self._kept.values()))
-            while total > self._most:
+            while total > self._max_slots:
                 total -= _n_bytes(self._kept.pop(next(iter(self._kept))))
 
     def clear(self) -> None:
@@ -248,17 +248,17 @@ def _heard(data: bytes, rate: int | None, wanted: int) -> Samples:
     return sounds.resampled(*sounds.decode_file(data), wanted)
 
 
-def _few_slices(projector: Projector, picture: Picture, digest: bytes, most: int | None) -> list[Piece]:
+def _few_slices(projector: Projector, picture: Picture, digest: bytes, limit: int | None) -> list[Piece]:
     """The picture laid out, and made smaller until the projector cuts it into at most so many slices."""
     pieces = projector.lay_out(picture, digest)
     for _ in range(SHRINKINGS):
         # The first one is the whole picture, where there are several.
         slices = len(media_chunks(pieces)) - 1
-        if most is None or slices <= most:
+        if limit is None or slices <= limit:
             return pieces
-        picture = images.shrunk(picture, 0.95 * (most / slices) ** 0.5)
+        picture = images.shrunk(picture, 0.95 * (limit / slices) ** 0.5)
         pieces = projector.lay_out(picture, digest)
-    raise MediaError(f"the daemon's projector can't do with {most} slices: expected max_slice_nums to be absent")
+    raise MediaError(f"the daemon's projector can't do with {limit} slices: expected max_slice_nums to be absent")
 
 
 def _digest(media: Media) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.serving.ticks import Copy, Load, Move, Release, Save, Shed
+from umaserve.serving.ticks import Copy, KVOperation, Load, Release, Save, Shed
 
 Gaps = tuple[tuple[int, int], ...]
 """Behind which token of the sequence, and by how many positions all that follow stand nearer to its start."""
@@ -26,7 +26,7 @@ class Positions:
         if size:
             self._gaps[slot] = (*self._gaps.get(slot, ()), (end, size))
 
-    def follow(self, move: Move) -> None:
+    def follow(self, move: KVOperation) -> None:
         """Do to the gaps what ``move`` does to the cells."""
         match move:
             case Release(slot, start):

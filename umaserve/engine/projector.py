@@ -19,13 +19,13 @@ from umaserve.engine import gguf
 from umaserve.engine.model import Model, log_line
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.media.images import Picture
-from umaserve.serving.ticks import Pause
+from umaserve.serving.ticks import YieldPoint
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.01
 """Of encoding, before the others have their turn: less than most ticks take."""
-LEAST_SHARE = 0.25
+MIN_SHARE = 0.25
 """Of the time that the others took last: beside long ticks it would have no end."""
 MAX_ASPECT = 100
 MIN_SAMPLES = 1600
@@ -33,7 +33,7 @@ MIN_SAMPLES = 1600
 _DIGEST_BYTES = 16
 PICTURE_BYTES = 512 * 512 * 3 * 4
 """Of floats, for a picture or a slice."""
-LONGEST_WINDOW_S = 32
+MAX_WINDOW_S = 32
 
 Samples = npt.NDArray[np.float32]
 Embeddings = npt.NDArray[np.float32]
@@ -88,7 +88,7 @@ class Projector:
         gguf.check(path)
         self._model = model
         self._n_embd: int = llama_cpp.llama_model_n_embd_inp(model.native)
-        self._pause: Pause | None = None
+        self._pause: YieldPoint | None = None
         self._wanted: Callable[[], bool] = lambda: True
         self._given_up = False
         self._paused_at, self._slice_s = 0.0, SLICE_S
@@ -137,7 +137,7 @@ class Projector:
             mtmd_cpp.mtmd_input_chunks_free(chunks)
             mtmd_cpp.mtmd_bitmap_free(bitmap)
 
-    def encode(self, chunk: MediaChunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+    def encode(self, chunk: MediaChunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         """Encode ``chunk``, unless that was done, with pauses, and only as long as it is ``wanted``."""
         if chunk.encoded or not wanted():
             return
@@ -165,7 +165,7 @@ class Projector:
         if not self.hears:
             return 1
         seconds, tokens = 1, self._tokens_of_silence(1)
-        while seconds < LONGEST_WINDOW_S and self._tokens_of_silence(2 * seconds) == tokens:
+        while seconds < MAX_WINDOW_S and self._tokens_of_silence(2 * seconds) == tokens:
             seconds *= 2
         return seconds
 
@@ -183,7 +183,7 @@ class Projector:
             paused_at = time.perf_counter()
             self._pause()
             self._paused_at = time.perf_counter()
-            self._slice_s = max(SLICE_S, LEAST_SHARE * (self._paused_at - paused_at))
+            self._slice_s = max(SLICE_S, MIN_SHARE * (self._paused_at - paused_at))
         self._given_up = self._given_up or not self._wanted()
         return not self._given_up
 

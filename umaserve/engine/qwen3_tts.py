@@ -17,7 +17,7 @@ from umaserve.speech.voice import SAMPLE_RATE, Samples
 
 CODES = 2048
 """In the first of a frame's codebooks, which are tokens of the backbone's; what comes behind them has other uses."""
-LEAST_HEARD = SAMPLE_RATE // 10
+MIN_HEARD = SAMPLE_RATE // 10
 """Samples of a speaker: llama.cpp fails on fewer than 385, and aborts the process on fewer than 1,280."""
 
 _LANGUAGES = {
@@ -83,7 +83,7 @@ class Qwen3Tts:
         return text.strip().replace("<", "< ").encode(errors="replace")
 
     def heard(self, speaker: Samples) -> Samples:
-        return np.pad(speaker, (0, max(LEAST_HEARD - len(speaker), 0)))
+        return np.pad(speaker, (0, max(MIN_HEARD - len(speaker), 0)))
 
     def begin(self) -> None:
         self._sampler = self._new_sampler()

@@ -15,7 +15,7 @@ from umaserve.media import sound_decoder
 from umaserve.media.containers import MAX_FRAME_PIXELS, opened, packets, prepare
 from umaserve.media.errors import MediaError
 from umaserve.media.images import Picture, fitted
-from umaserve.media.sounds import Samples, most_samples
+from umaserve.media.sounds import Samples, max_samples
 from umaserve.media.videos import MAX_FRAMES, MAX_KEPT_PIXELS, MAX_SECONDS, MAX_STACK_FRAMES, Film, Frame
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _sound(container: InputContainer, start_s: float) -> tuple[Samples | None, i
     late = round((sound_s - start_s) * rate)
     if late < 0:
         samples = samples[-late:]
-    elif late + len(samples) > most_samples(rate):
+    elif late + len(samples) > max_samples(rate):
         raise MediaError(f"expected a film whose sound begins with it, got one where it begins after {late // rate} s")
     elif late:
         samples = np.concatenate([np.zeros(late, np.float32), samples])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from umaserve.media.containers import opened, packets, prepare
 from umaserve.media.errors import MediaError
-from umaserve.media.sounds import MAX_RATE, MIN_RATE, Samples, checked, most_samples
+from umaserve.media.sounds import MAX_RATE, MIN_RATE, Samples, checked, max_samples
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -45,7 +45,7 @@ def decode_stream(container: InputContainer, stream: AudioStream) -> tuple[Sampl
             rate, start_s = frame.sample_rate, frame.time or 0.0
             if not MIN_RATE <= rate <= MAX_RATE:
                 raise MediaError(f"expected from {MIN_RATE} to {MAX_RATE} samples a second, got {rate}")
-            limit = most_samples(rate)
+            limit = max_samples(rate)
         elif frame.sample_rate != rate:
             raise MediaError(f"expected one sample rate throughout, got {rate} and then {frame.sample_rate} a second")
         if len(pcm) // 4 + frame.samples > limit:

@@ -67,12 +67,12 @@ def decode_file(data: bytes) -> tuple[Samples, int]:
 
 def received(pcm: bytes, rate: int) -> Samples:
     """The samples that another process decoded, which is trusted no more than a client; raises ``MediaError``."""
-    if not MIN_RATE <= rate <= MAX_RATE or len(pcm) > 4 * most_samples(rate):
+    if not MIN_RATE <= rate <= MAX_RATE or len(pcm) > 4 * max_samples(rate):
         raise MediaError(child.NONSENSE)
     return _unpacked(pcm)
 
 
-def most_samples(rate: int) -> int:
+def max_samples(rate: int) -> int:
     """That are taken of a file with so many a second."""
     return min(MAX_SECONDS * rate, _MAX_SAMPLES)
 

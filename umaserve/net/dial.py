@@ -13,7 +13,7 @@ from umaserve.net.loop import WRITE, Loop
 
 log = logging.getLogger(__name__)
 
-MOST_ADDRESSES = 8
+MAX_ADDRESSES = 8
 """Of one name; a resolver may send hundreds."""
 
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
@@ -85,7 +85,7 @@ class Dialing:
             return
         # A hosts file may name an address twice.
         addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
-        self.attempt(list(addresses)[:MOST_ADDRESSES])
+        self.attempt(list(addresses)[:MAX_ADDRESSES])
 
     def attempt(self, addresses: list[_Address]) -> None:
         """Try these in turn."""

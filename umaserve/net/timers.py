@@ -18,7 +18,7 @@ class Timer:
         self._timers = timers
 
     def postpone(self, at: float) -> None:
-        """Move the deadline to ``at``, which is not before the present one."""
+        """KVOperation the deadline to ``at``, which is not before the present one."""
         self.at = at
 
     def cancel(self) -> None:

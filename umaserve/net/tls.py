@@ -7,9 +7,9 @@ import ssl
 
 from umaserve.errors import ConfigError
 
-_LONGEST_RECORD = 16 * 1024
-_LONGEST_PEM = 1024 * 1024
-_MOST_WAITING = 64 * 1024
+_MAX_RECORD = 16 * 1024
+_MAX_PEM = 1024 * 1024
+_MAX_WAITING = 64 * 1024
 
 
 def server_context(cert: str, key: str) -> ssl.SSLContext:
@@ -63,7 +63,7 @@ def _check_pem(place: str, path: str, marker: bytes, expected: str) -> None:
     # OpenSSL's errors don't say which of the two files is wrong.
     try:
         with open(path, "rb") as file:
-            found = marker in file.read(_LONGEST_PEM)
+            found = marker in file.read(_MAX_PEM)
     except OSError as error:
         raise ConfigError(f"{place}: {error.strerror}: name a file that can be read") from None
     if not found:
@@ -118,7 +118,7 @@ class Tls:
                 self._tls.do_handshake()
                 self._established = True
             # OpenSSL gives a record at a time, and says only by an error that no whole one is left.
-            while text := self._tls.read(_LONGEST_RECORD):
+            while text := self._tls.read(_MAX_RECORD):
                 plain.append(text)
             self.ended = True
         except ssl.SSLZeroReturnError:
@@ -137,8 +137,8 @@ class Tls:
         self._waiting += data
         if self._established:
             self._encrypt()
-        if len(self._waiting) > _MOST_WAITING:
-            raise TlsError(f"more than {_MOST_WAITING} bytes wait for the rest of a TLS handshake message")
+        if len(self._waiting) > _MAX_WAITING:
+            raise TlsError(f"more than {_MAX_WAITING} bytes wait for the rest of a TLS handshake message")
         return self._outgoing.read()
 
     def take_output(self) -> bytes:

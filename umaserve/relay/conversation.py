@@ -13,16 +13,16 @@ from umaserve.net.channel import Channel
 from umaserve.net.input_budget import InputShare
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
-from umaserve.relay.exchange import MOST_UNREAD
+from umaserve.relay.exchange import MAX_UNREAD
 from umaserve.relay.pool import Pool
-from umaserve.relay.request import Asked
-from umaserve.wire.fields import MOST_VALUES, parse_json
+from umaserve.relay.request import RelayedRequest
+from umaserve.wire.fields import MAX_VALUES, parse_json
 from umaserve.wire.websocket import WebSocketCodec
 
 log = logging.getLogger(__name__)
 
 FRAMES_PER_TURN = 32
-MOST_FRAMES_BEFORE_OUTPUT = 64
+MAX_FRAMES_BEFORE_OUTPUT = 64
 WORKER_BEHIND_S = 0.05
 """After which it is looked whether the worker has caught up with what clients say."""
 NORMAL, GOING_AWAY, INTERNAL_ERROR = 1000, 1001, 1011
@@ -49,16 +49,16 @@ class Conversation:
         channel: Channel,
         codec: WebSocketCodec,
         path: str,
-        new_request: Callable[[str, Conversation], Asked],
+        new_request: Callable[[str, Conversation], RelayedRequest],
         lost: Callable[[Conversation], None],
         memory: InputShare,
         *,
         ping_interval: float,
         idle_timeout: float,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         """``path`` is that of the contract, ``new_request`` makes the request out of the first message, and
-        ``most_bytes`` may follow it before an answer; ``memory`` is told of what has come and waits."""
+        ``max_bytes`` may follow it before an answer; ``memory`` is told of what has come and waits."""
         self.channel = channel
         self._loop = loop
         self._pool = pool
@@ -71,8 +71,8 @@ class Conversation:
         """Bytes of messages that another worker may have to be given."""
         self._idle_timeout = idle_timeout
         self._ping_interval = ping_interval
-        self._most_bytes = most_bytes
-        self._asked: Asked | None = None
+        self._max_bytes = max_bytes
+        self._asked: RelayedRequest | None = None
         self._backlog = False
         self._behind: Timer | None = None
         """Looks again whether the worker has caught up."""
@@ -145,11 +145,11 @@ class Conversation:
             self._keep(len(text))
             self._asked = asked = self._new_request(text, self)
             self._pool.submit(asked)
-        elif not self._asked.begun and len(self._asked.frames) >= MOST_FRAMES_BEFORE_OUTPUT:
-            message = f"message: expected at most {MOST_FRAMES_BEFORE_OUTPUT} before an answer, got more"
+        elif not self._asked.begun and len(self._asked.frames) >= MAX_FRAMES_BEFORE_OUTPUT:
+            message = f"message: expected at most {MAX_FRAMES_BEFORE_OUTPUT} before an answer, got more"
             self._say_and_close(RequestError(Fault.BAD_REQUEST, message))
-        elif not self._asked.begun and sum(map(len, self._asked.frames)) + len(text) > self._most_bytes:
-            message = f"message: expected at most {self._most_bytes} bytes before an answer, got more"
+        elif not self._asked.begun and sum(map(len, self._asked.frames)) + len(text) > self._max_bytes:
+            message = f"message: expected at most {self._max_bytes} bytes before an answer, got more"
             self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, message))
         else:
             if not self._asked.begun:
@@ -175,7 +175,7 @@ class Conversation:
     def write(self, chunk: str) -> None:
         if self._kept:
             self._keep(0)
-        if self.channel.queued > MOST_UNREAD:
+        if self.channel.queued > MAX_UNREAD:
             self.channel.abort()
             return
         self.channel.write(self._codec.send(chunk.encode()))
@@ -244,7 +244,7 @@ def _error(path: str, error: RequestError) -> bytes:
 def _said(body: str) -> str:
     """What a worker's reply says is wrong, without the form in which HTTP's errors have it."""
     try:
-        value = parse_json(body.encode(), MOST_VALUES)
+        value = parse_json(body.encode(), MAX_VALUES)
     except RequestError:
         return body
     match value:

@@ -9,10 +9,10 @@ import orjson
 
 from umaserve.http.connection import JSON, HttpConnection
 from umaserve.relay.pool import Pool
-from umaserve.relay.request import Asked
+from umaserve.relay.request import RelayedRequest
 from umaserve.wire.http_head import Headers
 
-MOST_UNREAD = 4 * 1024 * 1024
+MAX_UNREAD = 4 * 1024 * 1024
 """Bytes that may wait for a client whose worker can't be told to pause."""
 WITHOUT_BODY = (204, 304)
 BAD_GATEWAY = 502
@@ -37,17 +37,17 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
-class Exchange:
+class RelayExchange:
     """Implements ``relay.request.Client`` on an HTTP connection, whose ``pending`` it is."""
 
     def __init__(self, connection: HttpConnection, pool: Pool) -> None:
         self._connection = connection
         self._pool = pool
-        self._asked: Asked | None = None
+        self._asked: RelayedRequest | None = None
         self._bodiless = False
         """Whether the reply that has begun has a status that allows no body, whatever its worker sends."""
 
-    def start(self, asked: Asked) -> None:
+    def start(self, asked: RelayedRequest) -> None:
         self._asked = asked
         # Until an answer has begun another worker may be asked.
         self._connection.input.keep(len(asked.body))
@@ -82,7 +82,7 @@ class Exchange:
             return
         connection = self._connection
         # Before what comes now, which may be larger than that by itself.
-        if connection.channel.queued > MOST_UNREAD:
+        if connection.channel.queued > MAX_UNREAD:
             connection.channel.abort()
             return
         connection.write(chunk.encode())

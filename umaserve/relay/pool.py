@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from umaserve.net.timers import Timer
-from umaserve.relay.request import MOST_MESSAGE_BYTES, Asked, fits
+from umaserve.relay.request import MAX_MESSAGE_BYTES, RelayedRequest, fits
 from umaserve.relay.worker import ANY_MODEL, Link, Worker
 from umaserve.wire.relay_messages import (
     Cancel,
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEUES = 3
 CANCEL_GRACE_S = 2.0
-MOST_MODELS_KNOWN = 4096
+MAX_MODELS_KNOWN = 4096
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker names none."""
 NORMAL_CLOSURE = 1000
-TOO_LARGE = f"request: larger than {MOST_MESSAGE_BYTES} bytes as a message to a worker"
+TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueueLimits:
     """Times in seconds; ``queue_len`` requests may wait, ``response_bytes`` of UTF-8 go to one client. A conversation
     may take any time, and be silent for ``silence``."""
 
@@ -85,9 +85,9 @@ class Pool:
     )
     """The names of ``totals``."""
 
-    def __init__(self, clock: Clock, limits: Limits) -> None:
+    def __init__(self, clock: Clock, limits: QueueLimits) -> None:
         self.workers: dict[str, Worker] = {}
-        self.queue: list[Asked] = []
+        self.queue: list[RelayedRequest] = []
         """In the order of arrival."""
         self.totals: Counter[str] = Counter()
         """What has happened so far, by name."""
@@ -102,7 +102,7 @@ class Pool:
 
     # -- from clients --------------------------------------------------------------------------------------------
 
-    def submit(self, asked: Asked) -> None:
+    def submit(self, asked: RelayedRequest) -> None:
         """Give it to a worker, or let it wait; its client is told of the end."""
         asked.asked_at = asked.queued_at = self._clock.now()
         self._numbers += 1
@@ -124,12 +124,12 @@ class Pool:
         else:
             self._enqueue(asked)
 
-    def leave(self, asked: Asked) -> None:
+    def leave(self, asked: RelayedRequest) -> None:
         """Its client has gone."""
         self.totals["client_disconnects"] += 1
         self._drop(asked, CancelReason.CLIENT_DISCONNECT)
 
-    def frame(self, asked: Asked, text: str) -> None:
+    def frame(self, asked: RelayedRequest, text: str) -> None:
         """One more message of a WebSocket's client."""
         message = asked.frame(text)
         if not fits(message):
@@ -142,11 +142,11 @@ class Pool:
             self._heard(asked)
             asked.worker.link.send(message)
 
-    def takes_frames(self, asked: Asked) -> bool:
+    def takes_frames(self, asked: RelayedRequest) -> bool:
         """Whether its worker keeps up with what its client says."""
         return asked.worker is None or not asked.worker.link.overfull
 
-    def pause(self, asked: Asked, paused: bool) -> None:
+    def pause(self, asked: RelayedRequest, paused: bool) -> None:
         """Its client reads too slowly, or does so no more: its worker is told, if it understands."""
         if asked.paused == paused:
             return
@@ -294,7 +294,7 @@ class Pool:
 
     # -- who gets what -------------------------------------------------------------------------------------------
 
-    def _provided(self, asked: Asked) -> bool:
+    def _provided(self, asked: RelayedRequest) -> bool:
         if not asked.model:
             return bool(self._known)
         # Of those connected too: what is known is only so many.
@@ -305,14 +305,14 @@ class Pool:
         for model in models:
             self._known.pop(model, None)
             self._known[model] = None
-        while len(self._known) > MOST_MODELS_KNOWN:
+        while len(self._known) > MAX_MODELS_KNOWN:
             del self._known[next(iter(self._known))]
 
-    def _best(self, asked: Asked) -> Worker | None:
+    def _best(self, asked: RelayedRequest) -> Worker | None:
         free = (worker for worker in self.workers.values() if worker.free and worker.serves(asked))
         return min(free, key=lambda worker: (worker.load, worker.given_at), default=None)
 
-    def _give(self, worker: Worker, asked: Asked) -> None:
+    def _give(self, worker: Worker, asked: RelayedRequest) -> None:
         self._turns += 1
         worker.given_at = self._turns
         worker.in_flight[asked.id] = asked
@@ -327,13 +327,13 @@ class Pool:
         if asked.paused and "flow" in worker.features:
             worker.link.send(Flow(asked.id, True))
 
-    def _enqueue(self, asked: Asked) -> None:
+    def _enqueue(self, asked: RelayedRequest) -> None:
         asked.queued_at = self._clock.now()
         bisect.insort(self.queue, asked, key=lambda one: one.number)
         left_s = max(0.0, self._limits.queue_timeout - asked.waited_s)
         asked.timer = self._clock.call_later(left_s, lambda: self._queue_timeout(asked))
 
-    def _unqueue(self, asked: Asked) -> None:
+    def _unqueue(self, asked: RelayedRequest) -> None:
         self.queue.remove(asked)
         self._stop_timer(asked)
 
@@ -342,14 +342,14 @@ class Pool:
             self._unqueue(asked)
             self._give(worker, asked)
 
-    def _servable(self, worker: Worker) -> Iterator[Asked]:
+    def _servable(self, worker: Worker) -> Iterator[RelayedRequest]:
         for asked in list(self.queue):
             if not worker.free or worker.id not in self.workers:
                 return
             if worker.serves(asked):
                 yield asked
 
-    def _requeue(self, asked: Asked) -> None:
+    def _requeue(self, asked: RelayedRequest) -> None:
         if asked.begun:
             self._fail(asked, 502, "the worker disconnected after it had begun to answer")
         elif self.closing:
@@ -366,7 +366,7 @@ class Pool:
             else:
                 self._give(worker, asked)
 
-    def _taken_back(self, worker: Worker, asked: Asked) -> None:
+    def _taken_back(self, worker: Worker, asked: RelayedRequest) -> None:
         """Its worker has done with it. Those who wait come before what its client may ask when it is told."""
         self._stop_timer(asked)
         asked.worker = None
@@ -386,13 +386,13 @@ class Pool:
 
     # -- how requests end ----------------------------------------------------------------------------------------
 
-    def _fail(self, asked: Asked, status: int, error: str) -> None:
+    def _fail(self, asked: RelayedRequest, status: int, error: str) -> None:
         self.totals["failed"] += 1
         # The error among the fields, since it may quote what a client or a worker chose.
         log.info("request failed", extra={"fields": self._about(asked, status) | {"error": error}})
         asked.client.fail(status, error)
 
-    def _about(self, asked: Asked, status: int) -> dict[str, object]:
+    def _about(self, asked: RelayedRequest, status: int) -> dict[str, object]:
         """For a line of the log."""
         return {
             "request": asked.id,
@@ -404,28 +404,28 @@ class Pool:
             "total_ms": round((self._clock.now() - asked.asked_at) * 1000, 1),
         }
 
-    def _queue_timeout(self, asked: Asked) -> None:
+    def _queue_timeout(self, asked: RelayedRequest) -> None:
         self._unqueue(asked)
         self.totals["queue_timeouts"] += 1
         self._fail(asked, 504, "queue timeout: no worker available within deadline")
 
-    def _request_timeout(self, asked: Asked) -> None:
+    def _request_timeout(self, asked: RelayedRequest) -> None:
         self.totals["request_timeouts"] += 1
         self._cancel_in_flight(asked, CancelReason.TIMEOUT)
         silent = f"conversation: nothing was said for {self._limits.silence:g} s"
         self._fail(asked, 504, silent if asked.is_websocket else "request timeout")
 
-    def _heard(self, asked: Asked) -> None:
+    def _heard(self, asked: RelayedRequest) -> None:
         assert asked.timer is not None
         asked.timer.postpone(self._clock.now() + self._limits.silence)
 
-    def _drop(self, asked: Asked, reason: CancelReason | OtherReason) -> None:
+    def _drop(self, asked: RelayedRequest, reason: CancelReason | OtherReason) -> None:
         if asked.worker is not None:
             self._cancel_in_flight(asked, reason)
         elif asked in self.queue:
             self._unqueue(asked)
 
-    def _cancel_in_flight(self, asked: Asked, reason: CancelReason | OtherReason) -> None:
+    def _cancel_in_flight(self, asked: RelayedRequest, reason: CancelReason | OtherReason) -> None:
         """Its worker keeps the place taken for a while."""
         worker = asked.worker
         assert worker is not None
@@ -445,13 +445,13 @@ class Pool:
         timer.cancel()
         self._freed(worker)
 
-    def _stop_timer(self, asked: Asked) -> None:
+    def _stop_timer(self, asked: RelayedRequest) -> None:
         if asked.timer is not None:
             asked.timer.cancel()
             asked.timer = None
 
 
-def _may_go_back(asked: Asked) -> bool:
+def _may_go_back(asked: RelayedRequest) -> bool:
     return not asked.begun and asked.requeues < MAX_REQUEUES
 
 

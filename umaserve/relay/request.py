@@ -13,9 +13,9 @@ from umaserve.wire.relay_messages import Request
 if TYPE_CHECKING:
     from umaserve.relay.worker import Worker
 
-MOST_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """What workers take in one message. A larger one would cost a worker its connection, and others their answers."""
-MOST_ESCAPED = 6
+MAX_ESCAPED = 6
 """Bytes that a character has in JSON, at most."""
 
 
@@ -38,7 +38,7 @@ class Client(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class RelayedRequest:
     """A request, from when the relay has taken it until its client was given the end. Times are the loop's, seconds."""
 
     id: str
@@ -83,6 +83,6 @@ class Asked:
 
 def fits(message: Request) -> bool:
     """Whether a worker takes it."""
-    if MOST_ESCAPED * len(message.body) < MOST_MESSAGE_BYTES // 2:
+    if MAX_ESCAPED * len(message.body) < MAX_MESSAGE_BYTES // 2:
         return True  # A head has 16 KiB at most.
-    return len(encode(message)) <= MOST_MESSAGE_BYTES
+    return len(encode(message)) <= MAX_MESSAGE_BYTES

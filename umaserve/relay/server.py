@@ -18,7 +18,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.relay.admin import Admin
-from umaserve.relay.pool import Limits, Pool
+from umaserve.relay.pool import Pool, QueueLimits
 from umaserve.relay.site import Doors, RelaySite
 from umaserve.settings.addresses import parse_address
 from umaserve.settings.relay import RelayConfig
@@ -44,7 +44,7 @@ class RelayServer:
         self._loop = Loop()
         self._signals = StopSignals(self._loop, lambda: None)
         self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
-        limits = Limits(
+        limits = QueueLimits(
             queue_len=config.max_queue_len,
             queue_timeout=config.queue_timeout,
             request_timeout=config.request_timeout,

@@ -21,12 +21,12 @@ from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
-from umaserve.relay.exchange import OWN_HEADERS, Exchange
+from umaserve.relay.exchange import OWN_HEADERS, RelayExchange
 from umaserve.relay.pool import Pool
-from umaserve.relay.request import Asked
+from umaserve.relay.request import RelayedRequest
 from umaserve.relay.worker_link import POLICY_VIOLATION, LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
-from umaserve.wire.fields import MOST_VALUES, Fields, parse_json
+from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
 from umaserve.wire.http_head import Headers, Refusal, Request
 from umaserve.wire.websocket import WebSocketCodec
 
@@ -37,7 +37,7 @@ RELAYED = frozenset(
 )  # fmt: skip
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_NAME_BYTES = 256
-MOST_BODIES, SMALL_BYTES = 16, 1024 * 1024
+MAX_BODIES, SMALL_BYTES = 16, 1024 * 1024
 """Of the largest size there is room for so many bodies and messages that come in or wait for an answer; smaller parts
 of them are not counted."""
 CLIENT_HEADER = "x-relay-client"
@@ -65,7 +65,7 @@ class RelaySite:
         self, loop: Loop, config: RelayConfig, pool: Pool, doors: Doors, admin: Admin, metrics: Callable[[], bytes]
     ) -> None:
         self.limits = HttpLimits(config.max_body_bytes, config.header_timeout, config.body_timeout, config.idle_timeout)
-        self.input_budget = InputBudget(loop, MOST_BODIES * config.max_body_bytes, SMALL_BYTES)
+        self.input_budget = InputBudget(loop, MAX_BODIES * config.max_body_bytes, SMALL_BYTES)
         self._loop = loop
         self._config = config
         self._pool = pool
@@ -136,12 +136,12 @@ class RelaySite:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
-        fields = Fields(Fields.of(parse_json(request.body, MOST_VALUES), "body").values)
+        fields = Fields(Fields.of(parse_json(request.body, MAX_VALUES), "body").values)
         model = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if model is None:
             raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
-        exchange = Exchange(connection, self._pool)
-        asked = Asked(
+        exchange = RelayExchange(connection, self._pool)
+        asked = RelayedRequest(
             id=self._new_id(),
             model=model,
             path=request.path,
@@ -158,8 +158,8 @@ class RelaySite:
         headers = self._passed(request)
         rest = connection.upgrade(request, [SUBPROTOCOL])
 
-        def new_request(text: str, conversation: Conversation) -> Asked:
-            return Asked(
+        def new_request(text: str, conversation: Conversation) -> RelayedRequest:
+            return RelayedRequest(
                 id=self._new_id(),
                 model=_model_of(request, text),
                 path=request.path,
@@ -181,7 +181,7 @@ class RelaySite:
             self.input_budget.share(connection.channel),
             ping_interval=self._config.ping_interval,
             idle_timeout=self._config.idle_timeout,
-            most_bytes=self._config.max_body_bytes,
+            max_bytes=self._config.max_body_bytes,
         )
         connection.hand_over(conversation, rest)
 
@@ -261,7 +261,7 @@ def _model_of(request: Request, text: str) -> str:
     if named:
         return _shortened(named)
     try:
-        value = parse_json(text.encode(), MOST_VALUES)
+        value = parse_json(text.encode(), MAX_VALUES)
     except RequestError:
         return ""  # The worker says what is wrong with it.
     model = value.get("model") if isinstance(value, dict) else None

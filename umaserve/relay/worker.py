@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from umaserve.net.timers import Timer
-from umaserve.relay.request import Asked
+from umaserve.relay.request import RelayedRequest
 from umaserve.wire.relay_messages import FromProxy
 
 ANY_MODEL = "*"
@@ -38,7 +38,7 @@ class Worker:
     features: frozenset[str]
     others: int = 0
     """What it said that it does besides our requests."""
-    in_flight: dict[str, Asked] = field(default_factory=dict)
+    in_flight: dict[str, RelayedRequest] = field(default_factory=dict)
     cancelled: dict[str, Timer] = field(default_factory=dict)
     """Requests that are nobody's any more and still have their place."""
     given_at: int = 0
@@ -58,7 +58,7 @@ class Worker:
     def free(self) -> bool:
         return not self.draining and self.occupied < self.max_concurrent and not self.link.overfull
 
-    def serves(self, asked: Asked) -> bool:
+    def serves(self, asked: RelayedRequest) -> bool:
         if asked.is_websocket and "websocket" not in self.features:
             return False
         if not asked.model:

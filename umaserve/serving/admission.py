@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from umaserve.errors import Fault, RequestError
 from umaserve.serving.rates import Rates
-from umaserve.serving.sessions import Origin
+from umaserve.serving.sessions import Caller
 
 
 class Admission:
@@ -22,7 +22,7 @@ class Admission:
         self._reserve = memory_reserve
         self._available = available_bytes
 
-    def __call__(self, origin: Origin, waiting: int, now: float) -> None:
+    def __call__(self, caller: Caller, waiting: int, now: float) -> None:
         """Raise ``RequestError`` for a request that can't be taken; each kind can be tried again later."""
         if waiting >= self._max_queue:
             raise RequestError(
@@ -34,8 +34,8 @@ class Admission:
             raise RequestError(
                 Fault.MEMORY_PRESSURE, "request: the server's memory is short; try again later", retry_after_s=5.0
             )
-        self._rates.admit(origin.tenant, now, origin.limits)
+        self._rates.admit(caller.tenant, now, caller.limits)
 
-    def spend(self, origin: Origin, tokens: int, now: float) -> None:
+    def spend(self, caller: Caller, tokens: int, now: float) -> None:
         """Count generated tokens."""
-        self._rates.spend(origin.tenant, tokens, now, origin.limits)
+        self._rates.spend(caller.tenant, tokens, now, caller.limits)

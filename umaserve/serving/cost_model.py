@@ -9,7 +9,7 @@ import numpy as np
 FORGETTING = 0.98
 """Weight of a tick for each later one: about the last 50 count."""
 
-MOST_NEW = 16
+MAX_NEW = 16
 """Ticks without prefill that wait to be learned from."""
 
 MIN_TICK_S = 1e-6
@@ -20,9 +20,9 @@ _PRIOR_WEIGHTS = (1e-3, 1e-3, 1e-3, 0.01)
 """Attention's is large: what is cached grows with everything else, and would be blamed for all of it."""
 
 CORRECTING = 0.4
-MOST_WRONG = 2.0
+MAX_WRONG = 2.0
 """What one tick, or all of them, can change the correction by."""
-LATE_SHARE, MARGIN_STEP, MOST_MARGIN = 0.05, 0.1, 1.5
+LATE_SHARE, MARGIN_STEP, MAX_MARGIN = 0.05, 0.1, 1.5
 """The share of ticks that may take longer than was foreseen, and how fast the margin for it is found."""
 
 
@@ -81,9 +81,9 @@ class CostModel:
             self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Many at once cost hardly more than one, and a tick is not the time to find out.
         self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
-        self._stale = self._stale or prefill_rows > 0 or self._ticks < MOST_NEW
+        self._stale = self._stale or prefill_rows > 0 or self._ticks < MAX_NEW
         self._ticks += 1
-        if len(self._new) >= MOST_NEW:
+        if len(self._new) >= MAX_NEW:
             self._fold()
             self._stale = True
 
@@ -104,10 +104,10 @@ class CostModel:
 
     def _correct(self, late: float) -> None:
         """``late``: how long a tick took, by what was foreseen."""
-        ratio = min(max(late * self._margin, 1 / MOST_WRONG), MOST_WRONG)
-        self._correction = min(max(self._correction * ratio**CORRECTING, 1 / MOST_WRONG), MOST_WRONG)
+        ratio = min(max(late * self._margin, 1 / MAX_WRONG), MAX_WRONG)
+        self._correction = min(max(self._correction * ratio**CORRECTING, 1 / MAX_WRONG), MAX_WRONG)
         self._margin *= 1 + MARGIN_STEP * ((1 - LATE_SHARE) if late > 1 else -LATE_SHARE)
-        self._margin = min(max(self._margin, 1.0), MOST_MARGIN)
+        self._margin = min(max(self._margin, 1.0), MAX_MARGIN)
 
     def _fold(self) -> None:
         if not self._new:

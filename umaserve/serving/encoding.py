@@ -10,7 +10,7 @@ from umaserve.messages import Priority
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.policy import AGING_S
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.ticks import Chunk, Engine, Worker
+from umaserve.serving.ticks import Chunk, Engine, JobQueue
 from umaserve.serving.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Encoding:
         self,
         sessions: SessionManager,
         engine: Engine,
-        compute: Worker,
+        compute: JobQueue,
         metrics: ServingMetrics,
         clock: Callable[[], float],
     ) -> None:
@@ -55,7 +55,7 @@ class Encoding:
         if self._chunk is not None or not waiting:
             return
         session, chunk = min(waiting, key=self._order)
-        self._turns.take(session.origin.tenant)
+        self._turns.take(session.caller.tenant)
 
         def encoded(result: BaseException | None) -> None:
             self._chunk = None
@@ -84,4 +84,4 @@ class Encoding:
         assert session.request is not None
         late = self._now() - session.requested_at >= AGING_S
         first = session.request.priority is Priority.INTERACTIVE or late
-        return not first, self._turns.last(session.origin.tenant), session.requested_at
+        return not first, self._turns.last(session.caller.tenant), session.requested_at

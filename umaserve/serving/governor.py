@@ -12,7 +12,7 @@ rules, and why:
    ticks of many streams take seconds.
 3. One more is tried after ``PATIENCE_S`` where the kernel says that a core is idle: a trial on a core that is taken
    costs ticks of many times their length. Where it says nothing, ``BLIND_FACTOR`` times as long passes, and where it
-   says no, ``MOST_PATIENCE_S``. The patience doubles while a trial does not help.
+   says no, ``MAX_PATIENCE_S``. The patience doubles while a trial does not help.
 4. A trial is ``LATE_TICKS`` long, or ends with the third tick where either number is hopeless beside the other.
 """
 
@@ -37,7 +37,7 @@ SETTLED_S = 5.0
 """Of computing, before one fewer is tried first."""
 SOLVED_EVERY = 16
 """Ticks for which a solution of the cost model serves: solving takes longer than all the rest here."""
-PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0
+PATIENCE_S, MAX_PATIENCE_S = 0.5, 30.0
 BLIND_FACTOR = 8.0
 IDLE_CORES = 0.7
 OTHERS_CORES = 0.3
@@ -45,20 +45,20 @@ OTHERS_CORES = 0.3
 
 
 class ThreadGovernor:
-    """Chooses between 1 and ``most`` threads. ``core_use`` tells how the box's cores are used of late, ``None`` where
+    """Chooses between 1 and ``limit`` threads. ``core_use`` tells how the box's cores are used of late, ``None`` where
     that can't be known; times are in seconds."""
 
-    def __init__(self, most: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:
-        self.threads = most
+    def __init__(self, limit: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:
+        self.threads = limit
         self.reason = "all"
-        self._most = most
+        self._max_slots = limit
         self._core_use = core_use
         self._model = CostModel()
         self._reference = Cost()
         """Of a tick with all threads, solved now and then."""
         self._ticks = 0
         self._computed_s = 0.0
-        self._late: dict[int, deque[float]] = {n: deque(maxlen=LATE_TICKS) for n in range(1, most + 1)}
+        self._late: dict[int, deque[float]] = {n: deque(maxlen=LATE_TICKS) for n in range(1, limit + 1)}
         """How long ticks took beside the reference."""
         self._before: int | None = None
         """During a trial, the number that it is compared with."""
@@ -68,7 +68,7 @@ class ThreadGovernor:
     @property
     def cost(self) -> Cost:
         """Of a tick with the present number of threads."""
-        if self.threads == self._most or not self._late[self.threads]:
+        if self.threads == self._max_slots or not self._late[self.threads]:
             return self._model.cautious
         return self._reference.times(self._slowness(self.threads))
 
@@ -79,7 +79,7 @@ class ThreadGovernor:
         # Coefficients that make no sense are cut to nothing, and nothing may be left of a tick's cost.
         expected = max(self._reference.seconds(decode_rows, prefill_rows, cached), MIN_TICK_S)
         slowness = max(seconds, MIN_TICK_S) / expected
-        if threads == self._most:
+        if threads == self._max_slots:
             if self._ticks < SETTLED_TICKS or slowness < LIKE_ENOUGH:
                 self._model.observe(decode_rows, prefill_rows, cached, seconds)
             self._ticks += 1
@@ -88,7 +88,7 @@ class ThreadGovernor:
         if self._ticks >= SETTLED_TICKS:
             self._late[threads].append(slowness)
         self._computed_s += seconds
-        if threads == self.threads and self._most > 1 and len(self._late[threads]) >= 2:
+        if threads == self.threads and self._max_slots > 1 and len(self._late[threads]) >= 2:
             self._choose(threads, now)
 
     def _choose(self, n: int, now: float) -> None:
@@ -101,7 +101,7 @@ class ThreadGovernor:
                 self._try(n - 1)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program has a core", now)
-        elif n < self._most and now >= self._settled_at + self._patience_s and self._may_be_free(now):
+        elif n < self._max_slots and now >= self._settled_at + self._patience_s and self._may_be_free(now):
             self._try(n + 1)
 
     def _slowness(self, n: int) -> float:
@@ -116,7 +116,7 @@ class ThreadGovernor:
             return
         better = ratio < (MARGIN if n < before else 1.0)
         if n > before:
-            self._patience_s = PATIENCE_S if better else min(2 * self._patience_s, MOST_PATIENCE_S)
+            self._patience_s = PATIENCE_S if better else min(2 * self._patience_s, MAX_PATIENCE_S)
         if better:
             self._use(n, "another program has a core" if n < before else "a core is free again", now)
         else:
@@ -130,7 +130,7 @@ class ThreadGovernor:
     def _use(self, threads: int, reason: str, now: float) -> None:
         self._before = None
         self.threads = threads
-        self.reason = "all" if threads == self._most else reason
+        self.reason = "all" if threads == self._max_slots else reason
         self._settled_at = now
         self._core_use()  # What was idle before says nothing of what is idle now.
 
@@ -143,4 +143,4 @@ class ThreadGovernor:
         if use is None:
             return now >= self._settled_at + BLIND_FACTOR * self._patience_s
         # The kernel counts for the whole box, and a container's share is something else: its no is not for ever.
-        return use.idle >= IDLE_CORES or now >= self._settled_at + MOST_PATIENCE_S
+        return use.idle >= IDLE_CORES or now >= self._settled_at + MAX_PATIENCE_S

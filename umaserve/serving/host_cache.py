@@ -40,10 +40,10 @@ class HostCache:
     def used_bytes(self) -> int:
         return sum(place.size for place in self._places.values())
 
-    def put(self, owner: str, tokens: Sequence[int]) -> Place | None:
+    def put(self, scope: str, tokens: Sequence[int]) -> Place | None:
         """Where to save a sequence of these tokens; ``None`` where it is saved already, or is too long to be."""
         size = self._fixed + self._each * len(tokens)
-        known = self._prefixes.match(owner, tokens)
+        known = self._prefixes.match(scope, tokens)
         if size > self._bytes or (known is not None and known.length == len(tokens)):
             return None
         if self._head + size > self._bytes:
@@ -53,13 +53,13 @@ class HostCache:
         self._last += 1
         place = self._places[self._last] = Place(self._head, size, len(tokens))
         self._ring.append(self._last)
-        self._prefixes.put(self._last, owner, tokens)
+        self._prefixes.put(self._last, scope, tokens)
         self._head += size
         return place
 
-    def match(self, owner: str, tokens: Sequence[int]) -> Match | None:
+    def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
         """Which saved sequence begins with the most of ``tokens``, and how many those are."""
-        return self._prefixes.match(owner, tokens)
+        return self._prefixes.match(scope, tokens)
 
     def place(self, key: int) -> Place | None:
         """Where the sequence that ``match`` found lies, if it still does."""

@@ -17,7 +17,7 @@ def observe_delivery(
     metrics: ServingMetrics, session: Session, output: Output | RequestError, now: float, targets: Targets
 ) -> None:
     """Count an output that was just handed to its client; ``targets`` are those of requests that name none."""
-    dialect = session.origin.dialect
+    dialect = session.caller.dialect
     if isinstance(output, Token):
         if session.last_token_at is None:
             metrics.observe_first_token(dialect, now - session.requested_at)
@@ -44,7 +44,7 @@ def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float)
     """Count a request that has ended, and log it; ``end`` says how."""
     usage = session.usage
     took_s = 0.0 if session.started_at is None else now - session.started_at
-    metrics.observe_end(session.origin.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)
+    metrics.observe_end(session.caller.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)
     _log_end(session, end, now)
 
 
@@ -56,9 +56,9 @@ def _log_end(session: Session, end: str, now: float) -> None:
         extra={
             "fields": {
                 "request": session.request_id,
-                "dialect": session.origin.dialect,
-                "peer": session.origin.peer,
-                "key": session.origin.key,
+                "dialect": session.caller.dialect,
+                "peer": session.caller.peer,
+                "key": session.caller.key,
                 "end": end,
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,

@@ -12,7 +12,7 @@ from umaserve.serving.cost_model import Cost
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.slots import Room, Slots
-from umaserve.serving.speculation import MOST_GUESSES
+from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Adapters, Capacity, Chunk, Copy, Draft, Load, Prepared, Run, Span, Tick
 
@@ -82,30 +82,30 @@ class Planning:
         self._take_back_slots()
         snapshot = self._snapshot(cost)
         the_plan = plan(snapshot)
-        for id_ in the_plan.evict:
-            self.evict(self._sessions.get(id_))
+        for id_ in the_plan.preempt:
+            self.preempt(self._sessions.get(id_))
         self._last_adapters = the_plan.adapters
         return self._work(snapshot, the_plan, threads)
 
-    def evict(self, session: Session) -> None:
+    def preempt(self, session: Session) -> None:
         """Take its place from a session that runs: it waits for another one."""
         self._give_up(session)
-        self._sessions.evicted(session)
+        self._sessions.preempted(session)
 
     def forget_lost(self, work: Work) -> None:
         """What should have been brought back for sessions of ``work`` was not: trust nothing that is kept."""
         lost = set()
-        for move in work.tick.moves:
+        for move in work.tick.kv_operations:
             if isinstance(move, Load):
                 lost.add(move.slot)
             elif isinstance(move, Copy) and move.source in lost:
                 lost.add(move.target)
-        self.slots.forget_kept()
+        self.slots.forget_cached()
         for session in work.sessions:
             if session.slot in lost:
                 session.computed = 0
                 if session.running:
-                    self.evict(session)
+                    self.preempt(session)
 
     def distrust_all(self) -> None:
         """Trust nothing that any sequence holds: those that have one compute it again."""
@@ -113,23 +113,23 @@ class Planning:
         for session in list(self.slots.holders):
             session.computed = 0
             if session.running:
-                self.evict(session)
+                self.preempt(session)
 
     def resize(self, session: Session) -> None:
         """Its answer may now get longer or shorter; it loses its place where there are too few cells."""
         if not self.slots.promise(session, _cells(session)):
-            self.evict(session)
+            self.preempt(session)
 
     def prefilled(self, session: Session) -> None:
         """More of its prompt is computed: others may begin with it."""
         whole = session.computed == _length(session)
         self.slots.share(session, _sequence(session)[: session.computed], whole=whole)
 
-    def drafted(self, guesses: int, seconds: float) -> None:
+    def drafted(self, draft_tokens: int, seconds: float) -> None:
         """Learn what the draft model takes."""
-        if guesses:
-            before = self._drafting_s or seconds / guesses
-            self._drafting_s = before + DRAFTING_LEARNED * (seconds / guesses - before)
+        if draft_tokens:
+            before = self._drafting_s or seconds / draft_tokens
+            self._drafting_s = before + DRAFTING_LEARNED * (seconds / draft_tokens - before)
         else:
             # What was slow once is tried again some time.
             self._drafting_s *= DRAFTING_FORGOTTEN
@@ -147,7 +147,7 @@ class Planning:
         keep = session.running or request.cache_prompt
         self.slots.give_up(session, _sequence(session)[: session.computed], keep=keep)
 
-    def _owner(self, session: Session) -> str:
+    def _scope(self, session: Session) -> str:
         """Whose prompts may begin with this one's tokens, of those with the same adapters: nobody can tell by the time
         what another tenant has asked."""
         request, prepared = session.request, session.prepared
@@ -155,7 +155,7 @@ class Planning:
         assert prepared is not None
         if not request.cache_prompt:
             return f"session {session.id}"
-        tenant = "" if self._shares_prefixes else session.origin.tenant
+        tenant = "" if self._shares_prefixes else session.caller.tenant
         return f"{tenant} {prepared.adapters}" if prepared.adapters else tenant
 
     # -- what the policy is shown --------------------------------------------------------------------------------
@@ -166,14 +166,14 @@ class Planning:
         streams = [self._stream(session) for session in ready if session.state is State.DECODE]
         held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None] if prompts else ()
         # Solving for the cost takes longer than all the rest of the plan.
-        matters = prompts or any(one.guesses or one.priority is not Priority.INTERACTIVE for one in streams)
+        matters = prompts or any(one.draft_tokens or one.priority is not Priority.INTERACTIVE for one in streams)
         return Snapshot(
             now=self._now(),
             streams=streams,
             prompts=prompts,
             free_slots=self.slots.free,
             free_cells=self.slots.free_cells,
-            cached=self.slots.used_cells + self.slots.kept_cells,
+            cached=self.slots.used_cells + self.slots.cached_cells,
             batch_tokens=self._capacity.batch_tokens,
             cost=cost() if matters else Cost(),
             held=held,
@@ -185,14 +185,14 @@ class Planning:
         request, prepared = session.request, session.prepared
         assert request is not None
         assert prepared is not None
-        guesses, acceptance, drafts = 0, 0.0, False
+        draft_tokens, acceptance, drafts = 0, 0.0, False
         if session.repetition is not None:
             # One token comes in any case, and may be the last.
-            most = min(MOST_GUESSES, prepared.max_tokens - len(session.generated) - 1)
-            session.guesses = session.repetition.guesses(most)
-            guesses, acceptance = len(session.guesses), session.repetition.acceptance.share
-            if not guesses and self._capacity.drafts and not prepared.spans:
-                guesses, acceptance, drafts = most, session.drafting.share, True
+            limit = min(MAX_DRAFT_TOKENS, prepared.max_tokens - len(session.generated) - 1)
+            session.draft_tokens = session.repetition.draft_tokens(limit)
+            draft_tokens, acceptance = len(session.draft_tokens), session.repetition.acceptance.share
+            if not draft_tokens and self._capacity.drafts and not prepared.spans:
+                draft_tokens, acceptance, drafts = limit, session.drafting.share, True
         return Stream(
             id=session.id,
             target_tbt_s=request.target_tbt_s or self._targets.tbt_s,
@@ -200,7 +200,7 @@ class Planning:
             arrived_at=session.requested_at,
             cells=session.cells,
             last_token_at=session.last_made_at or 0.0,
-            guesses=guesses,
+            draft_tokens=draft_tokens,
             acceptance=acceptance,
             drafts=drafts,
             adapters=prepared.adapters,
@@ -218,10 +218,10 @@ class Planning:
 
     def _look_up(self, session: Session) -> None:
         """What it can reuse, and whom it does better to wait for, since that one computes more of it just now."""
-        owner, tokens = self._owner(session), _sequence(session)
+        scope, tokens = self._scope(session), _sequence(session)
         session.looked_at = self.slots.version
-        session.reusable = self.slots.reusable(owner, tokens)
-        coming = self.slots.coming(owner, tokens)
+        session.reusable = self.slots.reusable(scope, tokens)
+        coming = self.slots.coming(scope, tokens)
         session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
 
     def _follows(self, session: Session) -> bool:
@@ -260,8 +260,8 @@ class Planning:
         sessions = [self._sessions.get(id_) for id_, _ in (*the_plan.decode, *the_plan.prefill)]
         runs: list[Run] = []
         drafts: list[Draft] = []
-        for session, (_id, guesses) in zip(sessions, the_plan.decode, strict=False):
-            run, wants = self._decode(session, guesses)
+        for session, (_id, draft_tokens) in zip(sessions, the_plan.decode, strict=False):
+            run, wants = self._decode(session, draft_tokens)
             if wants:
                 drafts.append(Draft(len(runs), _sequence(session), wants))
             runs.append(run)
@@ -273,24 +273,24 @@ class Planning:
             sessions += [session] * len(pieces)
         decoding = {id_ for id_, _ in the_plan.decode}
         return Work(
-            tick=Tick(self.slots.take_moves(), runs, threads, the_plan.adapters, drafts),
+            tick=Tick(self.slots.take_kv_operations(), runs, threads, the_plan.adapters, drafts),
             sessions=sessions,
-            decode_rows=sum(1 + guesses for _, guesses in the_plan.decode),
+            decode_rows=sum(1 + draft_tokens for _, draft_tokens in the_plan.decode),
             prefill_rows=sum(len(run.tokens) for run in runs[decode_runs:]),
             cached=snapshot.cached,
             budget_s=min((stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding), default=None),
             throttled=the_plan.throttled,
         )
 
-    def _decode(self, session: Session, n_guesses: int) -> tuple[Run, int]:
+    def _decode(self, session: Session, n_draft_tokens: int) -> tuple[Run, int]:
         """The run, and the guesses that the draft model is to add."""
         prepared = session.prepared
         assert prepared is not None
         assert session.slot is not None
-        guesses = session.guesses[:n_guesses]
-        tokens = [session.generated[-1], *guesses]
-        run = Run(session.slot, session.computed, tokens, prepared.sampler, prepared.logprobs, len(guesses))
-        return run, n_guesses - len(guesses)
+        draft_tokens = session.draft_tokens[:n_draft_tokens]
+        tokens = [session.generated[-1], *draft_tokens]
+        run = Run(session.slot, session.computed, tokens, prepared.sampler, prepared.logprobs, len(draft_tokens))
+        return run, n_draft_tokens - len(draft_tokens)
 
     def _prefill(self, session: Session, n_tokens: int) -> list[Run]:
         """Text, or media with the text behind them: what comes first has to be decoded first, and all text of a tick is
@@ -314,7 +314,7 @@ class Planning:
         return runs
 
     def _start(self, session: Session) -> int:
-        slot = self.slots.take(session, Room(_cells(session), _sequence(session), self._owner(session)))
+        slot = self.slots.take(session, Room(_cells(session), _sequence(session), self._scope(session)))
         self._started(session)
         return slot
 

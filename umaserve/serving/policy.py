@@ -8,7 +8,7 @@ The rules, and why:
    target among the running streams, by the cost model. At least ``PREFILL_FLOOR`` all the same, so that a target that
    is barely kept does not stop prompts for ever.
 3. Where decoding alone breaks that target, it is lost, and the deadlines for first tokens decide: prefill gets the
-   share of the time that they need, from ``LEAST_SHARE`` to ``MOST_SHARE``. A prompt that has missed its deadline gets
+   share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. A prompt that has missed its deadline gets
    the least share in any case, or streams that barely keep their target would let nobody in.
 4. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
    a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.)
@@ -22,7 +22,7 @@ The rules, and why:
    unless they have aged. They go on later where they were.
 8. Guesses at a stream's next tokens are verified with it when no prompt wants the time, as many as bring more tokens a
    second than they cost, by the share of this stream's guesses that proved right. They make a tick longer by at most
-   ``SLOWED_BY_GUESSES`` of what it takes the others.
+   ``MAX_SLOWDOWN`` of what it takes the others.
 9. Runs with different LoRA adapters can't share a decode: each set of adapters has its tick in turn.
 """
 
@@ -36,8 +36,8 @@ from umaserve.serving.cost_model import MIN_TICK_S, Cost
 from umaserve.serving.ticks import Adapters
 
 PREFILL_FLOOR = 1
-LEAST_SHARE, MOST_SHARE = 0.15, 0.6
-SLOWED_BY_GUESSES = 0.25
+MIN_SHARE, MAX_SHARE = 0.15, 0.6
+MAX_SLOWDOWN = 0.25
 IDLE_TICK_S = 0.2
 AGING_S = 30.0
 HEADROOM = 0.95
@@ -55,7 +55,7 @@ class Stream:
     cells: int = 0
     """KV cells promised to it."""
     last_token_at: float = 0.0
-    guesses: int = 0
+    draft_tokens: int = 0
     """How many of its next tokens can be guessed."""
     acceptance: float = 0.0
     """The share of guesses that proves right."""
@@ -116,7 +116,7 @@ class Plan:
 
     decode: tuple[tuple[int, int], ...]
     prefill: tuple[tuple[int, int], ...] = ()
-    evict: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
     adapters: Adapters = ()
     throttled: bool = False
     """Whether there was more to prefill than the tick's time allowed."""
@@ -156,13 +156,13 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
         streams = _with_background(snapshot, urgent, streams, HEADROOM * target)
     streams = streams[: snapshot.batch_tokens]
     if not snapshot.prompts:
-        return Plan(_guessing(snapshot, streams, target), adapters=adapters)
-    rows = most = _prefill_rows(snapshot, prompts, len(streams), target)
+        return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
+    rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
     room = _Room(snapshot)
     prefill: list[tuple[int, int]] = []
     waiting = 0
     for prompt in sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now)):
-        if prompt.id in room.evicted:
+        if prompt.id in room.preempted:
             continue
         if prompt.adapters != adapters:
             room.leave(prompt)
@@ -173,17 +173,17 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
             waiting += tokens < prompt.remaining
             prefill.append((prompt.id, tokens))
             rows -= tokens
-    streams = [stream for stream in streams if stream.id not in room.evicted]
-    decode = tuple((stream.id, 0) for stream in streams) if prefill else _guessing(snapshot, streams, target)
-    throttled = bool(waiting) and most < snapshot.batch_tokens - len(streams)
-    return Plan(decode, tuple(prefill), tuple(room.evicted), adapters, throttled)
+    streams = [stream for stream in streams if stream.id not in room.preempted]
+    decode = tuple((stream.id, 0) for stream in streams) if prefill else _with_draft_tokens(snapshot, streams, target)
+    throttled = bool(waiting) and limit < snapshot.batch_tokens - len(streams)
+    return Plan(decode, tuple(prefill), tuple(room.preempted), adapters, throttled)
 
 
 class _Room:
     """Slots and cells for prompts that start, and who gives way for them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.evicted: dict[int, None] = {}
+        self.preempted: dict[int, None] = {}
         self._slots, self._cells = snapshot.free_slots, snapshot.free_cells
         self._held: list[Held] = list(snapshot.held)
         running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
@@ -210,7 +210,7 @@ class _Room:
         while self._slots <= 0 or prompt.cells > self._cells:
             victim = victims.pop(0)
             (self._held if victim in self._held else self._background).remove(victim)
-            self.evicted[victim.id] = None
+            self.preempted[victim.id] = None
             self._slots += 1
             self._cells += victim.cells
         self._slots -= 1
@@ -244,9 +244,9 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     if decode_rows and decode_s > target:
         share = _needed_share(snapshot, prompts)
         # Where decoding takes nearly IDLE_TICK_S or more by itself, prefill still has its least share.
-        seconds = min(decode_s / (1 - share), max(decode_s / (1 - LEAST_SHARE), IDLE_TICK_S))
+        seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), IDLE_TICK_S))
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
-        seconds = max(seconds, decode_s / (1 - LEAST_SHARE))
+        seconds = max(seconds, decode_s / (1 - MIN_SHARE))
     rows = cost.prefill_rows_within(seconds, decode_rows, cached)
     return min(max(rows, PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
 
@@ -259,35 +259,36 @@ def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
         done_after += row_s * prompt.remaining
         left = prompt.arrived_at + prompt.target_ttft_s - snapshot.now
         needed = max(needed, done_after / left if left > 0 else 1.0)
-    return min(max(needed, LEAST_SHARE), MOST_SHARE)
+    return min(max(needed, MIN_SHARE), MAX_SHARE)
 
 
-def _guessing(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
+def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
     """Each stream with the number of guesses that pay: one that proves right with probability p brings p tokens for the
     time of a row, in which all streams together would have made their share of a tick's tokens."""
-    if not any(stream.guesses for stream in streams):
+    if not any(stream.draft_tokens for stream in streams):
         return tuple((stream.id, 0) for stream in streams)
     cost = snapshot.cost
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
     left_s = HEADROOM * target - tick_s
     if len(streams) > 1:
-        left_s = min(left_s, SLOWED_BY_GUESSES * tick_s)
+        left_s = min(left_s, MAX_SLOWDOWN * tick_s)
     left_rows = snapshot.batch_tokens - len(streams)
     guessing = []
     for stream in streams:
         each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
-        most = min(stream.guesses, left_rows, max(0, int(left_s / each_s)))
-        guesses, probability = 0, stream.acceptance
+        limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
+        draft_tokens, probability = 0, stream.acceptance
         # Alone, a first guess is tried at even odds: nothing else would show what a row costs.
-        while guesses < most and (
-            probability * tick_s > len(streams) * each_s or (guesses == 0 and len(streams) == 1 and probability >= 0.5)
+        while draft_tokens < limit and (
+            probability * tick_s > len(streams) * each_s
+            or (draft_tokens == 0 and len(streams) == 1 and probability >= 0.5)
         ):
-            guesses += 1
+            draft_tokens += 1
             probability *= stream.acceptance
-        left_rows -= guesses
-        left_s -= guesses * each_s
-        guessing.append((stream.id, guesses))
+        left_rows -= draft_tokens
+        left_s -= draft_tokens * each_s
+        guessing.append((stream.id, draft_tokens))
     return tuple(guessing)
 
 

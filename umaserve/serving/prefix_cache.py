@@ -37,14 +37,14 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._held)
 
-    def put(self, holder: int, owner: str, tokens: Sequence[int]) -> None:
+    def put(self, holder: int, scope: str, tokens: Sequence[int]) -> None:
         """``holder`` now holds exactly ``tokens``."""
         self.remove(holder)
         whole = tuple(tokens)
         if not whole:
             return
-        self._held[holder] = (owner, whole)
-        node = self._roots.setdefault(owner, _Node(()))
+        self._held[holder] = (scope, whole)
+        node = self._roots.setdefault(scope, _Node(()))
         at = 0
         while at < len(whole):
             child = node.children.get(whole[at])
@@ -61,10 +61,10 @@ class PrefixCache:
         """Whose tokens ``holder`` holds, and which; none where it holds nothing."""
         return self._held.get(holder, ("", ()))
 
-    def match(self, owner: str, tokens: Sequence[int]) -> Match | None:
+    def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
         """Who of this owner's holds the most of the first ``tokens``; of several the one added last."""
         whole = tuple(tokens)
-        node = self._roots.get(owner)
+        node = self._roots.get(scope)
         found, at = None, 0
         while node is not None and at < len(whole):
             node = node.children.get(whole[at])
@@ -79,20 +79,20 @@ class PrefixCache:
 
     def remove(self, holder: int) -> None:
         """``holder`` holds nothing any more."""
-        owner, tokens = self._held.pop(holder, ("", ()))
+        scope, tokens = self._held.pop(holder, ("", ()))
         if not tokens:
             return
-        for parent, child in reversed(list(self._path(owner, tokens))):
+        for parent, child in reversed(list(self._path(scope, tokens))):
             del child.holders[holder]
             if not child.holders:
                 del parent.children[child.edge[0]]
             elif len(child.children) == 1:
                 _join(child)
-        if not self._roots[owner].children:
-            del self._roots[owner]
+        if not self._roots[scope].children:
+            del self._roots[scope]
 
-    def _path(self, owner: str, tokens: Tokens) -> Iterator[tuple[_Node, _Node]]:
-        node, at = self._roots[owner], 0
+    def _path(self, scope: str, tokens: Tokens) -> Iterator[tuple[_Node, _Node]]:
+        node, at = self._roots[scope], 0
         while at < len(tokens):
             child = node.children[tokens[at]]
             yield node, child

@@ -12,12 +12,12 @@ from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.states import State
-from umaserve.serving.ticks import Engine, Prepared, Worker
+from umaserve.serving.ticks import Engine, JobQueue, Prepared
 from umaserve.serving.turns import Turns
 
 log = logging.getLogger(__name__)
 
-MOST_MEDIA_AHEAD = 4
+MAX_MEDIA_AHEAD = 4
 """Prompts with media that are prepared and haven't started: their pixels and spectra are larger than their files."""
 
 
@@ -29,7 +29,7 @@ class Preparing:
         self,
         sessions: SessionManager,
         engine: Engine,
-        worker: Worker,
+        worker: JobQueue,
         clock: Callable[[], float],
         content_filter: ContentFilter | None,
         *,
@@ -59,13 +59,13 @@ class Preparing:
             return
         self._waiting = [session for session in self._waiting if session.running]
         media_ahead = sum(map(_is_ahead_with_media, self._sessions.running()))
-        ready = [s for s in self._waiting if media_ahead < MOST_MEDIA_AHEAD or not _has_media(s)]
+        ready = [s for s in self._waiting if media_ahead < MAX_MEDIA_AHEAD or not _has_media(s)]
         if not ready:
             return
         session = min(ready, key=self._order)
         self._waiting.remove(session)
-        self._turns.take(session.origin.tenant)
-        request, tenant = session.request, "" if self._shares_prefixes else session.origin.tenant
+        self._turns.take(session.caller.tenant)
+        request, tenant = session.request, "" if self._shares_prefixes else session.caller.tenant
         assert request is not None
 
         def prepared(result: Prepared | BaseException) -> None:
@@ -88,7 +88,7 @@ class Preparing:
 
     def _order(self, session: Session) -> tuple[int, int, int]:
         assert session.request is not None
-        return session.request.priority, self._turns.last(session.origin.tenant), session.id
+        return session.request.priority, self._turns.last(session.caller.tenant), session.id
 
     def _prepare(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prepared:
         """On the preparing thread."""

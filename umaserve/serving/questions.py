@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
-from umaserve.serving.ticks import Engine, Worker
+from umaserve.serving.ticks import Engine, JobQueue
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ class Question:
 
 
 class Questions:
-    """Puts queries to an engine, on the thread that each is for; at most ``most`` wait."""
+    """Puts queries to an engine, on the thread that each is for; at most ``limit`` wait."""
 
-    def __init__(self, engine: Engine, compute: Worker, preparing: Worker, most: int) -> None:
+    def __init__(self, engine: Engine, compute: JobQueue, preparing: JobQueue, limit: int) -> None:
         self._engine = engine
         self._compute = compute
         self._preparing = preparing
-        self._most = most
+        self._max_slots = limit
         self._asked: set[Question] = set()
         self._embedding: deque[Question] = deque()
         """In turns: one text of one question between two ticks, so that neither streams nor askers wait for long."""
@@ -52,9 +52,11 @@ class Questions:
 
     def ask(self, query: Query, render: Render, answered: Answered) -> Question:
         """``answered`` gets the rendered answer in a later turn; raises ``RequestError`` where too many wait."""
-        if len(self._asked) >= self._most:
+        if len(self._asked) >= self._max_slots:
             raise RequestError(
-                Fault.MEMORY_PRESSURE, f"request: {self._most} questions wait already; try again later", retry_after_s=1
+                Fault.MEMORY_PRESSURE,
+                f"request: {self._max_slots} questions wait already; try again later",
+                retry_after_s=1,
             )
         question = Question(query, render, answered)
         self._asked.add(question)

@@ -12,7 +12,7 @@ SWEEP_ABOVE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RateLimits:
     """A key's own numbers; ``None``: the server's, 0: no limit."""
 
     requests_per_minute: float | None
@@ -53,7 +53,7 @@ class Rates:
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._sweep_above = SWEEP_ABOVE
 
-    def admit(self, tenant: str, now: float, own: Limits | None = None) -> None:
+    def admit(self, tenant: str, now: float, own: RateLimits | None = None) -> None:
         """Take one request, or raise ``RequestError`` and take nothing. No tokens may be owed; none need be left."""
         requests = self._bucket(tenant, "requests", now, own)
         tokens = self._bucket(tenant, "tokens", now, own)
@@ -74,13 +74,13 @@ class Rates:
         if requests is not None:
             requests.take(1, now)
 
-    def spend(self, tenant: str, tokens: int, now: float, own: Limits | None = None) -> None:
+    def spend(self, tenant: str, tokens: int, now: float, own: RateLimits | None = None) -> None:
         """Take tokens that were generated, more than are left if need be."""
         bucket = self._bucket(tenant, "tokens", now, own)
         if bucket is not None:
             bucket.take(tokens, now)
 
-    def _bucket(self, tenant: str, unit: str, now: float, own: Limits | None) -> Bucket | None:
+    def _bucket(self, tenant: str, unit: str, now: float, own: RateLimits | None) -> Bucket | None:
         """The tenant's bucket for ``unit``; ``None`` without a limit."""
         per_minute = None
         if own is not None:

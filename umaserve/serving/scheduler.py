@@ -14,11 +14,11 @@ from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning, Targets, Work
 from umaserve.serving.preparing import Preparing, has_media
-from umaserve.serving.sessions import Hold, Origin, Session, SessionManager
+from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.speculation import Repetition
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
-from umaserve.serving.ticks import Engine, Outcome, Run, TickResult, Worker
+from umaserve.serving.ticks import Engine, JobQueue, Outcome, Run, TickResult
 from umaserve.system.cores import CoreUse
 
 log = logging.getLogger(__name__)
@@ -33,21 +33,21 @@ class Scheduler:
         self,
         sessions: SessionManager,
         engine: Engine,
-        compute: Worker,
-        preparing: Worker,
-        preparing_media: Worker,
+        compute: JobQueue,
+        preparing: JobQueue,
+        preparing_media: JobQueue,
         targets: Targets,
         clock: Callable[[], float],
         content_filter: ContentFilter | None = None,
-        spent: Callable[[Origin, int, float], None] | None = None,
+        spent: Callable[[Caller, int, float], None] | None = None,
         metrics: ServingMetrics | None = None,
         core_use: Callable[[], CoreUse | None] = lambda: None,
         *,
         shared_prefixes: bool = False,
-        guesses: bool = True,
+        draft_tokens: bool = True,
     ) -> None:
         """``spent`` is told of each token that its client was given: whose, how many, when. ``shared_prefixes``: all
-        may reuse what was computed for others; ``guesses``: whether what a text repeats is guessed."""
+        may reuse what was computed for others; ``draft_tokens``: whether what a text repeats is guessed."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
@@ -56,7 +56,7 @@ class Scheduler:
         self._targets = targets
         self._now = clock
         # A wrong guess has to be taken back, which is cutting a sequence short.
-        self._guesses = guesses and engine.capacity.kept_cells > 0
+        self._speculates = draft_tokens and engine.capacity.cached_cells > 0
         self._preparing, self._preparing_media = (
             Preparing(sessions, engine, worker, clock, content_filter, shared_prefixes=shared_prefixes)
             for worker in (preparing, preparing_media)
@@ -89,7 +89,7 @@ class Scheduler:
             now = self._now()
             observe_delivery(self.metrics, session, output, now, self._targets)
             if self._spent is not None and isinstance(output, Token):
-                self._spent(session.origin, 1, now)
+                self._spent(session.caller, 1, now)
 
     def tell_waiting(self) -> None:
         """Tell each request that has waited for others for ``PATIENCE_S`` where it stands."""
@@ -120,7 +120,7 @@ class Scheduler:
 
     def shed_caches(self) -> None:
         """The box's memory is short: drop what is kept for later prompts."""
-        self._planning.slots.forget_kept()
+        self._planning.slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Scheduler:
         work = self._planning.next(lambda: self._governor.cost, self._governor.threads)
         self._encoding.next(self._planning.to_encode)
         tick = work.tick
-        if not tick.runs and not tick.moves:
+        if not tick.runs and not tick.kv_operations:
             return
         self._in_flight = True
         self._compute.submit(lambda: self._engine.run(tick), lambda result: self._finished(work, result))
@@ -141,7 +141,7 @@ class Scheduler:
             session.reused = session.computed
             self._sessions.put(session, Placed())
             self.metrics.prefix_reused_tokens += session.reused
-            self.metrics.observe_start(session.origin.dialect, session.started_at - session.requested_at)
+            self.metrics.observe_start(session.caller.dialect, session.started_at - session.requested_at)
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Scheduler:
         self.pump()
         # Learned after the next tick was submitted, which can do without what this one shows.
         if work.tick.runs and result.outcome is Outcome.DONE:
-            not_drafted = sum(draft.most for draft in work.tick.drafts) - sum(result.drafted)
+            not_drafted = sum(draft.limit for draft in work.tick.drafts) - sum(result.drafted)
             rows = work.decode_rows - not_drafted, work.prefill_rows
             self._governor.observe(work.tick.threads, *rows, work.cached, result.seconds, self._now())
             over = work.budget_s is not None and result.seconds > work.budget_s
@@ -187,9 +187,9 @@ class Scheduler:
                         self._advance(session, run, result.tokens[index], result.logprobs.get(index), now)
                     except RequestError as error:
                         self._sessions.fail(session, error)
-                for draft, guesses in zip(work.tick.drafts, result.drafted, strict=True):
+                for draft, draft_tokens in zip(work.tick.drafts, result.drafted, strict=True):
                     right = len(result.tokens[draft.run]) - 1
-                    self._count_guesses(work.sessions[draft.run], guesses, right, drafted=True)
+                    self._count_draft_tokens(work.sessions[draft.run], draft_tokens, right, drafted=True)
                 self._planning.drafted(sum(result.drafted), result.drafting_s)
 
     def _fail_all(self, sessions: list[Session]) -> None:
@@ -207,22 +207,22 @@ class Scheduler:
             else:
                 self.metrics.prompt_tokens += len(run.tokens)
         # Of what was guessed it holds what was right, which all sampled tokens but the last one repeat.
-        session.computed += len(run.tokens) - run.guesses + max(0, len(tokens) - 1)
+        session.computed += len(run.tokens) - run.draft_tokens + max(0, len(tokens) - 1)
         if session.state is State.PREFILL:
             self._planning.prefilled(session)
-        if tokens and (run.guesses or session.guesses):
-            self._count_guesses(session, run.guesses, len(tokens) - 1, drafted=False)
+        if tokens and (run.draft_tokens or session.draft_tokens):
+            self._count_draft_tokens(session, run.draft_tokens, len(tokens) - 1, drafted=False)
         for index, token in enumerate(tokens):
             if session.running:
                 self._take(session, token, None if logprobs is None else logprobs[index], now)
 
-    def _count_guesses(self, session: Session, guesses: int, right: int, *, drafted: bool) -> None:
-        self.metrics.guesses += guesses
-        self.metrics.guesses_right += right
+    def _count_draft_tokens(self, session: Session, draft_tokens: int, right: int, *, drafted: bool) -> None:
+        self.metrics.draft_tokens += draft_tokens
+        self.metrics.draft_tokens_accepted += right
         if drafted:
-            session.drafting.observe(guesses, right)
+            session.drafting.observe(draft_tokens, right)
         elif session.repetition is not None:
-            session.repetition.acceptance.observe(guesses, right)
+            session.repetition.acceptance.observe(draft_tokens, right)
 
     def _take(self, session: Session, token: int, logprobs: Logprobs | None, now: float) -> None:
         """One sampled token."""
@@ -233,7 +233,7 @@ class Scheduler:
         assert text is not None
         if not session.generated:
             self._sessions.put(session, Prefilled(len(prepared.tokens)))
-        if self._guesses and session.repetition is None:
+        if self._speculates and session.repetition is None:
             text_from = prepared.spans[-1].end if prepared.spans else 0
             session.repetition = Repetition(prepared.tokens[text_from:])
         if token in self._engine.end_tokens:
@@ -282,7 +282,7 @@ class Scheduler:
             "threads": self._governor.threads,
             "threads_reason": self._governor.reason,
             "kv_cells_used": self._planning.slots.used_cells,
-            "kv_cells_kept": self._planning.slots.kept_cells,
+            "kv_cells_cached": self._planning.slots.cached_cells,
             "kv_cells_total": self._engine.capacity.cells,
             "host_cache_bytes": self._planning.slots.host_bytes,
         }

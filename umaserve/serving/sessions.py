@@ -27,7 +27,7 @@ from umaserve.messages import (
     Usage,
 )
 from umaserve.serving.answer_text import AnswerText
-from umaserve.serving.rates import Limits
+from umaserve.serving.rates import RateLimits
 from umaserve.serving.speculation import Acceptance, Repetition
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
 from umaserve.serving.ticks import Prepared
@@ -40,8 +40,8 @@ MAX_CHANGES = 8
 
 Sink = Callable[[Output | RequestError], None]
 
-Admit = Callable[["Origin", int, float], None]
-"""Raises ``RequestError`` where a request of this origin may not join a queue of this length now."""
+Admit = Callable[["Caller", int, float], None]
+"""Raises ``RequestError`` where a request of this caller may not join a queue of this length now."""
 
 
 class Hold(enum.Enum):
@@ -53,7 +53,7 @@ class Hold(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Caller:
     """Where a request comes from: labels for people, and what its sender is granted. No session looks inside."""
 
     dialect: str
@@ -61,7 +61,7 @@ class Origin:
     key: str = ""
     priority: Priority = Priority.INTERACTIVE
     """The best class that its requests get."""
-    limits: Limits | None = None
+    limits: RateLimits | None = None
     """Rates of its own."""
 
     @property
@@ -75,7 +75,7 @@ class Session:
 
     id: int
     sink: Sink
-    origin: Origin
+    caller: Caller
     state: State = State.RECV_REQ
     request: Generate | None = None
     prepared: Prepared | None = None
@@ -95,7 +95,7 @@ class Session:
     """The version of what can be reused at that time."""
     repetition: Repetition | None = None
     """Its text, to guess from; ``None``: guess nothing."""
-    guesses: Sequence[int] = ()
+    draft_tokens: Sequence[int] = ()
     """Its next tokens, as far as they are guessed."""
     drafting: Acceptance = field(default_factory=Acceptance)
     """Of the draft model's guesses."""
@@ -169,33 +169,33 @@ class SessionManager:
         self._changes: dict[int, list[Steering]] = {}
         self._with_output: dict[int, Session] = {}
 
-    def open(self, sink: Sink, origin: Origin) -> Session:
+    def open(self, sink: Sink, caller: Caller) -> Session:
         """A session that waits for its request. ``sink`` gets its outputs, and a ``RequestError`` if it fails."""
         self.totals.sessions += 1
-        return Session(next(self._ids), sink, origin)
+        return Session(next(self._ids), sink, caller)
 
     def request(self, session: Session, request: Generate, now: float, *, admitted: bool = False) -> None:
         """Start ``request``; raises ``RequestError`` where it isn't admitted, unless it was as a part of another."""
         try:
             if not admitted:
-                self.admit(session.origin, now)
+                self.admit(session.caller, now)
         except RequestError as error:
             error.request_id = request.id
             session.request, session.requested_at = request, now
             self._ended(session, error.fault.name.lower())
             raise
         self._move(session, Event.REQUEST)
-        session.request = replace(request, priority=max(request.priority, session.origin.priority))
+        session.request = replace(request, priority=max(request.priority, session.caller.priority))
         session.requested_at = session.waits_since = now
         self._running[session.id] = session
         self._arrived[session.id] = session
 
-    def admit(self, origin: Origin, now: float) -> None:
-        """Raise ``RequestError`` where nothing more of this origin is taken now."""
+    def admit(self, caller: Caller, now: float) -> None:
+        """Raise ``RequestError`` where nothing more of this caller is taken now."""
         if self.draining:
             raise RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
         if self._admit is not None:
-            self._admit(origin, self.waiting, now)
+            self._admit(caller, self.waiting, now)
 
     @property
     def waiting(self) -> int:
@@ -263,9 +263,9 @@ class SessionManager:
         if session.holds:
             self._move(session, Event.HOLD)
 
-    def evicted(self, session: Session) -> None:
+    def preempted(self, session: Session) -> None:
         """Its place was taken: what it had computed will be computed again when there is room."""
-        self._move(session, Event.EVICT)
+        self._move(session, Event.PREEMPT)
         session.slot = None
         session.computed = 0
         session.waits_since = self._now()
@@ -320,10 +320,10 @@ class SessionManager:
         """Whether changes wait that could be taken."""
         return any(self._running[id_].prepared is not None for id_ in self._changes)
 
-    def take_changes(self, most: int) -> list[tuple[Session, list[Steering]]]:
-        """Changes to at most ``most`` requests that are prepared, each request's in the order in which they came."""
+    def take_changes(self, limit: int) -> list[tuple[Session, list[Steering]]]:
+        """Changes to at most ``limit`` requests that are prepared, each request's in the order in which they came."""
         ready = [self._running[id_] for id_ in self._changes if self._running[id_].prepared is not None]
-        return [(session, self._changes.pop(session.id)) for session in ready[:most]]
+        return [(session, self._changes.pop(session.id)) for session in ready[:limit]]
 
     def get(self, session_id: int) -> Session:
         """The running session of this id."""

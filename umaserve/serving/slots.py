@@ -8,7 +8,7 @@ from typing import NamedTuple
 from umaserve.serving.host_cache import HostCache
 from umaserve.serving.prefix_cache import Match, PrefixCache
 from umaserve.serving.sessions import Session
-from umaserve.serving.ticks import Capacity, Copy, Load, Move, Release, Save, Shed, without_parts
+from umaserve.serving.ticks import Capacity, Copy, KVOperation, Load, Release, Save, Shed, without_parts
 
 MIN_REUSED = 4
 """Fewer tokens than these are computed as fast as their reuse is arranged for."""
@@ -19,7 +19,7 @@ class Room(NamedTuple):
 
     cells: int
     tokens: Sequence[int]
-    owner: str
+    scope: str
 
 
 class _Source(NamedTuple):
@@ -42,14 +42,14 @@ class Slots:
 
     def __init__(self, capacity: Capacity) -> None:
         self._cells = capacity.cells
-        self._most = capacity.slots
-        self._most_kept = capacity.kept_cells
+        self._max_slots = capacity.slots
+        self._max_cached = capacity.cached_cells
         self._free = list(reversed(range(max(capacity.sequences, capacity.slots))))
-        self._moves: list[Move] = []
+        self._kv_operations: list[KVOperation] = []
         """For the next tick, in order, before its own work."""
         self._holders: dict[int, Session] = {}
         """By session id, also when the session has ended and its slot is still to be taken back."""
-        self._owners: dict[int, str] = {}
+        self._scopes: dict[int, str] = {}
         """Of the holders' slots."""
         self._kept: dict[int, int] = {}
         """Slots of ended sessions with the number of their tokens, the one used longest ago first."""
@@ -58,7 +58,7 @@ class Slots:
         """By session id, of those whose prompts are being computed."""
         self._host = HostCache(capacity.host_bytes, capacity.saved_bytes) if capacity.host_bytes else None
         self._promised = 0
-        self._kept_cells = 0
+        self._cached_cells = 0
         self.version = 0
         """Grows with every change of what can be reused."""
 
@@ -69,7 +69,7 @@ class Slots:
     @property
     def free(self) -> int:
         """Sessions that may still begin; what is kept makes way for them."""
-        return self._most - len(self._holders)
+        return self._max_slots - len(self._holders)
 
     @property
     def free_cells(self) -> int:
@@ -82,27 +82,27 @@ class Slots:
         return sum(session.computed for session in self._holders.values())
 
     @property
-    def kept_cells(self) -> int:
+    def cached_cells(self) -> int:
         """Cells that are kept for later prompts."""
-        return self._kept_cells
+        return self._cached_cells
 
     @property
     def host_bytes(self) -> int:
         """Host memory that holds sequences."""
         return 0 if self._host is None else self._host.used_bytes
 
-    def reusable(self, owner: str, tokens: Sequence[int]) -> int:
+    def reusable(self, scope: str, tokens: Sequence[int]) -> int:
         """How many of the first ``tokens`` need not be computed again. The last one always is: it gives the logits."""
-        return self._source(owner, tokens).length
+        return self._source(scope, tokens).length
 
-    def coming(self, owner: str, tokens: Sequence[int]) -> Match | None:
+    def coming(self, scope: str, tokens: Sequence[int]) -> Match | None:
         """The session, by its id, that computes the most of the first ``tokens`` just now, if that is worth reusing."""
-        found = self._coming.match(owner, tokens[:-1])
+        found = self._coming.match(scope, tokens[:-1])
         return found if found is not None and found.length >= MIN_REUSED else None
 
     def take(self, session: Session, room: Room) -> int:
         """Give ``session`` a slot, of which there must be a free one; ``session.computed`` is what it can reuse."""
-        source = self._source(room.owner, room.tokens)
+        source = self._source(room.scope, room.tokens)
         self._make_way(max(room.cells, source.cells), spare=source.slot)
         scarce = not self._fits(room.cells) or not (self._free or self._kept.keys() - {source.slot})
         if source.slot in self._kept and (self._kept[source.slot] == source.length or scarce):
@@ -111,14 +111,14 @@ class Slots:
             slot = self._free.pop() if self._free else self._drop_oldest(spare=source.slot)
             length = self._begin(slot, source)
         self._holders[session.id] = session
-        self._owners[slot] = room.owner
+        self._scopes[slot] = room.scope
         session.slot, session.cells, session.computed = slot, room.cells, length
         self._promised += room.cells
         if length:
             # It is there before any other move that comes after this one: others may begin with it at once.
-            self._prefixes.put(slot, room.owner, room.tokens[:length])
-        if self._most_kept:
-            self._coming.put(session.id, room.owner, room.tokens)
+            self._prefixes.put(slot, room.scope, room.tokens[:length])
+        if self._max_cached:
+            self._coming.put(session.id, room.scope, room.tokens)
             self.version += 1
         return slot
 
@@ -134,10 +134,10 @@ class Slots:
 
     def share(self, session: Session, tokens: Sequence[int], *, whole: bool = True) -> None:
         """``session`` has computed ``tokens``, and perhaps its ``whole`` prompt: others may begin with them."""
-        if self._most_kept and session.slot is not None:
+        if self._max_cached and session.slot is not None:
             if whole:
                 self._coming.remove(session.id)
-            self._prefixes.put(session.slot, self._owners[session.slot], tokens)
+            self._prefixes.put(session.slot, self._scopes[session.slot], tokens)
             self.version += 1
 
     def give_up(self, session: Session, tokens: Sequence[int], *, keep: bool) -> None:
@@ -147,51 +147,51 @@ class Slots:
             raise RuntimeError(f"session {session.id} has no slot")
         self._coming.remove(session.id)
         self.version += 1
-        owner = self._owners.pop(slot)
+        scope = self._scopes.pop(slot)
         del self._holders[session.id]
         self._promised -= session.cells
         session.cells = 0
         session.slot = None
-        if not keep or len(tokens) < MIN_REUSED or not self._most_kept:
+        if not keep or len(tokens) < MIN_REUSED or not self._max_cached:
             self._release(slot)
             return
         # It may hold more: what was guessed, or sampled after the end.
-        self._moves.append(Release(slot, len(tokens)))
-        if len(tokens) > self._most_kept:
-            self._save(slot, owner, tokens)
+        self._kv_operations.append(Release(slot, len(tokens)))
+        if len(tokens) > self._max_cached:
+            self._save(slot, scope, tokens)
             self._release(slot)
             return
-        self._prefixes.put(slot, owner, tokens)
+        self._prefixes.put(slot, scope, tokens)
         self._kept[slot] = len(tokens)
-        self._kept_cells += len(tokens)
-        while self._kept_cells > self._most_kept:
+        self._cached_cells += len(tokens)
+        while self._cached_cells > self._max_cached:
             self._free.append(self._drop_oldest(spare=None))
 
-    def forget_kept(self) -> None:
+    def forget_cached(self) -> None:
         """Drop all that no session uses, and give the host memory back."""
         while self._kept:
             self._free.append(self._drop_oldest(spare=None, save=False))
         if self._host is not None and self._host.used_bytes:
             self._host.clear()
-            self._moves.append(Shed())
+            self._kv_operations.append(Shed())
 
     def distrust_all(self) -> None:
         """Trust nothing that any sequence holds: all are cleared. Those that have one are still to give it up."""
-        self.forget_kept()
-        self._moves += map(Release, [*self._free, *self._owners])
+        self.forget_cached()
+        self._kv_operations += map(Release, [*self._free, *self._scopes])
 
-    def take_moves(self) -> list[Move]:
+    def take_kv_operations(self) -> list[KVOperation]:
         """What the next tick does before its own work."""
-        moves, self._moves = self._moves, []
-        return moves
+        kv_operations, self._kv_operations = self._kv_operations, []
+        return kv_operations
 
     # -- what is reused ------------------------------------------------------------------------------------------
 
-    def _source(self, owner: str, tokens: Sequence[int]) -> _Source:
+    def _source(self, scope: str, tokens: Sequence[int]) -> _Source:
         before_last = tokens[:-1]
-        resident = _whole(self._prefixes.match(owner, before_last), tokens)
+        resident = _whole(self._prefixes.match(scope, before_last), tokens)
         source = _Source() if resident is None else _Source(resident.holder, None, resident.length)
-        saved = None if self._host is None else _whole(self._host.match(owner, before_last), tokens)
+        saved = None if self._host is None else _whole(self._host.match(scope, before_last), tokens)
         place = None if self._host is None or saved is None else self._host.place(saved.holder)
         if saved is not None and place is not None and saved.length > source.length and place.tokens <= self.free_cells:
             source = _Source(None, saved.holder, saved.length, place.tokens)
@@ -200,7 +200,7 @@ class Slots:
     def _begin(self, slot: int, source: _Source) -> int:
         """Fill ``slot``; the number of tokens that it then holds."""
         if source.slot is not None:
-            self._moves.append(Copy(source.slot, slot, source.length))
+            self._kv_operations.append(Copy(source.slot, slot, source.length))
             if source.slot in self._kept:
                 self._kept[source.slot] = self._kept.pop(source.slot)
             return source.length
@@ -208,13 +208,13 @@ class Slots:
         place = None if self._host is None or source.saved is None else self._host.place(source.saved)
         if place is None:
             return 0
-        self._moves += [Load(place.offset, place.size, slot), Release(slot, source.length)]
+        self._kv_operations += [Load(place.offset, place.size, slot), Release(slot, source.length)]
         return source.length
 
     # -- what is kept --------------------------------------------------------------------------------------------
 
     def _fits(self, cells: int) -> bool:
-        return self._promised + self._kept_cells + cells <= self._cells
+        return self._promised + self._cached_cells + cells <= self._cells
 
     def _make_way(self, cells: int, spare: int | None) -> None:
         while not self._fits(cells) and any(slot != spare for slot in self._kept):
@@ -225,19 +225,19 @@ class Slots:
         slot = next(slot for slot in self._kept if slot != spare)
         if save:
             self._save(slot, *self._prefixes.held(slot))
-        self._kept_cells -= self._kept.pop(slot)
+        self._cached_cells -= self._kept.pop(slot)
         self._clear(slot)
         return slot
 
-    def _save(self, slot: int, owner: str, tokens: Sequence[int]) -> None:
-        place = None if self._host is None else self._host.put(owner, tokens)
+    def _save(self, slot: int, scope: str, tokens: Sequence[int]) -> None:
+        place = None if self._host is None else self._host.put(scope, tokens)
         if place is not None:
-            self._moves.append(Save(slot, place.offset, place.size))
+            self._kv_operations.append(Save(slot, place.offset, place.size))
 
     def _take_over(self, slot: int, length: int) -> int:
-        self._kept_cells -= self._kept.pop(slot)
+        self._cached_cells -= self._kept.pop(slot)
         self._prefixes.remove(slot)
-        self._moves.append(Release(slot, length))
+        self._kv_operations.append(Release(slot, length))
         self.version += 1
         return slot
 
@@ -247,7 +247,7 @@ class Slots:
 
     def _clear(self, slot: int) -> None:
         self._prefixes.remove(slot)
-        self._moves.append(Release(slot))
+        self._kv_operations.append(Release(slot))
         self.version += 1
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 NGRAM = 3
 """Tokens that have to be repeated before the one after them is guessed (prompt lookup decoding, Saxena 2023)."""
 
-MOST_GUESSES = 16
-MOST_INDEXED = 4096
+MAX_DRAFT_TOKENS = 16
+MAX_INDEXED = 4096
 """Tokens of the prompt, from its end, in which repetition is looked for: each takes some 140 bytes."""
 PRIOR = 0.6
 LEARNING, FORGETTING = 0.15, 0.005
@@ -22,12 +22,12 @@ class Acceptance:
     def __init__(self) -> None:
         self.share = PRIOR
 
-    def observe(self, guesses: int, right: int) -> None:
-        """Learn from a tick that verified ``guesses``, of which the first ``right`` were right."""
-        if guesses == 0:
+    def observe(self, draft_tokens: int, right: int) -> None:
+        """Learn from a tick that verified ``draft_tokens``, of which the first ``right`` were right."""
+        if draft_tokens == 0:
             self.share += FORGETTING * (PRIOR - self.share)
         # Those behind the first wrong one say nothing.
-        for index in range(min(guesses, right + 1)):
+        for index in range(min(draft_tokens, right + 1)):
             self.share += LEARNING * ((index < right) - self.share)
 
 
@@ -36,7 +36,7 @@ class Repetition:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.acceptance = Acceptance()
-        self._tokens = list(tokens[-MOST_INDEXED:])
+        self._tokens = list(tokens[-MAX_INDEXED:])
         self._after: dict[tuple[int, ...], int] = {}
         """By tokens, the position behind where they stood last."""
         for position in range(NGRAM, len(self._tokens)):
@@ -48,7 +48,7 @@ class Repetition:
             self._after[end] = len(self._tokens)
         self._tokens.append(token)
 
-    def guesses(self, most: int) -> Sequence[int]:
+    def draft_tokens(self, limit: int) -> Sequence[int]:
         """At most so many of the next tokens."""
         position = self._after.get(tuple(self._tokens[-NGRAM:]))
-        return () if position is None else self._tokens[position : position + most]
+        return () if position is None else self._tokens[position : position + limit]

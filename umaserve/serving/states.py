@@ -27,7 +27,7 @@ class Event(enum.Enum):
     PROMPT_DONE = "prompt done"
     HOLD = "hold"
     RELEASE = "release"
-    EVICT = "evict"
+    PREEMPT = "evict"
     FINISH = "finish"
     FAIL = "fail"
 
@@ -36,15 +36,15 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.RECV_REQ, Event.REQUEST): State.PREFILL,
     (State.RECV_REQ, Event.FINISH): State.DONE,
     (State.PREFILL, Event.PROMPT_DONE): State.DECODE,
-    (State.PREFILL, Event.EVICT): State.PREFILL,
+    (State.PREFILL, Event.PREEMPT): State.PREFILL,
     (State.PREFILL, Event.FINISH): State.DONE,
     (State.PREFILL, Event.FAIL): State.ERRORED,
     (State.DECODE, Event.HOLD): State.STREAM,
-    (State.DECODE, Event.EVICT): State.PREFILL,
+    (State.DECODE, Event.PREEMPT): State.PREFILL,
     (State.DECODE, Event.FINISH): State.DONE,
     (State.DECODE, Event.FAIL): State.ERRORED,
     (State.STREAM, Event.RELEASE): State.DECODE,
-    (State.STREAM, Event.EVICT): State.PREFILL,
+    (State.STREAM, Event.PREEMPT): State.PREFILL,
     (State.STREAM, Event.FINISH): State.DONE,
     (State.STREAM, Event.FAIL): State.ERRORED,
 }

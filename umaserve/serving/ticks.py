@@ -89,7 +89,7 @@ class Run:
     tokens: Sequence[int]
     sampler: object | None
     logprobs: int | None = None
-    guesses: int = 0
+    draft_tokens: int = 0
     """How many of the last tokens are guesses at what will be sampled. Tokens are sampled until one is no guess's, and
     the sequence then holds what was guessed right and nothing behind it."""
     span: Span | None = None
@@ -98,11 +98,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Up to ``most`` guesses by the draft model at what follows ``sequence``, to be added to the run of this index."""
+    """Up to ``limit`` guesses by the draft model at what follows ``sequence``, to be added to the run of this index."""
 
     run: int
     sequence: Sequence[int]
-    most: int
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Shed:
     """Give the host memory back: nothing in it is wanted."""
 
 
-Move = Release | Copy | Save | Load | Shed
+KVOperation = Release | Copy | Save | Load | Shed
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Tick:
     """One decode: first the moves, in order, then all runs in one batch, save for those of media, which llama.cpp
     decodes one by one."""
 
-    moves: Sequence[Move]
+    kv_operations: Sequence[KVOperation]
     runs: Sequence[Run]
     threads: int = 1
     """Compute threads to use."""
@@ -205,7 +205,7 @@ class Capacity:
     """The most that a tick can use."""
     sequences: int = 0
     """Sequences that can be held, those that are kept for later prompts among them; at least ``slots``."""
-    kept_cells: int = 0
+    cached_cells: int = 0
     """KV cells that sequences kept for later may take; 0 where no sequence can be shared or cut short."""
     host_bytes: int = 0
     """Host memory for ``Save``."""
@@ -215,15 +215,15 @@ class Capacity:
     """Whether there is a draft model."""
 
 
-Pause = Callable[[], None]
+YieldPoint = Callable[[], None]
 
 
-class Worker(Protocol):
+class JobQueue(Protocol):
     """A thread that runs jobs in order; ``done`` is called back on the loop's thread with the result or the error."""
 
     def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
 
-    def submit_lengthy(self, job: Callable[[Pause], T], done: Callable[[T | BaseException], None]) -> None:
+    def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
         """The same for a job that calls what it is given now and then, so that others run meanwhile."""
 
 
@@ -245,7 +245,7 @@ class Engine(Protocol):
         """Template, tokenize and compile ``request``; raises ``RequestError``, also when it isn't ``wanted`` any more.
         Media that were prepared before are found again for the same ``tenant``."""
 
-    def encode(self, chunk: Chunk, pause: Pause, wanted: Callable[[], bool]) -> None:
+    def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         """Encode ``chunk``, and give up when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds,
         and may run ticks. Raises ``RequestError`` where the projector fails on it."""
 
@@ -263,4 +263,4 @@ class Engine(Protocol):
         """The vectors of all inputs; raises ``RequestError`` where the model makes none."""
 
     def run(self, tick: Tick) -> TickResult:
-        """Move, decode and sample one tick."""
+        """KVOperation, decode and sample one tick."""

@@ -9,7 +9,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
-_LONGEST_NAME = 253
+_MAX_NAME = 253
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -61,7 +61,7 @@ def _is_name(host: str) -> bool:
     labels = host.removesuffix(".").split(".")
     # The resolver takes "127.1" and "0x7f000001" for IPv4 addresses, which is_loopback and is_wildcard do not.
     return (
-        len(host) <= _LONGEST_NAME
+        len(host) <= _MAX_NAME
         and all(_LABEL.fullmatch(label) for label in labels)
         and not _NUMBER.fullmatch(labels[-1])
     )

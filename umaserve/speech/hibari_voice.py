@@ -11,7 +11,7 @@ import numpy as np
 import regex
 
 from umaserve.speech.voice import SAMPLE_RATE, Samples
-from umaserve.system.threads import Pause
+from umaserve.system.threads import YieldPoint
 
 _MAX_PHONEMES = 250
 """In one run of the model, whose memory grows with them: some 15 s of speech. hibari cuts at punctuation only."""
@@ -41,7 +41,7 @@ class HibariVoice:
         self._hibari: Any = None
 
     def speak(
-        self, text: str, speaker: Samples | None = None, language: str = "", pause: Pause | None = None
+        self, text: str, speaker: Samples | None = None, language: str = "", pause: YieldPoint | None = None
     ) -> Samples:
         """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; the same for the same text. Never pauses: its thread has no
         other work."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from umaserve.media.errors import MediaError
 from umaserve.media.sounds import resampled, samples_of
 from umaserve.messages import Base64
-from umaserve.speech.voice import MOST_HEARD_S, SAMPLE_RATE, BadReference, Samples
+from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, BadReference, Samples
 
-LEAST_S = 0.5
+MIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,6 @@ def _decoded(text: Base64, rate: int) -> Samples:
     except ValueError as error:
         raise MediaError(f"expected base64, got {len(text)} characters that are none ({error})") from error
     samples = samples_of(data)
-    if len(samples) < LEAST_S * rate:
-        raise MediaError(f"expected at least {LEAST_S} s of somebody's voice, got {len(samples) / rate:.2f} s")
-    return resampled(samples[: MOST_HEARD_S * rate], rate, SAMPLE_RATE)
+    if len(samples) < MIN_S * rate:
+        raise MediaError(f"expected at least {MIN_S} s of somebody's voice, got {len(samples) / rate:.2f} s")
+    return resampled(samples[: MAX_HEARD_S * rate], rate, SAMPLE_RATE)

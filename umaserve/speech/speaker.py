@@ -9,7 +9,7 @@ from collections.abc import Callable
 from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import Sentences
 from umaserve.speech.voice import Samples, SpeechError, Voice
-from umaserve.system.threads import Done, LengthyJob, Pause
+from umaserve.system.threads import Done, LengthyJob, YieldPoint
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Speaker:
         elif self._finishing:
             self._end(None)
 
-    def _speak(self, sentence: str, pause: Pause) -> bytes:
+    def _speak(self, sentence: str, pause: YieldPoint) -> bytes:
         """On the thread that speaks. While others were spoken, or ticks were run, the client may have gone."""
 
         def pause_if_wanted() -> None:

@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from umaserve.system.threads import Pause
+from umaserve.system.threads import YieldPoint
 
 SAMPLE_RATE = 24_000
 """Samples a second, of every voice."""
-MOST_HEARD_S = 5
+MAX_HEARD_S = 5
 """Of a recording of the one who is to speak: llama.cpp encodes it anew for each sentence, which takes a core a fifth of
 its length."""
 
@@ -38,7 +38,7 @@ class Voice(Protocol):
     def clones(self) -> bool:
         """Whether a recording of somebody can be its speaker."""
 
-    def speak(self, text: str, speaker: Samples | None, language: str, pause: Pause) -> Samples:
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
         """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; none where the text has nothing that this voice can say.
 
         ``speaker``: a recording at that rate of the one whose voice it is to be, for a voice that clones.

@@ -21,12 +21,12 @@ import orjson
 
 from umaserve.errors import ConfigError
 from umaserve.settings.sources import printable
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 from umaserve.wire.pcm import WAV_HEADER_BYTES, pcm16, wav_header
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING_BYTES = 256 << 20
+MAX_WAITING_BYTES = 256 << 20
 """What may wait to be written: two of the largest messages that are taken by default."""
 OVERHEAD_BYTES = 16 << 10
 """A recording's folder, and what its files leave of their last blocks."""
@@ -61,10 +61,10 @@ class Recordings:
     ) -> None:
         self._clock = clock
         self._waiting_bytes = self._jobs = 0
-        self._thread: WorkerThread | None = None
+        self._thread: JobThread | None = None
         if directory:
             self._shelf = _Shelf(directory, max_bytes, max_age_s, clock)
-            self._thread = WorkerThread("recordings", wake)
+            self._thread = JobThread("recordings", wake)
             self._write(self._shelf.read, 0, functools.partial(_tell, directory))
 
     def begin(self, payload: bytes) -> Recording | None:
@@ -107,7 +107,7 @@ class Recordings:
         """Have ``job``, which holds ``size`` bytes, done; whether there was room for it."""
         if self._thread is None:  # All is over.
             return False
-        if self._waiting_bytes + size > MOST_WAITING_BYTES:
+        if self._waiting_bytes + size > MAX_WAITING_BYTES:
             log.warning("recordings: one is not kept, since %d MiB wait to be written", self._waiting_bytes >> 20)
             return False
 

@@ -16,8 +16,8 @@ from umaserve.settings.sources import printable
 
 SAMPLE_RATE = 16_000
 """The contract's for what clients send, which this recording is to become."""
-MOST_S = 60
-MOST_BYTES = 64 << 20
+MAX_S = 60
+MAX_BYTES = 64 << 20
 RAW = (".f32", ".pcm")
 """Ends the name of a file that is float32 of 16 kHz, mono, and nothing else."""
 
@@ -57,11 +57,11 @@ def load(path: str) -> RefAudio:
 
 def _samples(path: str) -> Samples:
     with open(path, "rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise MediaError(f"expected at most {MOST_BYTES >> 20} MiB, got more")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise MediaError(f"expected at most {MAX_BYTES >> 20} MiB, got more")
     samples, rate = (samples_of(data), SAMPLE_RATE) if path.lower().endswith(RAW) else decode_file(data)
-    return resampled(samples[: MOST_S * rate], rate, SAMPLE_RATE)
+    return resampled(samples[: MAX_S * rate], rate, SAMPLE_RATE)
 
 
 def _wrong(path: str, why: str) -> ConfigError:

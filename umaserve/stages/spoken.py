@@ -10,29 +10,29 @@ from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, Output, Speaking, Spoken, Token, VoiceInfo
 from umaserve.serving.sessions import Sink
-from umaserve.serving.ticks import Worker
+from umaserve.serving.ticks import JobQueue
 from umaserve.speech.reference import Reference
 from umaserve.speech.speaker import Speaker
 from umaserve.speech.voice import SAMPLE_RATE, BadReference, SpeechError, Voice
-from umaserve.system.threads import Done, LengthyJob, WorkerThread
+from umaserve.system.threads import Done, JobThread, LengthyJob
 
 log = logging.getLogger(__name__)
 
 NICE = 10
 """Of the voice's own thread: llama.cpp's threads wait for each other, so that who takes a core from one holds up all.
 It speaks ten times as fast as anybody listens."""
-MOST_PCM_BYTES = 4 * 2 * SAMPLE_RATE
+MAX_PCM_BYTES = 4 * 2 * SAMPLE_RATE
 """Two seconds: in base64 a quarter of what WebSocket clients take in one message by default, 1 MiB."""
 
 
 class Speech:
     """The daemon's voice and the thread that it speaks on; without a voice, nothing at all."""
 
-    def __init__(self, voice: Voice | None, wake: Callable[[], None], compute: WorkerThread | None = None) -> None:
+    def __init__(self, voice: Voice | None, wake: Callable[[], None], compute: JobThread | None = None) -> None:
         """``compute``: the thread for a voice that llama.cpp computes, which is somebody else's to collect and to stop;
         without it the voice gets one of its own."""
         self._voice = voice
-        self._own = WorkerThread("speech", wake, nice=NICE) if voice is not None and compute is None else None
+        self._own = JobThread("speech", wake, nice=NICE) if voice is not None and compute is None else None
         self._thread = compute or self._own
         self._answers: set[SpokenAnswer] = set()
         self._seconds = 0.0
@@ -65,10 +65,10 @@ class Speech:
         seconds = self._seconds + sum(answer.samples for answer in self._answers) / SAMPLE_RATE
         return {"spoken_answers": len(self._answers), "speech_seconds_total": round(seconds, 3)}
 
-    def check_room(self, most: int) -> None:
-        """Raises ``RequestError`` where ``most`` answers are being spoken."""
-        if len(self._answers) >= most:
-            message = f"request: {most} texts are being spoken already; try again later"
+    def check_room(self, limit: int) -> None:
+        """Raises ``RequestError`` where ``limit`` answers are being spoken."""
+        if len(self._answers) >= limit:
+            message = f"request: {limit} texts are being spoken already; try again later"
             raise RequestError(Fault.MEMORY_PRESSURE, message, retry_after_s=1)
 
     def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
@@ -100,7 +100,7 @@ class SpokenAnswer:
     def __init__(
         self,
         voice: Voice,
-        thread: Worker,
+        thread: JobQueue,
         deliver: Sink,
         over: Callable[[SpokenAnswer], None],
         speaking: Speaking,
@@ -170,8 +170,8 @@ class SpokenAnswer:
 
     def _on_spoken(self, pcm: bytes) -> None:
         self.samples += len(pcm) // 4
-        for start in range(0, len(pcm), MOST_PCM_BYTES):
-            self._deliver(Spoken(pcm[start : start + MOST_PCM_BYTES]))
+        for start in range(0, len(pcm), MAX_PCM_BYTES):
+            self._deliver(Spoken(pcm[start : start + MAX_PCM_BYTES]))
 
     def _on_ended(self, error: SpeechError | None) -> None:
         if error is not None:

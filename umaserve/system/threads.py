@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Job = Callable[[], Any]
-Pause = Callable[[], None]
-LengthyJob = Callable[[Pause], Any]
+YieldPoint = Callable[[], None]
+LengthyJob = Callable[[YieldPoint], Any]
 Done = Callable[[Any], None]
 
 
-class WorkerThread:
+class JobThread:
     """Runs jobs in the order of their submission, and lets them in between the parts of lengthy ones. ``collect``, on
     the loop's thread, calls back with the results."""
 
@@ -41,7 +41,7 @@ class WorkerThread:
         """Run ``job`` on the thread; ``done`` gets its result, or the exception it raised."""
         self._jobs.put((job, done))
 
-    def submit_lengthy(self, job: Callable[[Pause], T], done: Callable[[T | BaseException], None]) -> None:
+    def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
         """The same for a job that takes long: it calls what it is given every few milliseconds, and within that call
         the jobs run that have come meanwhile, lengthy ones excepted."""
         self._lengthy.append((job, done))

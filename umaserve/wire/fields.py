@@ -14,7 +14,7 @@ from umaserve.wire.long_texts import as_string, put_back, take_out
 
 T = TypeVar("T")
 
-MOST_VALUES = 1_000_000
+MAX_VALUES = 1_000_000
 """Of a client's JSON: empty arrays in as many bytes as an image has would hold the loop, and so everybody, for
 seconds."""
 _COUNTED_AT_ONCE = 256 * 1024
@@ -36,17 +36,17 @@ def kind_of(value: object) -> str:
     return _KINDS[type(value)]
 
 
-def parse_json(payload: bytes, most_values: int | None = None) -> Any:
+def parse_json(payload: bytes, max_values: int | None = None) -> Any:
     """The parsed value of ``payload`` (RFC 8259; UTF-8, no NaN, no lone surrogates, bounded nesting).
 
-    With ``most_values`` it may have as many commas and opening brackets, those in its texts among them, but for long
+    With ``max_values`` it may have as many commas and opening brackets, those in its texts among them, but for long
     ones; and long ``media_data`` are ``memoryview`` objects. The messages of a relay are parsed without, since what a
     client sent is text in them, and an error would be the worker's.
     """
     rest, texts = payload, None
-    if most_values is not None and len(payload) > most_values:
+    if max_values is not None and len(payload) > max_values:
         rest, texts = take_out(payload)
-        _check_values(rest, most_values)
+        _check_values(rest, max_values)
     try:
         parsed = orjson.loads(rest)
         return put_back(parsed, texts) if texts else parsed
@@ -57,14 +57,14 @@ def parse_json(payload: bytes, most_values: int | None = None) -> Any:
         raise RequestError(Fault.INVALID_JSON, f"payload: not valid JSON: {error}") from None
 
 
-def _check_values(payload: bytes, most: int) -> None:
+def _check_values(payload: bytes, limit: int) -> None:
     """Each value but the first comes after one of these characters. With numpy this takes a tenth of the parsing."""
     characters, n = np.frombuffer(payload, np.uint8), 0
     for start in range(0, len(characters), _COUNTED_AT_ONCE):
         some = characters[start : start + _COUNTED_AT_ONCE]
         n += sum(int(np.count_nonzero(some == before)) for before in b",[{")
-        if n > most:
-            raise RequestError(Fault.BAD_REQUEST, f"payload: expected at most {most} commas and brackets, got more")
+        if n > limit:
+            raise RequestError(Fault.BAD_REQUEST, f"payload: expected at most {limit} commas and brackets, got more")
 
 
 def bad_request(field: str, expected: str, value: object) -> RequestError:

@@ -177,13 +177,13 @@ class HttpCodec:
         self._http.next_event()
         self._bodiless = request.method == "HEAD"
         # What needs no key, such as OPTIONS, has no large body.
-        most = self._bodies.get(request.path, self._max_body) if request.method == "POST" else self._max_body
-        if length is not None and length > most:
-            raise Refusal(413, f"Content-Length: expected at most {most}, got {length}")
+        limit = self._bodies.get(request.path, self._max_body) if request.method == "POST" else self._max_body
+        if length is not None and length > limit:
+            raise Refusal(413, f"Content-Length: expected at most {limit}, got {length}")
         expectations = request.header_values("expect")
         if any(value.lower() != "100-continue" for value in expectations):
             raise Refusal(417, f"Expect: expected 100-continue, got {shown(', '.join(expectations))}")
-        self._body = _ChunkedBody(most) if length is None else _SizedBody(length)
+        self._body = _ChunkedBody(limit) if length is None else _SizedBody(length)
         # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
         self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
 

@@ -13,7 +13,7 @@ import numpy as np
 LONG = 1 << 20
 """Bytes of a text that it pays for."""
 MEDIA_FIELDS = ("data", "url")
-_MOST_REST, _MOST_TEXTS = 1 << 17, 4096
+_MAX_REST, _MAX_TEXTS = 1 << 17, 4096
 """Bytes of all else, which may be as many values to look at, and texts in it."""
 _PIECE = 1 << 18
 _TO_THE_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -61,21 +61,21 @@ def _long_spans(payload: bytes) -> list[tuple[int, int]]:
     """Where long texts without escapes are, between their quotes; none where there is too much else."""
     spans: list[tuple[int, int]] = []
     rest = at = 0
-    for _ in range(_MOST_TEXTS):
+    for _ in range(_MAX_TEXTS):
         start = payload.find(b'"', at) + 1
         if not start:
-            return spans if rest + len(payload) - at <= _MOST_REST else []
+            return spans if rest + len(payload) - at <= _MAX_REST else []
         end = payload.find(b'"', start)
         if end - start >= LONG and _plain(payload, start, end):
             spans.append((start, end))
             rest += start - at
         else:
-            short = _TO_THE_END.match(payload, start, start + _MOST_REST)
+            short = _TO_THE_END.match(payload, start, start + _MAX_REST)
             if short is None:
                 break
             end = short.end() - 1
             rest += end - at
-        if rest > _MOST_REST:
+        if rest > _MAX_REST:
             break
         at = end + 1
     return []
@@ -83,7 +83,7 @@ def _long_spans(payload: bytes) -> list[tuple[int, int]]:
 
 def _plain(payload: bytes, start: int, end: int) -> bool:
     """Whether a text is ASCII's without escapes and control characters, and no name of an object's field."""
-    if payload.find(b"\\", start, end) >= 0 or _BEHIND_A_NAME.match(payload, end + 1, end + 1 + _MOST_REST):
+    if payload.find(b"\\", start, end) >= 0 or _BEHIND_A_NAME.match(payload, end + 1, end + 1 + _MAX_REST):
         return False
     text = np.frombuffer(payload, np.uint8, end - start, start)
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))

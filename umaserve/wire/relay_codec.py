@@ -39,9 +39,9 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_PATH_BYTES = 8 * 1024
 MAX_TEXT_BYTES = 64 * 1024
 """Of an error's message or a reason."""
-MOST_CONCURRENT = 65536
-MOST_LOAD = 2**31
-MOST_COUNT = 2**53
+MAX_CONCURRENT = 65536
+MAX_LOAD = 2**31
+MAX_COUNT = 2**53
 """Of tokens, and of milliseconds: what every JSON reader keeps exactly."""
 
 T = TypeVar("T")
@@ -124,9 +124,9 @@ def _register(fields: Fields) -> Register:
     return Register(
         _text(fields, "worker_name", MAX_NAME_BYTES),
         _strings(fields, "models", MAX_MODELS),
-        max(1, _integer(fields, "max_concurrent", 0, MOST_CONCURRENT)),
+        max(1, _integer(fields, "max_concurrent", 0, MAX_CONCURRENT)),
         _option(fields, "protocol_version", MAX_NAME_BYTES),
-        fields.integer("current_load", 0, MOST_LOAD) or 0,
+        fields.integer("current_load", 0, MAX_LOAD) or 0,
         _strings(fields, "features", MAX_FEATURES, optional=True),
     )
 
@@ -155,9 +155,9 @@ def _response_complete(fields: Fields) -> ResponseComplete:
 
 def _token_counts(fields: Fields) -> TokenCounts:
     return TokenCounts(
-        fields.integer("prompt_tokens", 0, MOST_COUNT),
-        fields.integer("completion_tokens", 0, MOST_COUNT),
-        fields.integer("total_tokens", 0, MOST_COUNT),
+        fields.integer("prompt_tokens", 0, MAX_COUNT),
+        fields.integer("completion_tokens", 0, MAX_COUNT),
+        fields.integer("total_tokens", 0, MAX_COUNT),
     )
 
 
@@ -172,11 +172,11 @@ def _worker_error(fields: Fields) -> WorkerError:
 _FROM_WORKER: dict[str, Callable[[Fields], FromWorker]] = {
     "register": _register,
     "models_update": lambda fields: ModelsUpdate(
-        _strings(fields, "models", MAX_MODELS), _integer(fields, "current_load", 0, MOST_LOAD)
+        _strings(fields, "models", MAX_MODELS), _integer(fields, "current_load", 0, MAX_LOAD)
     ),
     "response_chunk": _response_chunk,
     "response_complete": _response_complete,
-    "pong": lambda fields: Pong(_integer(fields, "current_load", 0, MOST_LOAD), _timestamp(fields)),
+    "pong": lambda fields: Pong(_integer(fields, "current_load", 0, MAX_LOAD), _timestamp(fields)),
     "error": _worker_error,
 }
 
@@ -223,7 +223,7 @@ _FROM_PROXY: dict[str, Callable[[Fields], FromProxy]] = {
     "cancel": lambda fields: Cancel(_id(fields), _cancel_reason(fields.values.get("reason"))),
     "ping": lambda fields: Ping(_timestamp(fields)),
     "graceful_shutdown": lambda fields: GracefulShutdown(
-        _option(fields, "reason", MAX_TEXT_BYTES), fields.integer("drain_timeout_secs", 0, MOST_COUNT)
+        _option(fields, "reason", MAX_TEXT_BYTES), fields.integer("drain_timeout_secs", 0, MAX_COUNT)
     ),
     "models_refresh": lambda fields: ModelsRefresh(_option(fields, "reason", MAX_TEXT_BYTES)),
     "flow": lambda fields: Flow(_id(fields), _boolean(fields, "paused")),
@@ -254,7 +254,7 @@ def _integer(fields: Fields, key: str, low: int, high: int) -> int:
 
 
 def _timestamp(fields: Fields) -> int | None:
-    return fields.integer("timestamp_unix_ms", 0, MOST_COUNT)
+    return fields.integer("timestamp_unix_ms", 0, MAX_COUNT)
 
 
 def _boolean(fields: Fields, key: str) -> bool:
@@ -263,15 +263,15 @@ def _boolean(fields: Fields, key: str) -> bool:
     return fields.boolean(key, False)
 
 
-def _strings(fields: Fields, key: str, most: int, *, optional: bool = False) -> tuple[str, ...]:
+def _strings(fields: Fields, key: str, limit: int, *, optional: bool = False) -> tuple[str, ...]:
     """An array of any strings, whose total is bounded by the message's."""
     values = fields.values.get(key)
     if values is None and optional:
         return ()
     if not isinstance(values, list):
         raise bad_request(key, "an array of strings", values)
-    if len(values) > most:
-        raise out_of_range(key, f"at most {most} strings", len(values))
+    if len(values) > limit:
+        raise out_of_range(key, f"at most {limit} strings", len(values))
     return tuple(string(value, f"{key}[{index}]", empty=True) for index, value in enumerate(values))
 
 
@@ -296,11 +296,11 @@ def _headers(fields: Fields) -> dict[str, str] | None:
 # -- what is in them ---------------------------------------------------------------------------------------------------
 
 
-def accepted_models(models: Sequence[str], most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def accepted_models(models: Sequence[str], limit: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those of a worker's ``models`` that count, in its order, and warnings about those that don't.
 
     They are trimmed; empty and doubled ones go without a word, those of more than 256 bytes and those after the first
-    ``most`` with a warning.
+    ``limit`` with a warning.
     """
     named = dict.fromkeys(name for model in models if (name := model.strip()))
     accepted = [name for name in named if len(name.encode()) <= MAX_NAME_BYTES]
@@ -308,6 +308,6 @@ def accepted_models(models: Sequence[str], most: int) -> tuple[tuple[str, ...], 
     if len(accepted) < len(named):
         too_long = len(named) - len(accepted)
         warnings.append(f"models: expected names of at most {MAX_NAME_BYTES} bytes, left out {too_long}")
-    if len(accepted) > most:
-        warnings.append(f"models: expected at most {most}, left out the last {len(accepted) - most}")
-    return tuple(accepted[:most]), tuple(warnings)
+    if len(accepted) > limit:
+        warnings.append(f"models: expected at most {limit}, left out the last {len(accepted) - limit}")
+    return tuple(accepted[:limit]), tuple(warnings)

@@ -13,7 +13,7 @@ from umaserve.errors import Fault, RequestError
 
 PIECES_PER_CALL = 256
 """Frame headers and pieces of payloads handled in one call: a message of tiny fragments must not hold the loop."""
-MOST_FRAME_BYTES = 8 * 1024 * 1024
+MAX_FRAME_BYTES = 8 * 1024 * 1024
 """Of a message that is longer, each frame has so much: some peers refuse longer frames."""
 PIECE_BYTES = 64 * 1024
 """wsproto makes several copies of what it is given, so a large payload goes through it in parts."""
@@ -235,11 +235,11 @@ class WebSocketCodec:
         if self.closing:
             return b""
         data, opcode = message.data, Opcode.TEXT if message.text else Opcode.BINARY
-        if len(data) <= MOST_FRAME_BYTES:
+        if len(data) <= MAX_FRAME_BYTES:
             return self._frame(_FINAL | opcode, data)
         frames = []
-        for start in range(0, len(data), MOST_FRAME_BYTES):
-            end = start + MOST_FRAME_BYTES
+        for start in range(0, len(data), MAX_FRAME_BYTES):
+            end = start + MAX_FRAME_BYTES
             final = 0 if end < len(data) else _FINAL
             frames.append(self._frame(final | (Opcode.CONTINUATION if start else opcode), data[start:end]))
         return b"".join(frames)

@@ -15,7 +15,7 @@ from umaserve.errors import RequestError
 from umaserve.net.loop import Loop
 from umaserve.wire.fields import Fields, bad_request, parse_json, string
 from umaserve.wire.http_head import Headers, shown
-from umaserve.wire.relay_codec import MAX_MODELS, MAX_NAME_BYTES, MOST_COUNT, accepted_models
+from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
 from umaserve.wire.relay_messages import Request, TokenCounts
 from umaserve.worker.backend import Job, Reply
 from umaserve.worker.dialer import Dialer, ServerUrl
@@ -95,7 +95,7 @@ class HttpBackend:
         return None
 
     def _post(self, request: Request, reply: Reply) -> Job:
-        exchange = _Exchange(reply, request.is_streaming, self._settings.max_response_bytes)
+        exchange = _BackendRequest(reply, request.is_streaming, self._settings.max_response_bytes)
         timeout = self._settings.request_timeout
         headers = self._headers(request.headers or {})
         return exchange.begin(self._call("POST", request.endpoint_path, headers, request.body, exchange, timeout))
@@ -110,7 +110,9 @@ class HttpBackend:
     def _authorization(self) -> Headers:
         return [("Authorization", f"Bearer {self._settings.key}")] if self._settings.key else []
 
-    def _call(self, method: str, path: str, headers: Headers, body: str, answer: _Exchange, timeout: float) -> HttpCall:
+    def _call(
+        self, method: str, path: str, headers: Headers, body: str, answer: _BackendRequest, timeout: float
+    ) -> HttpCall:
         return HttpCall(
             self._loop,
             self._dialer,
@@ -132,7 +134,7 @@ class HttpBackend:
             return
         self._asking.append(done)
         if len(self._asking) == 1:
-            exchange = _Exchange(_Listing(self._listed), False, MAX_LISTING_BYTES)
+            exchange = _BackendRequest(_Listing(self._listed), False, MAX_LISTING_BYTES)
             timeout = self._settings.connect_timeout
             exchange.begin(self._call("GET", MODELS_PATH, self._authorization(), "", exchange, timeout))
 
@@ -162,7 +164,7 @@ class HttpBackend:
             log.warning("the backend doesn't list its models: %s", trouble, extra={"fields": fields})
 
 
-class _Exchange:
+class _BackendRequest:
     """One call and its reply: ``backend.Job`` to the one side, ``http_call.Answer`` to the other."""
 
     def __init__(self, reply: Reply, is_streaming: bool, max_bytes: int) -> None:
@@ -177,7 +179,7 @@ class _Exchange:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         """Keeps what has come of a character until the rest comes."""
 
-    def begin(self, call: HttpCall) -> _Exchange:
+    def begin(self, call: HttpCall) -> _BackendRequest:
         self._call = call
         return self
 
@@ -279,7 +281,7 @@ def token_counts(body: str) -> TokenCounts | None:
         if usage is None:
             return None
         names = ("prompt_tokens", "completion_tokens", "total_tokens")
-        return TokenCounts(*(usage.integer(name, 0, MOST_COUNT) for name in names))
+        return TokenCounts(*(usage.integer(name, 0, MAX_COUNT) for name in names))
     except RequestError:
         return None  # Whatever it is, it goes to the client as it is.
 

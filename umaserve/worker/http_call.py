@@ -11,7 +11,7 @@ from umaserve.wire.http_client import Body, End, Head, HttpClientCodec, HttpClie
 from umaserve.wire.http_head import Headers
 from umaserve.worker.dialer import Dialer, ServerUrl
 
-LEAST_HIGH_WATER = 64 * 1024
+MIN_HIGH_WATER = 64 * 1024
 
 
 class Answer(Protocol):
@@ -67,7 +67,7 @@ class HttpCall:
             self._connected,
             timeout=connect_timeout,
             # An answer is read also while the server still reads the request.
-            high_water=max(LEAST_HIGH_WATER, len(self._request)),
+            high_water=max(MIN_HIGH_WATER, len(self._request)),
             stall_timeout=timeout,
         )
 

@@ -9,7 +9,7 @@ from umaserve.net.loop import Loop
 from umaserve.wire.relay_messages import TokenCounts
 from umaserve.worker.backend import Job, Reply
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """A relay gives a worker no more than it takes at once; several relays, or one that forgets, may."""
 
 Begin = Callable[[Reply], Job]
@@ -31,7 +31,7 @@ class Places:
     @property
     def full(self) -> bool:
         """Whether nobody else may wait."""
-        return len(self._waiting) >= MOST_WAITING
+        return len(self._waiting) >= MAX_WAITING
 
     def take(self, begin: Begin, reply: Reply) -> Job:
         """Begin at once or as soon as a place is free. ``begin`` returns before its reply is called."""

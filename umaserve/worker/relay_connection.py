@@ -41,7 +41,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """What both kinds of relay take and send at most."""
 MESSAGES_PER_TURN = 64
 SILENCE_S = 90.0
-MOST_ENDED = 256
+MAX_ENDED = 256
 NORMAL, PROTOCOL_ERROR = 1000, 1002
 """Close codes (RFC 6455, 7.4.1)."""
 CANCELLED = 499
@@ -335,7 +335,7 @@ class RelayConnection:
     def complete(self, running: Running, message: ResponseComplete) -> None:
         del self._running[message.request_id]
         self._ended[message.request_id] = None
-        if len(self._ended) > MOST_ENDED:
+        if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         data = encode(message)
         if len(data) > MAX_MESSAGE_BYTES:

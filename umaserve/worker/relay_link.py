@@ -25,7 +25,7 @@ SECRET_HEADER = "x-worker-secret"
 VERSIONS = ("1", "2026-04-bridge-v1")
 HIGH_WATER = 256 * 1024
 STALL_S = 90.0
-SHORTEST_WAIT_S, LONGEST_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
+SHORTEST_WAIT_S, MAX_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
 DISMISSED_WAIT_S = 2.0
 POLICY_VIOLATION = 1008
 
@@ -169,7 +169,7 @@ class RelayLink:
         return "check the URL, and whether the relay wants https"
 
     def _failed(self, reason: str, advice: str) -> None:
-        wait_s = min(LONGEST_WAIT_S, SHORTEST_WAIT_S * 2 ** min(self._failures, 10))
+        wait_s = min(MAX_WAIT_S, SHORTEST_WAIT_S * 2 ** min(self._failures, 10))
         self._failures += 1
         # The first, the second, the fourth: whoever reads the log learns nothing from the others.
         if reason != self._said or self._failures.bit_count() == 1:

@@ -11,7 +11,7 @@ from umaserve.settings.secret_file import read_secret
 from umaserve.settings.worker import WorkerConfig
 from umaserve.system import systemd
 from umaserve.system.signals import StopSignals
-from umaserve.system.threads import WorkerThread
+from umaserve.system.threads import JobThread
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
 from umaserve.worker.relay_link import Introduction, RelayLink
@@ -35,7 +35,7 @@ class WorkerServer:
         key = read_secret(config.backend_key, config.backend_key_file, "backend_key_file")
         self._loop = Loop()
         self._signals = StopSignals(self._loop, lambda: None)
-        self._resolving = WorkerThread("resolving", self._loop.wake)
+        self._resolving = JobThread("resolving", self._loop.wake)
         dialer = Dialer(self._loop, self._resolving.submit, config.ca_file)
         self._backend = HttpBackend(
             self._loop,

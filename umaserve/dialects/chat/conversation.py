@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.chat.request import Asked, read_request
+from umaserve.dialects.chat.request import ChatRequest, read_request
 from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Reply
-from umaserve.dialects.parameters import Limits, check_key
+from umaserve.dialects.parameters import RequestLimits, check_key
 from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, Generate, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
-from umaserve.wire.fields import MOST_VALUES, Fields, bad_request, parse_json
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 from umaserve.wire.long_texts import as_string
 
 OURS = frozenset(
@@ -42,7 +42,7 @@ class ChatDialect:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RequestLimits,
         voice: VoiceInfo | None,
         new_id: Callable[[], str],
         authenticate: Callable[[str], bool] | None = None,
@@ -61,7 +61,7 @@ class ChatDialect:
         """The request in ``payload``; raises ``RequestError``, for every payload after the first as well."""
         if self._answer is not None or self._ended:
             raise RequestError(Fault.BUSY, "payload: expected one message on a connection, got another")
-        values = parse_json(payload, MOST_VALUES)
+        values = parse_json(payload, MAX_VALUES)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
         if self._authenticate is not None:
@@ -96,7 +96,7 @@ class ChatDialect:
 class _Answer:
     """What the client of one request is told."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ChatRequest) -> None:
         self._ticket = asked.request.id
         self._streaming = asked.streaming
         self._spoken = asked.request.spoken is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.content import check_media, joined
-from umaserve.dialects.parameters import MAX_TURNS, Limits, check_prompt_bytes, sampling
+from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, sampling
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Audio,
@@ -49,14 +49,14 @@ CLONING = ("audio_roleplay", "voice_cloning")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """A request, and how its answer is told."""
 
     request: Generate
     streaming: bool
 
 
-def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, request_id: str) -> Asked:
+def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None, request_id: str) -> ChatRequest:
     """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     turns = _turns(fields, limits)
     mode, spoken = _speech(fields, voice)
@@ -75,7 +75,7 @@ def read_request(fields: Fields, limits: Limits, voice: VoiceInfo | None, reques
         enable_thinking=fields.boolean("enable_thinking", False),
         spoken=spoken,
     )
-    return Asked(request, fields.boolean("streaming", True))
+    return ChatRequest(request, fields.boolean("streaming", True))
 
 
 # -- messages ----------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class _Look:
     omni: bool
 
 
-def _turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
+def _turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     messages = array(fields.values.get("messages"), "messages", 1, MAX_TURNS, "messages")
     look = _look(fields)
     turns = tuple(_turn(Fields.of(message, f"messages[{i}]"), look) for i, message in enumerate(messages))
@@ -174,9 +174,9 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str, Speaking] | t
 
 def _check_length(recording: str, field: str) -> None:
     """What else may be wrong with it is found where it is decoded, away from the loop."""
-    most = -(-MAX_VOICE_S * SAMPLE_RATE * 4 // 3) * 4
-    if len(recording) > most:
-        expected = f"at most {MAX_VOICE_S} s of float32 samples of {SAMPLE_RATE} Hz in base64, {most} characters"
+    limit = -(-MAX_VOICE_S * SAMPLE_RATE * 4 // 3) * 4
+    if len(recording) > limit:
+        expected = f"at most {MAX_VOICE_S} s of float32 samples of {SAMPLE_RATE} Hz in base64, {limit} characters"
         raise out_of_range(field, expected, len(recording))
 
 

@@ -18,7 +18,7 @@ from umaserve.dialects.generate.request import (
     with_parameters,
 )
 from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.parameters import MAX_ID_BYTES, Limits, check_key
+from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Cancel,
@@ -62,7 +62,7 @@ class GenerateDialect:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RequestLimits,
         model: Callable[[], ModelInfo | None],
         new_id: Callable[[], str],
         *,
@@ -243,7 +243,7 @@ class GenerateBody:
     end = None
     """A stream ends with its completion or error; nothing follows."""
 
-    def __init__(self, limits: Limits, model: Callable[[], ModelInfo | None], new_id: str) -> None:
+    def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str) -> None:
         self._limits = limits
         self._model = model
         self._new_id = new_id

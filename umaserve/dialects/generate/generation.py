@@ -55,7 +55,7 @@ FINISH_REASONS = {
     FinishReason.CONTENT_FILTER: "content_filter",
 }
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """JSON has no infinity, which the logarithm of a probability of 0 is."""
 
 TOKEN_BYTES, SCORED_BYTES, BIAS_BYTES = 256, 192, 128
@@ -231,7 +231,7 @@ class Generation:
     def _scored(self, scored: Scored) -> dict[str, Any]:
         token_id = {"token_id": scored.token_id} if self.options.include_token_ids else {}
         piece = scored.piece.decode(errors="replace")
-        return {"token": piece, **token_id, "logprob": max(scored.logprob, LEAST_LOGPROB)}
+        return {"token": piece, **token_id, "logprob": max(scored.logprob, MIN_LOGPROB)}
 
 
 def status(operation: str, progress: int, message: str, **more: Any) -> bytes:

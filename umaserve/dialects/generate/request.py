@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from umaserve.dialects.parameters import (
     MAX_TURNS,
-    Limits,
+    RequestLimits,
     check_prompt_bytes,
     lora,
     sampling,
@@ -45,20 +45,24 @@ class Options:
     include_generated_text: bool
 
 
-def read_config(fields: Fields, limits: Limits, loaded: ModelInfo | None, request_id: str) -> tuple[Generate, Options]:
+def read_config(
+    fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str
+) -> tuple[Generate, Options]:
     """The request in a ``config`` message; raises ``RequestError``."""
     request, options = _read(fields, limits, loaded, request_id, stream=True)
     return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
 
 
-def read_body(fields: Fields, limits: Limits, loaded: ModelInfo | None, request_id: str) -> tuple[Generate, Options]:
+def read_body(
+    fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str
+) -> tuple[Generate, Options]:
     """The request in a REST body, whose parameters stand at the top; ``parameters`` and ``options`` go before them."""
     request, options = _read(fields, limits, loaded, request_id, stream=fields.boolean("stream", False))
     request = with_parameters(request, fields, limits)
     return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
 
 
-def with_parameters(request: Generate, fields: Fields, limits: Limits) -> Generate:
+def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) -> Generate:
     """``request`` with the parameters in ``fields`` in place of its own; raises ``RequestError``."""
     repeat_penalty = "repetition_penalty"
     if fields.values.get("repeat_penalty") is not None:
@@ -80,7 +84,7 @@ def with_parameters(request: Generate, fields: Fields, limits: Limits) -> Genera
 
 
 def _read(
-    fields: Fields, limits: Limits, loaded: ModelInfo | None, request_id: str, *, stream: bool
+    fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str, *, stream: bool
 ) -> tuple[Generate, Options]:
     _check_model(fields, loaded)
     prompt = _prompt(fields.values.get("prompt"), limits)
@@ -105,7 +109,7 @@ def _check_model(fields: Fields, loaded: ModelInfo | None) -> None:
         raise out_of_range(fields.name("model"), f'"{loaded.name}" or "default"', f'"{name}"')
 
 
-def _prompt(value: object, limits: Limits) -> str | tuple[ChatTurn, ...]:
+def _prompt(value: object, limits: RequestLimits) -> str | tuple[ChatTurn, ...]:
     if isinstance(value, str):
         return read_prompt(value, limits)
     if not isinstance(value, list):

@@ -12,8 +12,8 @@ import orjson
 
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.openai.requests import Asked, chat_request, completion_request
-from umaserve.dialects.parameters import Limits
+from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.tool_calls import ToolCallParser
 from umaserve.errors import RequestError
 from umaserve.messages import Finished, Generate, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
@@ -31,13 +31,13 @@ class _OpenAIBody:
     _object: str
     _chunk_object: str
 
-    def __init__(self, limits: Limits, model: Callable[[], ModelInfo | None], new_id: str, created: int) -> None:
+    def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str, created: int) -> None:
         """``new_id`` is the answer's id, ``created`` its time in seconds since 1970."""
         self._limits = limits
         self._model = model
         self._new_id = new_id
         self._created = created
-        self._asked = Asked("", (), 1, stream=False, include_usage=False)
+        self._asked = CompletionRequest("", (), 1, stream=False, include_usage=False)
         self._choices: Sequence[Choice] = ()
         self._parts: list[list[Part]] = []
         self._finished: dict[int, Finished] = {}
@@ -101,7 +101,7 @@ class _OpenAIBody:
             whole["timings"] = _timings(self._finished[0])
         return orjson.dumps(whole)
 
-    def _take(self, asked: Asked, choices: Sequence[Choice]) -> Sequence[Generate]:
+    def _take(self, asked: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Generate]:
         # The prompt's images are theirs who compute it, for as long as they need them.
         self._asked = replace(asked, choices=())
         self._choices = choices
@@ -153,7 +153,7 @@ class ChatBody(_OpenAIBody):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RequestLimits,
         voice: VoiceInfo | None,
         model: Callable[[], ModelInfo | None],
         new_id: str,
@@ -168,7 +168,7 @@ class ChatBody(_OpenAIBody):
         asked = chat_request(body, self._limits, self._voice, self._new_id)
         return self._take(asked, [self._choice(index, asked) for index in range(len(asked.choices))])
 
-    def _choice(self, index: int, asked: Asked) -> ChatChoice | SpokenChoice:
+    def _choice(self, index: int, asked: CompletionRequest) -> ChatChoice | SpokenChoice:
         unique = self._new_id.removeprefix("chatcmpl-")
         if asked.audio is not None:
             return SpokenChoice(f"audio_{unique}", self._created, asked.audio)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from umaserve.dialects.openai.requests import body_fields, inputs, token_ids
-from umaserve.dialects.parameters import MAX_ID_BYTES, Limits, check_prompt_bytes
+from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Detokenized, Embed, Embedded, Tokenize, Tokenized
 from umaserve.wire.fields import string
@@ -26,7 +26,7 @@ class EmbeddingsRequest:
     as_base64: bool
 
 
-def parse_embeddings(body: bytes, limits: Limits) -> EmbeddingsRequest:
+def parse_embeddings(body: bytes, limits: RequestLimits) -> EmbeddingsRequest:
     """A body of ``POST /v1/embeddings``; raises ``RequestError``. All texts together are capped as one prompt is."""
     fields = body_fields(body)
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
@@ -51,7 +51,7 @@ def embeddings_result(answer: Embedded, model: str, *, as_base64: bool) -> bytes
     return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
 
 
-def parse_tokenize(body: bytes, limits: Limits) -> tuple[Tokenize, bool]:
+def parse_tokenize(body: bytes, limits: RequestLimits) -> tuple[Tokenize, bool]:
     """A body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
     fields = body_fields(body)
     text = string(fields.values.get("content"), "content", empty=True)
@@ -67,7 +67,7 @@ def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:
     return orjson.dumps({"tokens": [{"id": token, "piece": _text_or_bytes(piece)} for token, piece in pieces]})
 
 
-def parse_detokenize(body: bytes, limits: Limits) -> Detokenize:
+def parse_detokenize(body: bytes, limits: RequestLimits) -> Detokenize:
     """A body of ``POST /detokenize``; raises ``RequestError``."""
     return Detokenize(token_ids(body_fields(body).values.get("tokens"), "tokens", limits))
 

@@ -9,7 +9,7 @@ from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
     MAX_SEED,
-    Limits,
+    RequestLimits,
     check_prompt_bytes,
     json_schema,
     lora,
@@ -19,7 +19,7 @@ from umaserve.dialects.parameters import (
 )
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
-from umaserve.wire.fields import MOST_VALUES, Fields, bad_request, kind_of, out_of_range, parse_json, string
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, kind_of, out_of_range, parse_json, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
 """OpenAI documents these two; the rest is this server's own."""
@@ -37,7 +37,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CompletionRequest:
     """What one body asks for: ``choices_each`` choices for each prompt, those of a prompt side by side."""
 
     model: str
@@ -51,7 +51,7 @@ class Asked:
     """The format in which the answer is heard; ``None``: it is read."""
 
 
-def chat_request(body: bytes, limits: Limits, voice: VoiceInfo | None, new_id: str) -> Asked:
+def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, new_id: str) -> CompletionRequest:
     """A body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     fields = body_fields(body)
     for legacy in ("functions", "function_call"):
@@ -86,7 +86,7 @@ def chat_request(body: bytes, limits: Limits, voice: VoiceInfo | None, new_id: s
     return replace(_asked(fields, (replace(one, spoken=Speaking()),)), audio=audio)
 
 
-def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:
+def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> CompletionRequest:
     """A body of ``POST /v1/completions``; raises ``RequestError``."""
     fields = body_fields(body)
     if fields.values.get("suffix") not in (None, ""):
@@ -114,13 +114,13 @@ def completion_request(body: bytes, limits: Limits, new_id: str) -> Asked:
 
 
 def body_fields(body: bytes) -> Fields:
-    values = parse_json(body, MOST_VALUES)
+    values = parse_json(body, MAX_VALUES)
     if not isinstance(values, dict):
         raise bad_request("body", "an object", values)
     return Fields(values)
 
 
-def inputs(fields: Fields, key: str, limits: Limits, max_items: int) -> tuple[str | TokenIds, ...]:
+def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds, ...]:
     """Texts as OpenAI takes them: a string, an array of token ids, or an array of up to ``max_items`` of either."""
     value, path = fields.values.get(key), fields.name(key)
     if not isinstance(value, list) or _is_ids(value):
@@ -130,7 +130,7 @@ def inputs(fields: Fields, key: str, limits: Limits, max_items: int) -> tuple[st
     return tuple(_input(item, f"{path}[{i}]", limits) for i, item in enumerate(value))
 
 
-def token_ids(value: object, path: str, limits: Limits) -> tuple[int, ...]:
+def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...]:
     """An array of token ids, no more than a prompt may have bytes."""
     if not isinstance(value, list):
         raise bad_request(path, "an array of token ids", value)
@@ -154,7 +154,7 @@ def _is_ids(value: list[object]) -> bool:
     return bool(value) and type(value[0]) is int
 
 
-def _input(value: object, path: str, limits: Limits) -> str | TokenIds:
+def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds:
     if isinstance(value, list):
         if not value:
             raise out_of_range(path, "at least one token id", "none")
@@ -166,7 +166,9 @@ def _input(value: object, path: str, limits: Limits) -> str | TokenIds:
     return text
 
 
-def _asked(fields: Fields, requests: tuple[Generate, ...], *, parallel_calls: bool = True, echo: bool = False) -> Asked:
+def _asked(
+    fields: Fields, requests: tuple[Generate, ...], *, parallel_calls: bool = True, echo: bool = False
+) -> CompletionRequest:
     n = _n_choices(fields)
     stream_options = fields.object("stream_options") or Fields({})
     cache_prompt, adapters = fields.boolean("cache_prompt", True), lora(fields)
@@ -176,7 +178,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, parallel_calls: bo
     choices = tuple(_nth_choice(request, k) for request in requests for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
-    return Asked(
+    return CompletionRequest(
         model=fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or "",
         choices=choices,
         choices_each=n,
@@ -199,7 +201,7 @@ def _n_choices(fields: Fields) -> int:
     return fields.integer("n", 1, MAX_CHOICES) or 1
 
 
-def _max_tokens(fields: Fields, key: str, limits: Limits) -> int | None:
+def _max_tokens(fields: Fields, key: str, limits: RequestLimits) -> int | None:
     """``None`` where the request leaves it to the server, which some clients say with -1.
 
     Programs ask for as much as other servers give: they get this one's most, and learn by ``finish_reason``.

@@ -9,7 +9,7 @@ from umaserve.dialects.parameters import (
     MAX_GRAMMAR_BYTES,
     MAX_ID_BYTES,
     MAX_TURNS,
-    Limits,
+    RequestLimits,
     check_prompt_bytes,
     dump_capped,
 )
@@ -27,11 +27,11 @@ _DETAILS = ("auto", "high", "low", "original")
 _RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
 """How a data: URL (RFC 2397) begins."""
-_MOST_HEAD = 2048
+_MAX_HEAD = 2048
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
-def turns(fields: Fields, limits: Limits) -> tuple[ChatTurn, ...]:
+def turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     """The messages; ``RequestError`` where one is wrong or all together are too long."""
     messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
     read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
@@ -140,7 +140,7 @@ def _image_data(image: Fields) -> str | memoryview:
     url = image.values.get("url")
     if not isinstance(url, str | memoryview):
         raise bad_request(path, expected, url)
-    head = url[:_MOST_HEAD] if isinstance(url, str) else as_string(url[:_MOST_HEAD])
+    head = url[:_MAX_HEAD] if isinstance(url, str) else as_string(url[:_MAX_HEAD])
     begin = _DATA_URL.match(head)
     if begin is None:
         raise out_of_range(path, expected, f'"{head[:32]}"')

@@ -11,7 +11,7 @@ from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
     MAX_TURNS,
-    Limits,
+    RequestLimits,
     check_prompt_bytes,
     dump_capped,
     lora,
@@ -72,7 +72,7 @@ class JsonDialect:
 
     ready = True
 
-    def __init__(self, limits: Limits, keep_alive: bool) -> None:
+    def __init__(self, limits: RequestLimits, keep_alive: bool) -> None:
         self._limits = limits
         self._keep_alive = keep_alive
         self._stream: _Stream | None = None
@@ -150,7 +150,7 @@ class JsonDialect:
 class LineDialect:
     """Lines for people: a line is a prompt, the answer its text and a newline; the next line waits its turn."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
         self._running = False
         self._mid_line = False
@@ -209,7 +209,7 @@ def _required_id(fields: Fields) -> str:
     return value
 
 
-def _generate(fields: Fields, limits: Limits) -> Generate:
+def _generate(fields: Fields, limits: RequestLimits) -> Generate:
     request = Generate(
         id=_required_id(fields),
         prompt=_prompt_or_turns(fields, limits),
@@ -230,7 +230,7 @@ def _metadata(fields: Fields) -> dict[str, Any] | None:
     return dict(metadata.values)
 
 
-def _prompt_or_turns(fields: Fields, limits: Limits) -> str | tuple[ChatTurn, ...]:
+def _prompt_or_turns(fields: Fields, limits: RequestLimits) -> str | tuple[ChatTurn, ...]:
     chat = fields.values.get("chat")
     turns: tuple[ChatTurn, ...] = ()
     if isinstance(chat, list):
