@@ -171,8 +171,8 @@ def test_tenants_reuse_only_their_own_unless_told_otherwise(
 
 def test_metrics_tell_what_is_reused_kept_and_guessed(daemon: Daemon):
     page = ask(daemon, "GET", "/metrics").body.decode()
-    counters = ("prefix_reused_tokens", "guessed_tokens", "guessed_tokens_right", "recomputed_tokens")
+    counters = ("prefix_reused_tokens", "draft_tokens", "draft_tokens_accepted", "recomputed_tokens")
     for name in (*(f"{counter}_total" for counter in counters), "kv_cells_cached", "host_cache_bytes"):
         assert f"\numaserve_{name} " in page
-    assert "# TYPE umaserve_guessed_tokens_right_total counter" in page
+    assert "# TYPE umaserve_draft_tokens_accepted_total counter" in page
     assert "# TYPE umaserve_host_cache_bytes gauge" in page
