@@ -185,7 +185,10 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Modify:
-    """Go on with the running request as if it had been asked for like this: sampling, ``max_tokens`` and ``stop``."""
+    """Go on with the running request as if it had been asked for like this: sampling, ``max_tokens`` and ``stop``.
+
+    It stands by itself, whatever earlier changes said: of several that wait, only the last one is applied.
+    """
 
     request: Generate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ class Stream:
         return self
 
     def change(self, **fields) -> None:
-        self.prepared = self.engine.change(self.prepared, Generate("t", "", **fields), self.tokens)
+        self.prepared = self.engine.change(self.prepared, dataclasses.replace(self.request, **fields), self.tokens)
 
 
 # -- log-probabilities -----------------------------------------------------------------------------------------------
@@ -162,6 +163,8 @@ def test_stops_and_length_change(plain: LlamaEngine):
     stop = whole.text[60:66]
     stream.change(stop=(stop,))
     assert stream.prepared.max_tokens == 30
+    stream.change(stop=(stop,), max_tokens=None)
+    assert stream.prepared.max_tokens == plain.prepare(Generate("t", STORY)).max_tokens
     assert stream.run().text == whole.text[: whole.text.index(stop)]
 
 

@@ -46,7 +46,17 @@ from umaserve.serving.turns import REMEMBERED
 
 # Its assertions must hold under -O as well.
 pytest.register_assert_rewrite("standin")
-from standin import ECHO, PIECES, SHORT, EngineFailure, StandInEngine, SteppedWorker, answer, scored  # noqa: E402
+from standin import (  # noqa: E402
+    DEFAULT_MAX_TOKENS,
+    ECHO,
+    PIECES,
+    SHORT,
+    EngineFailure,
+    StandInEngine,
+    SteppedWorker,
+    answer,
+    scored,
+)
 
 ORIGIN = Caller("uds", "uid:1000")
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
@@ -59,7 +69,7 @@ class Client:
         self.request = request
         self.session: Session
         self.outputs: list[Output | RequestError] = []
-        self.limits = [(0, request.max_tokens or 16, request.stop)]
+        self.limits = [(0, request.max_tokens or DEFAULT_MAX_TOKENS, request.stop)]
         """From which token on which ``max_tokens`` and ``stop`` hold."""
         self.gone = False
         self.at_token: Callable[[], None] = lambda: None
@@ -71,7 +81,7 @@ class Client:
             assert isinstance(output, Token) == (Started() in self.outputs), "one start, and before the first token"
         if isinstance(output, Steered) and isinstance(output.command, Modify) and output.refusal is None:
             wanted = output.command.request
-            self.limits.append((len(self.tokens), wanted.max_tokens or self.limits[-1][1], wanted.stop))
+            self.limits.append((len(self.tokens), wanted.max_tokens or DEFAULT_MAX_TOKENS, wanted.stop))
         self.outputs.append(output)
         if isinstance(output, Token):
             self.at_token()
@@ -717,6 +727,19 @@ def test_of_several_modifications_the_last_holds_and_all_are_answered_alike(
     assert client.session.prepared.max_tokens == applied
     world.finish()
     assert (client.text, len(client.text), client.end) == (client.expected, applied, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("turns_between", [0, 3])
+def test_a_modification_stands_by_itself_whether_or_not_the_one_before_was_applied(
+    world: World, turns_between: int
+) -> None:
+    client = in_decode(world)
+    world.modify(client, max_tokens=12)
+    world.turns(turns_between)
+    world.modify(client, max_tokens=None)
+    world.finish()
+    assert (len(client.text), client.end) == (DEFAULT_MAX_TOKENS, FinishReason.LENGTH)
+    assert client.text == client.expected
 
 
 def test_a_modification_that_ends_it_is_answered_before_the_end(world: World) -> None:

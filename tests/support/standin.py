@@ -286,7 +286,7 @@ class StandInEngine:
             assert token == next_token(sequence), "changed with another sequence's tokens"
             sequence.append(token)
         _tokens(request)
-        max_tokens = request.max_tokens or prepared.max_tokens
+        max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         self._check_length(prepared.tokens, max_tokens)
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens)

@@ -124,9 +124,7 @@ class LlamaEngine:
         """Keeps the grammar, and how far it has come; a seed gives another random stream than it gave first."""
         assert isinstance(prepared.sampler, Sampler)
         assert isinstance(prepared.text, TextStream)
-        max_tokens = prepared.max_tokens
-        if request.max_tokens is not None:
-            max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
+        max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
         sampling = request.sampling
         if sampling.seed is not None:
             sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)

@@ -251,7 +251,8 @@ class Engine(Protocol):
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """``prepared``, going on after the tokens ``generated`` with the sampling, stops and ``max_tokens`` of
-        ``request``; quick. Raises ``RequestError``, and then nothing has changed."""
+        ``request``, whose ``None`` is the server's default, not what held before; quick. Raises ``RequestError``, and
+        then nothing has changed."""
 
     def answer(self, query: Query) -> Answer:
         """What ``query`` asks, save for ``Embed``; raises ``RequestError``."""
