@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from umaserve.engine import gbnf, json_schema, number_range
-from umaserve.engine.grammar import gbnf_of_schema
+from umaserve.engine.grammar import _Converter, gbnf_of_schema
 from umaserve.errors import RequestError
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
@@ -268,6 +269,8 @@ def test_pydantics_schemas_are_enforced():
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 UNENFORCED = "expected to be absent, since a grammar can't enforce it"
+IN_PAIRS = r"expected brackets and braces in pairs, others escaped as in \], and no lone backslash"
+NOT_IN_PAIRS = ["^]$", "^a]$", "^}$", r"^\{a}$", "^[]]]$", "^[^]]$", "^(a])$", "^[a$", "^a{$", "^a{2$", "^a{1_000}$"]
 REFUSED: list[tuple[object, str]] = [
     *(
         ({"type": "object", "properties": {"n": {key: item}}}, f"json_schema.properties.n.{key}: {UNENFORCED}")
@@ -309,6 +312,11 @@ REFUSED: list[tuple[object, str]] = [
     ),
     ({"type": "string", "pattern": "^(?=a)$"}, "json_schema: expected a schema that can be made a grammar"),
     ({"type": "string", "pattern": "^*$"}, "json_schema: expected a schema that can be made a grammar"),
+    *(
+        ({"type": "string", "pattern": pattern}, f"json_schema.pattern: {IN_PAIRS}")
+        for pattern in [*NOT_IN_PAIRS, "^a\\$"]
+    ),
+    ({"properties": {"a": {"pattern": "^]$"}}}, f"json_schema.properties.a.pattern: {IN_PAIRS}, got ]"),
     ({"type": "number", "maximum": 0.5}, "json_schema.maximum: expected a whole number where type is number"),
     ({"type": "integer", "maximum": True}, "json_schema.maximum: expected a number, got true"),
     ({"type": "integer", "maximum": "3"}, "json_schema.maximum: expected a number, got 3"),
@@ -438,6 +446,46 @@ def test_anything_is_a_grammar_or_a_bad_request(schema: Any):
         said = "json_schema"
     gbnf.check(grammar)
     assert said.startswith("json_schema")
+
+
+# -- patterns --------------------------------------------------------------------------------------------------------
+
+
+class NotAdvancing(Exception):
+    """The converter reads a pattern without an end."""
+
+
+class Counted(str):
+    """A text from which ``limit`` characters can be read, one at a time, and as many from each part of it."""
+
+    limit = 0
+
+    def __getitem__(self, key: Any) -> str:
+        if isinstance(key, slice):
+            part = Counted(super().__getitem__(key))
+            part.limit = self.limit
+            return part
+        self.limit -= 1
+        if self.limit < 0:
+            raise NotAdvancing(self)
+        return super().__getitem__(key)
+
+
+@given(st.text(st.sampled_from('\\[](){}^$|?*+.,-0_a"\n'), max_size=12).map(lambda inner: f"^{inner}$"))
+@example(r"^\[\]\{\}[\]}]{2}$")
+@example("^[^]$")
+@example("^]$")
+def test_every_pattern_is_refused_or_read_in_steps_bounded_by_its_length(pattern: str):
+    schema = {"type": "string", "pattern": pattern}
+    try:
+        json_schema.reduce(schema, "json_schema")
+    except RequestError:
+        return
+    counted = Counted(pattern)
+    counted.limit = 10 * len(pattern)
+    # What a pattern makes the converter raise is refused by its caller.
+    with contextlib.suppress(AssertionError, IndexError, ValueError):
+        _Converter({}).visit(schema | {"pattern": counted}, "")
 
 
 # -- the model -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,16 @@ MAX_SCHEMAS = 5000
 """Schemas within one, each counted as often as an ``allOf`` takes it in."""
 MAX_PROPERTIES = 500
 """Properties of one object: llama.cpp recurses for each in a row that may be left out."""
-_PATTERN_REPEAT = re.compile(r"\{\s*([0-9]*)\s*(?:,\s*([0-9]*)\s*)?\}")
+_PATTERN_PART = re.compile(
+    r"""
+      \\. | \[ (?: \\. | [^\]\\] )* \]
+    | \{ (?P<low> [0-9]{0,6} ) (?: , (?P<high> [0-9]{0,6} ) )? \}
+    | [^\\\[\]{}]
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""A part of a pattern that llama-cpp-python's converter can read. At a ``]`` or ``}`` that nothing opened its loop
+never advances, and it takes what is in braces as ``int`` does, so also "1_000"."""
 _KNOWN_FORMAT = re.compile(r"date|time|date-time|uuid[1-5]?")
 """Other formats only describe, as the standard has it."""
 
@@ -310,8 +319,15 @@ def _check_pattern(pattern: Any, path: str) -> None:
         raise refused(path, 'a pattern of the whole text, from "^" to "$"', pattern)
     # The converter writes repetitions out before their result can be measured.
     written_out = len(pattern)
-    for match in _PATTERN_REPEAT.finditer(pattern):
-        written_out *= max([1, *(int(count) for count in match.groups() if count)])
+    at, end = 1, len(pattern) - 1
+    while at < end:
+        part = _PATTERN_PART.match(pattern, at, end)
+        if part is None:
+            raise refused(
+                path, r"brackets and braces in pairs, others escaped as in \], and no lone backslash", pattern[at:end]
+            )
+        at = part.end()
+        written_out *= max([1, *(int(count) for count in part.groups() if count)])
         if written_out > gbnf.MAX_ELEMENTS:
             raise refused(path, f"at most {gbnf.MAX_ELEMENTS} characters once repetitions are written out", "more")
 
