@@ -344,6 +344,28 @@ def test_who_cancels_hears_no_more(
     assert (len(asked), len(silent)) == (connecting, connecting)
 
 
+def test_who_cancels_another_that_is_ready_too_ends_it_quietly(
+    loop: Loop, resolver: Resolver, listener: socket.socket, caplog: pytest.LogCaptureFixture, stack: ExitStack
+) -> None:
+    dialings: list[Dialing] = []
+    found: list[socket.socket | DialError] = []
+
+    def done(result: socket.socket | DialError) -> None:
+        found.append(result)
+        for dialing in dialings:
+            dialing.cancel()
+
+    stack.callback(lambda: [one.close() for one in found if isinstance(one, socket.socket)])
+    dialings += [
+        dial(loop, resolver.submit, "127.0.0.1", port_of(listener), timeout=NEVER_S, done=done) for _ in range(16)
+    ]
+    until_over(loop, dialings[0])
+    turn(loop)
+    assert len(found) == 1
+    assert caplog.records == []
+    assert at_rest(loop)
+
+
 # What the kernel may do.
 
 

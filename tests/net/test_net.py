@@ -24,9 +24,10 @@ from umaserve.net import channel as channel_module
 from umaserve.net import listeners
 from umaserve.net.channel import HALF_CLOSED_POLL_S, LINGER_S, READ_PER_TURN, Channel
 from umaserve.net.listeners import PAUSE_S, Listener, SocketFile
-from umaserve.net.loop import READ, WRITE, Loop
+from umaserve.net.loop import READ, TRY_AGAIN_S, WRITE, Loop
 from umaserve.net.timers import Timer, Timers
 from umaserve.system.peers import Peer, peer_of
+from umaserve.system.threads import JobThread
 
 STALL_S = 30.0
 HIGH_WATER = 1024
@@ -324,6 +325,59 @@ def test_wake_ups_neither_block_nor_keep_the_loop_awake(loop: WatchedLoop) -> No
         loop._wake_out.recv(1)
 
 
+class ShortOfMemory:
+    """A wake-up's socket, in a kernel that has no buffer for it some times."""
+
+    def __init__(self, sock: socket.socket, failures: int) -> None:
+        self._sock = sock
+        self._failures = failures
+        self.fileno, self.close = sock.fileno, sock.close
+
+    def send(self, data: bytes) -> int:
+        if self._failures:
+            self._failures -= 1
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return self._sock.send(data)
+
+
+def test_a_wake_up_that_could_not_be_sent_is_sent_again(loop: WatchedLoop) -> None:
+    loop._wake_in = ShortOfMemory(loop._wake_in, 3)
+    results: list[int] = []
+    worker = JobThread("worker", loop.wake)
+    loop.after_poll = worker.collect
+    for number in range(2):
+        worker.submit(lambda number=number: number, results.append)
+        loop.call_later(20.0, nothing)
+        loop.turn()
+        assert results[number:] == [number]
+    assert worker.stop(20.0)
+
+
+def test_waking_a_loop_that_has_ended_does_nothing() -> None:
+    loop = Loop()
+    loop.close()
+    loop.wake()
+
+
+def test_a_wake_up_that_cannot_be_read_ends_nothing(loop: WatchedLoop) -> None:
+    class Unreadable:
+        fileno, close = loop._wake_out.fileno, loop._wake_out.close
+
+        def recv(self, _size: int) -> bytes:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    readable = loop._wake_out
+    loop.wake()
+    loop._wake_out = Unreadable()
+    loop._selector.unregister(readable)
+    loop._selector.register(loop._wake_out, READ, loop._on_wake)
+    collected: list[bool] = []
+    loop.after_poll = lambda: collected.append(True)
+    loop.turn()
+    loop.turn()
+    assert len(collected) == 2
+
+
 def test_a_wake_up_while_results_are_collected_is_not_lost(loop: WatchedLoop) -> None:
     collected: list[bool] = []
 
@@ -421,6 +475,135 @@ def test_a_socket_whose_callback_fails_is_watched_no_more(
     assert all(key.fileobj is not bad[0] for key in loop._selector.get_map().values())
     for sock in bad + others:
         sock.close()
+
+
+class Refusing(selectors.DefaultSelector):
+    """A selector in front of a kernel that may lack memory for more."""
+
+    error = 0
+
+    def register(self, fileobj: object, events: int, data: object = None) -> selectors.SelectorKey:
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        return super().register(fileobj, events, data)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[WatchedLoop]:
+    """A loop on such a selector."""
+    monkeypatch.setattr(selectors, "DefaultSelector", Refusing)
+    loop = WatchedLoop(clock)
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.ENOSPC])
+def test_a_socket_that_the_kernel_cannot_watch_now_is_watched_later(
+    error: int, refusing: WatchedLoop, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched, left, closed = (socket.socketpair() for _ in range(3))
+    seen: list[int] = []
+    for mine, other in (watched, left, closed):
+        other.send(b"x")
+        refusing._selector.error = error
+        refusing.set_interest(mine, READ, lambda _events, mine=mine: seen.append(mine.fileno()))
+    refusing.set_interest(left[0], 0, lambda _events: None)
+    closed[0].close()
+    for _ in range(3):
+        clock.now += TRY_AGAIN_S * 1.01
+        refusing.turns(2)
+    assert seen == []
+    assert len(caplog.records) == 1, "once, however often it is tried"
+    refusing._selector.error = 0
+    clock.now += TRY_AGAIN_S * 1.01
+    refusing.turns(2)
+    assert seen == [watched[0].fileno()]
+    for sock in (*watched, *left, *closed):
+        sock.close()
+
+
+def test_a_socket_whose_interest_could_not_be_changed_is_heard_again(refusing: WatchedLoop, clock: Clock) -> None:
+    mine, other = socket.socketpair()
+    seen: list[int] = []
+    refusing.set_interest(mine, READ, seen.append)
+    refusing._selector.error = errno.ENOMEM
+    refusing.set_interest(mine, READ | WRITE, seen.append)
+    refusing.turns(2)
+    assert seen == []
+    refusing._selector.error = 0
+    clock.now += TRY_AGAIN_S * 1.01
+    refusing.turns(2)
+    assert seen == [WRITE]
+    mine.close()
+    other.close()
+
+
+def test_an_error_of_ours_in_watching_is_raised(refusing: WatchedLoop) -> None:
+    mine, other = socket.socketpair()
+    refusing._selector.error = errno.EEXIST
+    with pytest.raises(FileExistsError):
+        refusing.set_interest(mine, READ, lambda _events: None)
+    mine.close()
+    other.close()
+
+
+def test_who_is_closed_by_another_in_the_same_turn_is_not_called_back(
+    loop: WatchedLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [socket.socketpair() for _ in range(4)]
+    called: list[socket.socket] = []
+
+    def end_the_others(mine: socket.socket) -> None:
+        called.append(mine)
+        for other, _ in pairs:
+            if other is not mine:
+                loop.set_interest(other, 0, nothing)
+                other.close()
+
+    for mine, peer in pairs:
+        loop.set_interest(mine, READ, lambda _events, mine=mine: end_the_others(mine))
+        peer.send(b"x")
+    loop.turn()
+    assert len(called) == 1
+    assert caplog.records == []
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
+
+
+def test_a_new_socket_is_not_called_back_for_what_was_found_of_the_last_one_of_its_number(loop: WatchedLoop) -> None:
+    old, peer = socket.socketpair()
+    peer.send(b"x")
+    fresh: list[socket.socket] = []
+    called: list[str] = []
+
+    def replace() -> None:
+        number = old.fileno()
+        loop.set_interest(old, 0, nothing)
+        old.close()
+        fresh.extend(socket.socketpair())
+        assert fresh[0].fileno() == number
+        loop.set_interest(fresh[0], READ, lambda _events: called.append("new"))
+        loop.after_poll = nothing
+
+    loop.set_interest(old, READ, lambda _events: called.append("old"))
+    loop.after_poll = replace
+    loop.turns(2)
+    assert called == []
+    for sock in (peer, *fresh):
+        sock.close()
+
+
+def test_who_is_not_interested_any_more_is_told_only_of_the_rest(loop: WatchedLoop) -> None:
+    mine, peer = socket.socketpair()
+    peer.send(b"x")
+    seen: list[int] = []
+    loop.set_interest(mine, READ | WRITE, seen.append)
+    loop.after_poll = lambda: loop.set_interest(mine, WRITE, seen.append)
+    loop.turn()
+    assert seen == [WRITE]
+    mine.close()
+    peer.close()
 
 
 @pytest.mark.parametrize("hook", ["after_poll", "before_sleep"])

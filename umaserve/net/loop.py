@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
@@ -17,6 +18,12 @@ log = logging.getLogger(__name__)
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
+TRY_AGAIN_S = 0.2
+"""After the kernel refused to watch a socket."""
+WAKE_AGAIN_S = 0.01
+_SHORTAGES = {errno.ENOMEM, errno.ENOSPC}
+"""What epoll_ctl(2) says where memory, or the number of sockets that a user may watch, has run out."""
+
 Ready = Callable[[int], None]
 
 
@@ -27,7 +34,8 @@ class Loop:
     client is served); the ready sockets; due timers; posted calls; ``before_sleep`` (delivers tokens); the calls for
     the turn's end (channels flush what was written to them).
     What a callback raises is logged and ends nothing, since the loop serves everybody; only the two hooks, which are
-    the daemon's own heart, may end it. ``wake`` is the one method for other threads and signal handlers.
+    the daemon's own heart, may end it. A socket that is watched no more is not called back, also where the same poll
+    found it ready. ``wake`` is the one method for other threads and signal handlers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,6 +46,9 @@ class Loop:
         self._timers = Timers()
         self._posted: deque[Callable[[], None]] = deque()
         self._turn_end: dict[Callable[[], None], None] = {}
+        self._unwatched: dict[socket.socket, tuple[int, Ready]] = {}
+        """Sockets that the kernel refused to watch, and what for."""
+        self._watch_again_at: Timer | None = None
         self._stopped = False
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -50,25 +61,54 @@ class Loop:
         return self._wake_in.fileno()
 
     def wake(self) -> None:
-        """End the present poll; safe from any thread."""
-        try:
-            self._wake_in.send(b"\0")
-        except BlockingIOError:
-            return  # The buffer is full of wake-ups that the loop has yet to read.
+        """End the present poll; safe from any thread. Blocks while the kernel has no memory for the wake-up."""
+        while self._wake_in.fileno() >= 0:
+            try:
+                self._wake_in.send(b"\0")
+                return
+            except BlockingIOError:
+                return  # The buffer is full of wake-ups that the loop has yet to read.
+            except OSError as error:
+                # Nobody else would tell the loop of the caller's result.
+                log.debug("a wake-up could not be sent: %s", error)
+                time.sleep(WAKE_AGAIN_S)
 
     def _on_wake(self, _events: int) -> None:
         """Nothing more to do: the poll has ended, which is what the wake-up was for."""
 
     def set_interest(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Watch ``sock`` for ``events`` (READ, WRITE, both, or 0 to stop watching)."""
+        """Watch ``sock`` for ``events`` (READ, WRITE, both, or 0 to stop watching), and call ``ready`` with those that
+        are found. Where the kernel has no room to watch it now, that is tried again until it has."""
+        if self._unwatched:
+            self._unwatched.pop(sock, None)
         key = self._selector.get_map().get(sock.fileno())
-        if key is None:
-            if events:
-                self._selector.register(sock, events, ready)
-        elif not events:
+        if key is not None and key.events == events:
+            if key.data != ready:
+                self._selector.modify(sock, events, ready)
+            return
+        if key is not None:
+            # Not modified: when that fails, the selector has forgotten the socket and the kernel has not.
             self._selector.unregister(sock)
-        elif key.events != events or key.data != ready:
-            self._selector.modify(sock, events, ready)
+        if events:
+            self._watch(sock, events, ready)
+
+    def _watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
+        try:
+            self._selector.register(sock, events, ready)
+        except OSError as error:
+            if error.errno not in _SHORTAGES:
+                raise
+            if self._watch_again_at is None:
+                log.warning("the kernel can't watch more sockets: %s: tried again until it can", error.strerror)
+                self._watch_again_at = self.call_later(TRY_AGAIN_S, self._watch_again)
+            self._unwatched[sock] = events, ready
+
+    def _watch_again(self) -> None:
+        unwatched, self._unwatched = self._unwatched, {}
+        for sock, (events, ready) in unwatched.items():
+            if sock.fileno() >= 0:
+                self._watch(sock, events, ready)
+        self._watch_again_at = self.call_later(TRY_AGAIN_S, self._watch_again) if self._unwatched else None
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run ``callback`` once, still in this turn or in the next, which then does not sleep."""
@@ -93,11 +133,18 @@ class Loop:
         ready = self._selector.select(self._timeout())
         # Emptied before ``after_poll``, never after: a wake-up that comes while that runs must end the next poll.
         if any(key.fileobj is self._wake_out for key, _ in ready):
-            self._wake_out.recv(4096)
+            # What can't be read now ends the next poll as well.
+            with contextlib.suppress(OSError):
+                self._wake_out.recv(4096)
         self.after_poll()
-        for key, events in ready:
+        for found, events in ready:
+            # As it is now: an earlier callback may have closed the socket, and the next one that was opened has its
+            # number.
+            key = self._selector.get_map().get(found.fd)
+            if key is None or key.fileobj is not found.fileobj or not events & key.events:
+                continue
             try:
-                key.data(events)
+                key.data(events & key.events)
             except Exception:
                 log.exception("a callback failed: its socket is watched no more")
                 self._forget(key)
