@@ -27,6 +27,7 @@ from umaserve.messages import (
     Replace,
     Resume,
 )
+from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.serving.sessions import Caller, Hold
 from umaserve.serving.states import State
@@ -36,7 +37,6 @@ from umaserve.stages.spoken import SpokenAnswer
 log = logging.getLogger(__name__)
 
 PAYLOADS_PER_TURN = 8
-"""A client that floods gets its share of a turn, and the rest of its input waits."""
 
 
 class Codec(Protocol):
@@ -69,8 +69,7 @@ class Connection:
         self._caller = caller
         self._lost = lost
         self._idle_timeout = services.config.idle_timeout
-        self._backlog = False
-        """Whether whole payloads may wait in the codec for the next turn."""
+        self._backlog = Backlog(services.loop, channel, self._handle_payloads, PAYLOADS_PER_TURN)
         self._input = services.input_budget.share(channel)
         self._session = self._sessions.open(self._deliver, caller)
         self._spoken: SpokenAnswer | None = None
@@ -89,7 +88,7 @@ class Connection:
         self._handle_payloads()
 
     def wants_data(self) -> bool:
-        if self._backlog or not self._input.may_grow:
+        if self._backlog.waiting or not self._input.may_grow:
             return False
         return self._dialect.ready or self._codec.buffered < READ_PER_TURN
 
@@ -98,8 +97,8 @@ class Connection:
         self._loop.call_soon(functools.partial(self._sessions.release, self._session, Hold.READER))
         if self._spoken is not None:
             self._loop.call_soon(self._spoken.release)
-        if self._backlog:
-            self._loop.call_soon(self._handle_payloads)
+        if self._backlog.waiting:
+            self._backlog.continue_later()
 
     def connection_lost(self) -> None:
         self._idle.cancel()
@@ -121,17 +120,8 @@ class Connection:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def _handle_payloads(self) -> None:
-        self._backlog = False
         try:
-            for _ in range(PAYLOADS_PER_TURN):
-                if self.channel.overfull:
-                    self._backlog = True  # until the channel has drained
-                    break
-                if not self.channel.open or not self._dialect.ready or not self._handle_one():
-                    break
-            else:
-                self._backlog = True
-                self._loop.call_soon(self._handle_payloads)
+            self._backlog.run(self._handle_one)
         except Exception:
             log.exception("%s: closed, since handling its input failed", self._caller.peer)
             self.abort()
@@ -141,10 +131,16 @@ class Connection:
     def _input_handled(self) -> None:
         """What came was used up, or waits."""
         # Not merely "does not run": a session that has just ended still has its last words to deliver.
-        if self.channel.ended and not self._backlog and self._session.state is State.RECV_REQ:
+        if self.channel.ended and not self._backlog.waiting and self._session.state is State.RECV_REQ:
             self.close()
 
     def _handle_one(self) -> bool:
+        """The next payload; whether another one may be handled after it."""
+        if self.channel.overfull:
+            self._backlog.wait()  # until the channel has drained
+            return False
+        if not self.channel.open or not self._dialect.ready:
+            return False
         try:
             payload = self._codec.next_payload()
             if payload is None:

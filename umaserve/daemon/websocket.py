@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from umaserve.access.gate import Gate
@@ -12,10 +11,9 @@ from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Dialect
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.net.channel import Channel
+from umaserve.net.pings import Pings
 from umaserve.serving.sessions import Caller
 from umaserve.wire.websocket import WebSocketCodec
-
-log = logging.getLogger(__name__)
 
 GOING_AWAY = 1001
 """A close code (RFC 6455, 7.4.1)."""
@@ -53,9 +51,7 @@ class WebSocketConnection(Connection):
         if not authenticated:
             self._idle.cancel()
             self._idle = self._loop.call_later(services.config.header_timeout, self._on_idle)
-        self._heard = True
-        self._pinged = False
-        self._ping = self._loop.call_later(services.config.ping_interval, self._on_ping_due)
+        self._pings = Pings(self._loop, channel, services.config.ping_interval, codec.ping, caller.peer)
 
     def _authenticate(self, presented: str) -> bool:
         caller = self._gate.caller_by_key(presented, self._caller.dialect, self._caller.peer)
@@ -69,12 +65,8 @@ class WebSocketConnection(Connection):
 
     # -- from the channel ----------------------------------------------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
-        self._heard, self._pinged = True, False
-        super().data_received(data)
-
     def connection_lost(self) -> None:
-        self._ping.cancel()
+        self._pings.cancel()
         self._part(lost=True)
         super().connection_lost()
 
@@ -86,9 +78,8 @@ class WebSocketConnection(Connection):
             # Neither a goodbye nor a breach of the protocol is a lost connection.
             self._part(lost=not (self._codec.left or self._codec.closing))
             self.channel.close()
-        elif self._codec.more and not self._backlog:
-            self._backlog = True
-            self._loop.call_soon(self._handle_payloads)
+        elif self._codec.more and not self._backlog.waiting:
+            self._backlog.continue_later()
 
     def _part(self, *, lost: bool) -> None:
         """The client is gone, or sent away; ``lost``: without a goodbye. May come more than once."""
@@ -104,7 +95,7 @@ class WebSocketConnection(Connection):
             return
         super()._request(request, admitted=admitted)
 
-    # -- closing, pinging ----------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         self._close(GOING_AWAY if self._authenticated else POLICY_VIOLATION)
@@ -126,17 +117,3 @@ class WebSocketConnection(Connection):
         self._input.close()
         self.channel.write(self._codec.close(code))
         self.channel.close()
-
-    def _on_ping_due(self) -> None:
-        interval = self._services.config.ping_interval
-        # While the peer's input waits, for it to read or for memory, its pongs wait too.
-        if self._heard or self.channel.overfull or not self._input.may_grow:
-            self._heard = False
-        elif self._pinged:
-            log.info("%s: closed, since it did not answer a ping for %g s", self._caller.peer, interval)
-            self.channel.abort()
-            return
-        else:
-            self._pinged = True
-            self.channel.write(self._codec.ping())
-        self._ping = self._loop.call_later(interval, self._on_ping_due)

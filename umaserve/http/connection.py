@@ -11,6 +11,7 @@ from typing import Protocol
 
 from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.errors import RequestError
+from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel, Handler
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -110,7 +111,7 @@ class HttpConnection:
         self._path = ""
         self._serve: Serve | None = None
         """What answers the present request, by its head."""
-        self._backlog = False
+        self._backlog = Backlog(loop, channel, self._handle_requests, REQUESTS_PER_TURN)
         self._phase: Phase | None = None
         self._deadline: Timer | None = None
         self._watch_phase()
@@ -133,7 +134,7 @@ class HttpConnection:
             self.channel.close()
 
     def wants_data(self) -> bool:
-        if self._backlog or not self.input.may_grow:
+        if self._backlog.waiting or not self.input.may_grow:
             return False
         return self._codec.phase is not Phase.RESPONSE or self._codec.buffered < READ_PER_TURN
 
@@ -159,13 +160,8 @@ class HttpConnection:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def _handle_requests(self) -> None:
-        self._backlog = False
         try:
-            for _ in range(REQUESTS_PER_TURN):
-                if not self._may_go_on() or not self._handle_one():
-                    break
-            else:
-                self._continue_later()
+            self._backlog.run(self._handle_one)
         except Exception:
             log.exception("%s: closed, since handling its request for %s failed", self.peer, self._path[:MAX_LOGGED])
             self.abort()
@@ -177,12 +173,10 @@ class HttpConnection:
     def _may_go_on(self) -> bool:
         return self.channel.open and self.channel.handler is self and not self.channel.overfull
 
-    def _continue_later(self) -> None:
-        if not self._backlog:
-            self._backlog = True
-            self._loop.call_soon(self._handle_requests)
-
     def _handle_one(self) -> bool:
+        """The next request; whether another one may be handled after it."""
+        if not self._may_go_on():
+            return False
         try:
             request = self._codec.next_request()
             head = request or self._codec.head
@@ -192,7 +186,7 @@ class HttpConnection:
             self.channel.write(self._codec.take_output())
             if request is None:
                 if self._codec.more:
-                    self._continue_later()
+                    self._backlog.continue_later()
                 return False
             assert self._serve is not None
             self._serve(self, request)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from umaserve.net.channel import READ_PER_TURN, Channel
+from umaserve.net.backlog import Backlog
+from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
 from umaserve.wire.websocket import WebSocketCodec
 
@@ -18,9 +19,9 @@ class EchoConnection:
         self, loop: Loop, channel: Channel, codec: WebSocketCodec, lost: Callable[[EchoConnection], None]
     ) -> None:
         self.channel = channel
-        self._loop = loop
         self._codec = codec
         self._lost = lost
+        self._backlog = Backlog(loop, channel, self._echo, MESSAGES_PER_TURN)
         channel.handler = self
 
     def data_received(self, data: bytes) -> None:
@@ -32,10 +33,10 @@ class EchoConnection:
         self._echo()
 
     def wants_data(self) -> bool:
-        return self._codec.buffered < READ_PER_TURN or not self._codec.more
+        return not self._backlog.waiting
 
     def drained(self) -> None:
-        self._loop.call_soon(self._echo)
+        self._backlog.continue_later()
 
     def connection_lost(self) -> None:
         self._lost(self)
@@ -45,17 +46,19 @@ class EchoConnection:
         self.channel.close()
 
     def _echo(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            if not self.channel.open or self.channel.overfull:
-                return
-            message = self._codec.next_message()
-            self.channel.write(self._codec.take_output())
-            if message is None:
-                break
-            self.channel.write(self._codec.send_message(message))
-        else:
-            self._loop.call_soon(self._echo)
+        self._backlog.run(self._echo_one)
         if self._codec.closed:
             self.channel.close()
-        elif self._codec.more:
-            self._loop.call_soon(self._echo)
+
+    def _echo_one(self) -> bool:
+        """The next message; whether another one may be handled after it."""
+        if not self.channel.open or self.channel.overfull:
+            return False
+        message = self._codec.next_message()
+        self.channel.write(self._codec.take_output())
+        if message is None:
+            if self._codec.more:
+                self._backlog.continue_later()
+            return False
+        self.channel.write(self._codec.send_message(message))
+        return True

@@ -102,6 +102,11 @@ class Channel:
         return self._phase is _Phase.OPEN
 
     @property
+    def reading(self) -> bool:
+        """Whether the peer's input is read for the handler as it comes."""
+        return self.open and not self._eof and not self.overfull and self.handler.wants_data()
+
+    @property
     def deserted(self) -> bool:
         """Whether the peer has left entirely, as far as that shows while nothing is read: a TCP connection must have
         been reset, since its peer's end of stream stands behind what is unread."""
@@ -184,8 +189,7 @@ class Channel:
             return events
         # 3. After our last words, input is read only to be discarded.
         # 4. Before, it is read while the handler has room, and while the peer reads its replies.
-        discarding = self._phase is not _Phase.OPEN
-        if discarding or (not self.overfull and self.handler.wants_data()):
+        if not self.open or self.reading:
             events |= READ
         return events
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
 import orjson
 
 from umaserve.dialects.generate.generation import error_message
 from umaserve.errors import Fault, RequestError
+from umaserve.net.backlog import Backlog
 from umaserve.net.channel import Channel
 from umaserve.net.input_budget import InputShare
 from umaserve.net.loop import Loop
+from umaserve.net.pings import Pings
 from umaserve.net.timers import Timer
 from umaserve.relay.exchange import MAX_UNREAD
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
 from umaserve.wire.fields import MAX_VALUES, parse_json
 from umaserve.wire.websocket import WebSocketCodec
-
-log = logging.getLogger(__name__)
 
 FRAMES_PER_TURN = 32
 MAX_FRAMES_BEFORE_OUTPUT = 64
@@ -70,21 +69,18 @@ class Conversation:
         self._kept = 0
         """Bytes of messages that another worker may have to be given."""
         self._idle_timeout = idle_timeout
-        self._ping_interval = ping_interval
         self._max_bytes = max_bytes
         self._asked: RelayedRequest | None = None
-        self._backlog = False
+        self._backlog = Backlog(loop, channel, self._handle_frames, FRAMES_PER_TURN)
         self._behind: Timer | None = None
         """Looks again whether the worker has caught up."""
-        self._heard, self._pinged = True, False
         self._idle = loop.call_later(idle_timeout, self._on_idle)
-        self._ping = loop.call_later(ping_interval, self._on_ping_due)
+        self._pings = Pings(loop, channel, ping_interval, codec.ping, "a client")
         channel.handler = self
 
     # -- from the channel ----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        self._heard, self._pinged = True, False
         self._codec.receive_data(data)
         self._handle_frames()
 
@@ -93,7 +89,7 @@ class Conversation:
         self._handle_frames()
 
     def wants_data(self) -> bool:
-        return not self._backlog and self._input.may_grow
+        return not self._backlog.waiting and self._input.may_grow
 
     def drained(self) -> None:
         if self._asked is not None:
@@ -102,43 +98,41 @@ class Conversation:
 
     def connection_lost(self) -> None:
         self._idle.cancel()
-        self._ping.cancel()
+        self._pings.cancel()
         self._input.close()
         self._leave()
         self._lost(self)
 
     def _handle_frames(self) -> None:
-        self._backlog = False
         if self._behind is not None:
             self._behind.cancel()
-        for _ in range(FRAMES_PER_TURN):
-            if not self.channel.open or self.channel.overfull:
-                return
-            if self._asked is not None and not self._pool.takes_frames(self._asked):
-                self._backlog = True
-                self._behind = self._loop.call_later(WORKER_BEHIND_S, self._handle_frames)
-                break
-            payload = self._codec.next_payload()
-            if payload is None:
-                break
-            self._idle.postpone(self._loop.now() + self._idle_timeout)
-            self._take(payload.decode())
-        else:
-            self._continue_later()
+        self._backlog.run(self._handle_one)
+        if not self.channel.open or self.channel.overfull:
+            return
         if self._codec.mistake is not None:
             self._codec.explain(_error(self._path, self._codec.mistake))
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
             self._leave()
             self.channel.close()
-        elif self._codec.more:
-            self._continue_later()
         self._input.hold(self._codec.buffered)
 
-    def _continue_later(self) -> None:
-        if not self._backlog:
-            self._backlog = True
-            self._loop.call_soon(self._handle_frames)
+    def _handle_one(self) -> bool:
+        """The next frame; whether another one may be handled after it."""
+        if not self.channel.open or self.channel.overfull:
+            return False
+        if self._asked is not None and not self._pool.takes_frames(self._asked):
+            self._backlog.wait()
+            self._behind = self._loop.call_later(WORKER_BEHIND_S, self._backlog.continue_later)
+            return False
+        payload = self._codec.next_payload()
+        if payload is None:
+            if self._codec.more:
+                self._backlog.continue_later()
+            return False
+        self._idle.postpone(self._loop.now() + self._idle_timeout)
+        self._take(payload.decode())
+        return True
 
     def _take(self, text: str) -> None:
         if self._asked is None:
@@ -219,19 +213,6 @@ class Conversation:
         asked, self._asked = self._asked, None
         if asked is not None:
             self._pool.leave(asked)
-
-    def _on_ping_due(self) -> None:
-        # While its messages wait, for itself to read, for the worker or for memory, its pongs wait too.
-        if self._heard or self._backlog or self.channel.overfull or not self._input.may_grow:
-            self._heard = False
-        elif self._pinged:
-            log.info("closed, since a client did not answer a ping for %g s", self._ping_interval)
-            self.channel.abort()
-            return
-        else:
-            self._pinged = True
-            self.channel.write(self._codec.ping())
-        self._ping = self._loop.call_later(self._ping_interval, self._on_ping_due)
 
 
 def _error(path: str, error: RequestError) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from umaserve.errors import Fault, RequestError
+from umaserve.net.backlog import Backlog
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
 from umaserve.relay.pool import Pool
@@ -67,7 +68,7 @@ class WorkerLink:
         self._peer = peer
         self._lost = lost
         self._worker: Worker | None = None
-        self._backlog = False
+        self._backlog = Backlog(loop, channel, self._handle_messages, MESSAGES_PER_TURN)
         self._heard_at = loop.now()
         self._heartbeat = loop.call_later(limits.register_timeout, self._not_registered)
         channel.handler = self
@@ -104,7 +105,7 @@ class WorkerLink:
         self._handle_messages()
 
     def wants_data(self) -> bool:
-        return not self._backlog
+        return not self._backlog.waiting
 
     def drained(self) -> None:
         if self._worker is not None:
@@ -124,35 +125,32 @@ class WorkerLink:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _handle_messages(self) -> None:
-        self._backlog = False
-        for _ in range(MESSAGES_PER_TURN):
-            if not self.channel.open:
-                return
-            payload = self._codec.next_payload()
-            if payload is None:
-                break
-            try:
-                self._take(payload)
-            except RequestError as error:
-                fields = {"peer": self._peer, "error": str(error)}
-                log.warning("closed, since a worker's message was wrong", extra={"fields": fields})
-                what = "worker protocol error" if self._worker is not None else "worker registration protocol error"
-                self.close(PROTOCOL_ERROR, what)
-                return
-        else:
-            self._continue_later()
+        self._backlog.run(self._handle_one)
+        if not self.channel.open:
+            return
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
             # At once: until the channel is gone it would be given requests.
             self._forget_worker()
             self.channel.close()
-        elif self._codec.more:
-            self._continue_later()
 
-    def _continue_later(self) -> None:
-        if not self._backlog:
-            self._backlog = True
-            self._loop.call_soon(self._handle_messages)
+    def _handle_one(self) -> bool:
+        """The next message; whether another one may be handled after it."""
+        if not self.channel.open:
+            return False
+        payload = self._codec.next_payload()
+        if payload is None:
+            if self._codec.more:
+                self._backlog.continue_later()
+            return False
+        try:
+            self._take(payload)
+        except RequestError as error:
+            fields = {"peer": self._peer, "error": str(error)}
+            log.warning("closed, since a worker's message was wrong", extra={"fields": fields})
+            what = "worker protocol error" if self._worker is not None else "worker registration protocol error"
+            self.close(PROTOCOL_ERROR, what)
+        return True
 
     def _take(self, payload: bytes) -> None:
         message = parse_from_worker(payload)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from umaserve.errors import Fault, RequestError
+from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
 from umaserve.wire.http_head import shown
@@ -97,7 +98,7 @@ class RelayConnection:
         self._phase = _Phase.HANDSHAKE
         self._answer = bytearray()
         self._codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
-        self._backlog = False
+        self._backlog = Backlog(loop, channel, self._handle_messages, MESSAGES_PER_TURN)
         self._features: frozenset[str] = frozenset()
         self._running: dict[str, Running] = {}
         self._ended: dict[str, None] = {}
@@ -190,7 +191,7 @@ class RelayConnection:
         self._handle_messages()
 
     def wants_data(self) -> bool:
-        return not self._backlog or self._codec.buffered < READ_PER_TURN
+        return not self._backlog.waiting or self._codec.buffered < READ_PER_TURN
 
     def drained(self) -> None:
         self._held = False
@@ -222,27 +223,29 @@ class RelayConnection:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _handle_messages(self) -> None:
-        self._backlog = False
-        for _ in range(MESSAGES_PER_TURN):
-            if not self.channel.open:
-                return
-            payload = self._codec.next_payload()
-            if payload is None:
-                break
-            try:
-                self._take(payload)
-            except RequestError as error:
-                log.warning("a relay's message was wrong: %s", error)
-                self.close(PROTOCOL_ERROR, error.message)
-                return
-        else:
-            self._continue_later()
+        self._backlog.run(self._handle_one)
+        if not self.channel.open:
+            return
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
             self._note(self._why_closed())
             self._end()
-        elif self._codec.more:
-            self._continue_later()
+
+    def _handle_one(self) -> bool:
+        """The next message; whether another one may be handled after it."""
+        if not self.channel.open:
+            return False
+        payload = self._codec.next_payload()
+        if payload is None:
+            if self._codec.more:
+                self._backlog.continue_later()
+            return False
+        try:
+            self._take(payload)
+        except RequestError as error:
+            log.warning("a relay's message was wrong: %s", error)
+            self.close(PROTOCOL_ERROR, error.message)
+        return True
 
     def _why_closed(self) -> str:
         if self._codec.left:
@@ -250,11 +253,6 @@ class RelayConnection:
         if self._codec.closing:
             return "the relay broke the WebSocket protocol"
         return "the relay ended the connection"
-
-    def _continue_later(self) -> None:
-        if not self._backlog:
-            self._backlog = True
-            self._loop.call_soon(self._handle_messages)
 
     def _send(self, message: FromWorker) -> None:
         self.channel.write(self._codec.send(encode(message)))

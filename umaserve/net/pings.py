@@ -1,0 +1,47 @@
+"""Finds out peers that are gone without a word: asks those that are silent for a sign of life."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from umaserve.net.channel import Channel
+from umaserve.net.loop import Loop
+
+log = logging.getLogger(__name__)
+
+
+class Pings:
+    """Pings a peer from which nothing came for ``interval`` seconds, and aborts its channel if nothing comes for as
+    long after that.
+
+    ``ping`` makes the bytes of a ping. While the channel is not read, the peer's answer can't be seen, and it counts
+    as alive.
+    """
+
+    def __init__(self, loop: Loop, channel: Channel, interval: float, ping: Callable[[], bytes], peer: str) -> None:
+        self._loop = loop
+        self._channel = channel
+        self._interval = interval
+        self._ping = ping
+        self._peer = peer
+        self._received = -1
+        """Bytes that had come at the last look."""
+        self._pinged = False
+        self._timer = loop.call_later(interval, self._look)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        received = self._channel.bytes_received
+        if received != self._received or not self._channel.reading:
+            self._received, self._pinged = received, False
+        elif self._pinged:
+            log.info("%s: closed, since it did not answer a ping for %g s", self._peer, self._interval)
+            self._channel.abort()
+            return
+        else:
+            self._pinged = True
+            self._channel.write(self._ping())
+        self._timer = self._loop.call_later(self._interval, self._look)
