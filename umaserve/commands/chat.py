@@ -21,7 +21,7 @@ from umaserve.commands.chat_media import FileError
 from umaserve.commands.chat_status import Status
 from umaserve.net.tls import client_context
 from umaserve.wire.pcm import SAMPLE_RATE, pcm16
-from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
 DESCRIPTION = "Chat with a running daemon that serves HTTP, turn by turn. Ctrl-C ends an answer, Ctrl-D the chat."
@@ -45,8 +45,6 @@ MAX_MESSAGE_BYTES = 1 << 30
 TICK_S = 1.0
 _CHUNK = 64 * 1024
 _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
-_TOO_BIG = 1009
-"""A close code (RFC 6455, 7.4.1)."""
 _ENDED = "the connection ended before the answer did"
 
 Write = Callable[[str], None]
@@ -291,7 +289,7 @@ def _send(sock: socket.socket, data: bytes, status: Status) -> None:
 
 
 def _advice(codec: WebSocketCodec) -> str:
-    if codec.close_code == _TOO_BIG:
+    if codec.close_code == CloseCode.MESSAGE_TOO_BIG:
         return ": send smaller files, or fewer, or have the daemon take more with --max-chat-bytes"
     return ""
 

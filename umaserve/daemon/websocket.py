@@ -7,16 +7,13 @@ from collections.abc import Callable
 from umaserve.access.gate import Gate
 from umaserve.daemon.connection import Connection, Lost
 from umaserve.daemon.services import Services
-from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Dialect
+from umaserve.dialects.dialect import Dialect
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.net.channel import Channel
 from umaserve.net.pings import Pings
 from umaserve.serving.sessions import Caller
-from umaserve.wire.websocket import WebSocketCodec
-
-GOING_AWAY = 1001
-"""A close code (RFC 6455, 7.4.1)."""
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
 Authenticate = Callable[[str], bool]
 
@@ -98,7 +95,7 @@ class WebSocketConnection(Connection):
     # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        self._close(GOING_AWAY if self._authenticated else POLICY_VIOLATION)
+        self._close(CloseCode.GOING_AWAY if self._authenticated else CloseCode.POLICY_VIOLATION)
 
     def _end_idle(self) -> None:
         if self._explains:
@@ -110,7 +107,7 @@ class WebSocketConnection(Connection):
         self._close(code)
 
     def abort(self) -> None:
-        self._close(INTERNAL_ERROR)
+        self._close(CloseCode.INTERNAL_ERROR)
 
     def _close(self, code: int) -> None:
         self._part(lost=False)

@@ -6,9 +6,7 @@ from typing import NamedTuple, Protocol
 
 from umaserve.errors import RequestError
 from umaserve.messages import Command, Output
-
-NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
-"""Close codes of a WebSocket (RFC 6455, 7.4.1)."""
+from umaserve.wire.websocket import CloseCode
 
 
 class Reply(NamedTuple):
@@ -20,7 +18,7 @@ class Reply(NamedTuple):
     payload: bytes
     close: bool = False
     before: bytes | None = None
-    code: int = NORMAL
+    code: int = CloseCode.NORMAL_CLOSURE
 
 
 class Dialect(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
-from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
 MESSAGES_PER_TURN = 32
 
@@ -42,7 +42,7 @@ class EchoConnection:
         self._lost(self)
 
     def close(self) -> None:
-        self.channel.write(self._codec.close(1001))
+        self.channel.write(self._codec.close(CloseCode.GOING_AWAY))
         self.channel.close()
 
     def _echo(self) -> None:

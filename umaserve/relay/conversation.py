@@ -18,14 +18,12 @@ from umaserve.relay.exchange import MAX_UNREAD
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
 from umaserve.wire.fields import MAX_VALUES, parse_json
-from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
 FRAMES_PER_TURN = 32
 MAX_FRAMES_BEFORE_OUTPUT = 64
 WORKER_BEHIND_S = 0.05
 """After which it is looked whether the worker has caught up with what clients say."""
-NORMAL, GOING_AWAY, INTERNAL_ERROR = 1000, 1001, 1011
-"""Close codes (RFC 6455, 7.4.1)."""
 CHAT = "/ws/chat"
 _FAULTS = {
     400: Fault.BAD_REQUEST,
@@ -178,7 +176,7 @@ class Conversation:
 
     def end(self) -> None:
         self._asked = None
-        self._close(NORMAL)
+        self._close(CloseCode.NORMAL_CLOSURE)
 
     def fail(self, status: int, error: str) -> None:
         self._asked = None
@@ -187,7 +185,7 @@ class Conversation:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        self._close(GOING_AWAY)
+        self._close(CloseCode.GOING_AWAY)
 
     def _on_idle(self) -> None:
         if self._asked is not None and not self._input.growing:
@@ -197,9 +195,9 @@ class Conversation:
             # It is no fault of the client's that nobody read what it sent.
             self._idle = self._loop.call_later(waited, self._on_idle)
             return
-        self._say_and_close(RequestError(Fault.TIMED_OUT, "request: it did not come in time"), GOING_AWAY)
+        self._say_and_close(RequestError(Fault.TIMED_OUT, "request: it did not come in time"), CloseCode.GOING_AWAY)
 
-    def _say_and_close(self, error: RequestError, code: int = INTERNAL_ERROR) -> None:
+    def _say_and_close(self, error: RequestError, code: int = CloseCode.INTERNAL_ERROR) -> None:
         self.channel.write(self._codec.send(_error(self._path, error)))
         self._close(code)
 

@@ -36,6 +36,7 @@ from umaserve.wire.relay_messages import (
     ResponseComplete,
     WorkerError,
 )
+from umaserve.wire.websocket import CloseCode
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,6 @@ CANCEL_GRACE_S = 2.0
 MAX_MODELS_KNOWN = 4096
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker names none."""
-NORMAL_CLOSURE = 1000
 TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 
@@ -382,7 +382,7 @@ class Pool:
         self._close(worker, TIMED_OUT if worker.in_flight else COMPLETE)
 
     def _close(self, worker: Worker, reason: str) -> None:
-        worker.link.close(NORMAL_CLOSURE, reason)
+        worker.link.close(CloseCode.NORMAL_CLOSURE, reason)
 
     # -- how requests end ----------------------------------------------------------------------------------------
 

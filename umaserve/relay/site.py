@@ -24,11 +24,11 @@ from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import OWN_HEADERS, RelayExchange
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
-from umaserve.relay.worker_link import POLICY_VIOLATION, LinkLimits, WorkerLink
+from umaserve.relay.worker_link import LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
 from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
 from umaserve.wire.http_head import Headers, Refusal, Request
-from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
@@ -221,7 +221,7 @@ class RelaySite:
         connection.hand_over(link, b"" if refusal else rest)
         if refusal:
             # After the handshake, since workers read the reason there.
-            link.close(POLICY_VIOLATION, refusal)
+            link.close(CloseCode.POLICY_VIOLATION, refusal)
 
     def _refusal(self, connection: HttpConnection, request: Request) -> str:
         address = self._address(request, connection.peer)

@@ -25,7 +25,7 @@ from umaserve.wire.relay_messages import (
     ResponseComplete,
     WorkerError,
 )
-from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ MESSAGES_PER_TURN = 64
 MAX_LOGGED = 1024
 FEATURES = ("flow", "websocket")
 VERSIONS = ("1", "2026-04-bridge-v1", None)
-NORMAL, PROTOCOL_ERROR, POLICY_VIOLATION = 1000, 1002, 1008
-"""Close codes (RFC 6455, 7.4.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class WorkerLink:
     def send(self, message: FromProxy) -> None:
         self.channel.write(self._codec.send(encode(message)))
 
-    def close(self, code: int = 1001, reason: str = "") -> None:
+    def close(self, code: int = CloseCode.GOING_AWAY, reason: str = "") -> None:
         """Say why, and end."""
         if self._worker is not None:
             fields = {"worker": self._worker.id, "name": self._worker.name, "code": code, "reason": reason}
@@ -149,7 +147,7 @@ class WorkerLink:
             fields = {"peer": self._peer, "error": str(error)}
             log.warning("closed, since a worker's message was wrong", extra={"fields": fields})
             what = "worker protocol error" if self._worker is not None else "worker registration protocol error"
-            self.close(PROTOCOL_ERROR, what)
+            self.close(CloseCode.PROTOCOL_ERROR, what)
         return True
 
     def _take(self, payload: bytes) -> None:
@@ -200,12 +198,12 @@ class WorkerLink:
 
     def _not_registered(self) -> None:
         log.info("%s: closed, since it did not register in time", self._peer)
-        self.close(PROTOCOL_ERROR, "worker registration protocol error")
+        self.close(CloseCode.PROTOCOL_ERROR, "worker registration protocol error")
 
     def _beat(self) -> None:
         """On a fixed cadence, whatever else flows: some workers leave a relay that does not ping."""
         if self._loop.now() - self._heard_at >= self._limits.heartbeat_timeout:
-            self.close(NORMAL, "worker heartbeat timed out")
+            self.close(CloseCode.NORMAL_CLOSURE, "worker heartbeat timed out")
             return
         self.send(Ping(int(time.time() * 1000)))
         self._heartbeat = self._loop.call_later(self._limits.heartbeat_interval, self._beat)

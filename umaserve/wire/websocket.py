@@ -11,6 +11,9 @@ from wsproto.frame_protocol import CloseReason, Frame, FrameProtocol, Opcode, Pa
 
 from umaserve.errors import Fault, RequestError
 
+CloseCode = CloseReason
+"""Why a connection is closed (RFC 6455 7.4.1): the numbers of close frames, by their names."""
+
 PIECES_PER_CALL = 256
 """Frame headers and pieces of payloads handled in one call: a message of tiny fragments must not hold the loop."""
 MAX_FRAME_BYTES = 8 * 1024 * 1024
@@ -37,10 +40,10 @@ class WebSocketCodec:
     """Messages to bytes and back, after the handshake.
 
     Received bytes are judged only by ``next_message`` and ``next_payload``; the caller writes ``take_output`` after
-    each of them. The peer's mistake is answered there with a close frame (RFC 6455 7.4.1): 1002 for a breach of the
-    protocol, 1003 for a binary message where they are not taken, 1007 for text that is not UTF-8, and 1009 for a
-    message over ``max_message_bytes``, from the frame's header, before its payload is stored. ``mistake`` then says
-    what it was, and ``explain`` puts a message before that close frame.
+    each of them. The peer's mistake is answered there with a close frame of its ``CloseCode``: ``PROTOCOL_ERROR``;
+    ``UNSUPPORTED_DATA`` for a binary message where they are not taken; ``INVALID_FRAME_PAYLOAD_DATA`` for text that is
+    not UTF-8; and ``MESSAGE_TOO_BIG`` for one over ``max_message_bytes``, from the frame's header, before its payload
+    is stored. ``mistake`` then says what it was, and ``explain`` puts a message before that close frame.
     """
 
     def __init__(self, max_message_bytes: int, *, binary: bool = False, client: bool = False) -> None:
@@ -71,7 +74,7 @@ class WebSocketCodec:
         self.left = False
         """Whether a close frame of the peer's came, so that it is not a connection that was lost or broken."""
         self.close_code: int | None = None
-        """What that frame gave as its code, and as its reason; 1005 where it had none (RFC 6455 7.1.5)."""
+        """The code and the reason in that frame; ``NO_STATUS_RCVD`` where it had none (RFC 6455 7.1.5)."""
         self.close_reason = ""
         self.mistake: RequestError | None = None
         """The peer's, until it is explained or its answer is taken."""
@@ -116,15 +119,15 @@ class WebSocketCodec:
                 if self._announced > self._max:
                     raise ParseFailed(
                         f"message: expected at most {self._max} bytes, got {self._announced}",
-                        CloseReason.MESSAGE_TOO_BIG,
+                        CloseCode.MESSAGE_TOO_BIG,
                     )
         except ParseFailed as mistake:
             # Where wsproto met the bad byte depends on how the text was split, so its own words are of no use.
-            utf8 = mistake.code is CloseReason.INVALID_FRAME_PAYLOAD_DATA
+            utf8 = mistake.code is CloseCode.INVALID_FRAME_PAYLOAD_DATA
             reason = "text: expected UTF-8" if utf8 else str(mistake)
             if not self.closing:
                 self._goodbye = self.close(mistake.code, reason)
-                too_big = mistake.code is CloseReason.MESSAGE_TOO_BIG
+                too_big = mistake.code is CloseCode.MESSAGE_TOO_BIG
                 self.mistake = RequestError(Fault.FRAME_TOO_LARGE if too_big else Fault.BAD_REQUEST, reason)
             self._end()
             return None
@@ -202,7 +205,7 @@ class WebSocketCodec:
                 self._output += goodbye
                 self._end()
             case Frame(Opcode.BINARY) if not self._binary:
-                raise ParseFailed("message: expected text, got binary", CloseReason.UNSUPPORTED_DATA)
+                raise ParseFailed("message: expected text, got binary", CloseCode.UNSUPPORTED_DATA)
             case Frame(Opcode.TEXT, str(text), _, finished):
                 return self._add(text.encode(), finished, True)
             case Frame(Opcode.BINARY, bytes(data), _, finished):

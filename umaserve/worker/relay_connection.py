@@ -30,7 +30,7 @@ from umaserve.wire.relay_messages import (
     ResponseChunk,
     ResponseComplete,
 )
-from umaserve.wire.websocket import WebSocketCodec
+from umaserve.wire.websocket import CloseCode, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, read_answer
 from umaserve.worker.backend import Backend
 from umaserve.worker.running import Running
@@ -43,8 +43,6 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MESSAGES_PER_TURN = 64
 SILENCE_S = 90.0
 MAX_ENDED = 256
-NORMAL, PROTOCOL_ERROR = 1000, 1002
-"""Close codes (RFC 6455, 7.4.1)."""
 CANCELLED = 499
 """The status, nobody's standard, of an answer that its client does not want any more."""
 
@@ -132,7 +130,7 @@ class RelayConnection:
             self._phase = _Phase.LEAVING
             self._close_if_done()
         elif self._phase is not _Phase.LEAVING:
-            self.close(NORMAL, "")
+            self.close(CloseCode.NORMAL_CLOSURE, "")
 
     def close(self, code: int, reason: str) -> None:
         """End it now; what runs is the relay's to give to others."""
@@ -213,10 +211,10 @@ class RelayConnection:
             one.abort()
 
     def _not_registered(self) -> None:
-        self.close(PROTOCOL_ERROR, f"no acknowledgement within {self._opening.timeout:g} s")
+        self.close(CloseCode.PROTOCOL_ERROR, f"no acknowledgement within {self._opening.timeout:g} s")
 
     def _silent(self) -> None:
-        self.close(NORMAL, f"nothing was heard of the relay for {SILENCE_S:g} s")
+        self.close(CloseCode.NORMAL_CLOSURE, f"nothing was heard of the relay for {SILENCE_S:g} s")
         # It won't read that either.
         self.channel.abort()
 
@@ -244,7 +242,7 @@ class RelayConnection:
             self._take(payload)
         except RequestError as error:
             log.warning("a relay's message was wrong: %s", error)
-            self.close(PROTOCOL_ERROR, error.message)
+            self.close(CloseCode.PROTOCOL_ERROR, error.message)
         return True
 
     def _why_closed(self) -> str:
@@ -354,4 +352,4 @@ class RelayConnection:
 
     def _close_if_done(self) -> None:
         if self._phase is _Phase.LEAVING and not self._running:
-            self.close(NORMAL, "")
+            self.close(CloseCode.NORMAL_CLOSURE, "")

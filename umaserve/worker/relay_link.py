@@ -13,10 +13,11 @@ from umaserve.net.dial import DialError, Dialing
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.wire.relay_messages import Register
+from umaserve.wire.websocket import CloseCode
 from umaserve.wire.websocket_handshake import client_handshake
 from umaserve.worker.backend import Backend
 from umaserve.worker.dialer import Dialer, ServerUrl
-from umaserve.worker.relay_connection import FEATURES, NORMAL, PROTOCOL_ERROR, Opening, RelayConnection
+from umaserve.worker.relay_connection import FEATURES, Opening, RelayConnection
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ HIGH_WATER = 256 * 1024
 STALL_S = 90.0
 SHORTEST_WAIT_S, MAX_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
 DISMISSED_WAIT_S = 2.0
-POLICY_VIOLATION = 1008
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RelayLink:
     def close(self) -> None:
         """The time to drain is over: the relay may give to others what still runs."""
         if self._connection is not None:
-            self._connection.close(NORMAL, "the worker ends")
+            self._connection.close(CloseCode.NORMAL_CLOSURE, "the worker ends")
 
     # -- connections ---------------------------------------------------------------------------------------------
 
@@ -151,14 +151,14 @@ class RelayLink:
             log.warning("lost a relay: %s", connection.reason, extra={"fields": {"url": self._url.text}})
             self._dial_in(SHORTEST_WAIT_S)
         else:
-            if connection.close_code == PROTOCOL_ERROR:
+            if connection.close_code == CloseCode.PROTOCOL_ERROR:
                 self._version = (self._version + 1) % len(VERSIONS)
             self._failed(connection.reason, self._advice(connection))
 
     def _advice(self, connection: RelayConnection) -> str:
-        if connection.close_code == PROTOCOL_ERROR:
+        if connection.close_code == CloseCode.PROTOCOL_ERROR:
             return f"it may speak another version: announcing {VERSIONS[self._version]} next"
-        if connection.close_code == POLICY_VIOLATION:
+        if connection.close_code == CloseCode.POLICY_VIOLATION:
             if "authentication" in connection.reason:
                 return "check that worker_secret and provider are the relay's"
             return "ask those who run the relay"

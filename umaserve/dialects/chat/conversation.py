@@ -10,13 +10,14 @@ from typing import Any
 import orjson
 
 from umaserve.dialects.chat.request import ChatRequest, read_request
-from umaserve.dialects.dialect import INTERNAL_ERROR, POLICY_VIOLATION, Reply
+from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits, check_key
 from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, Generate, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 from umaserve.wire.long_texts import as_string
+from umaserve.wire.websocket import CloseCode
 
 OURS = frozenset(
     (
@@ -89,7 +90,7 @@ class ChatDialect:
     def fail(self, error: RequestError) -> Reply:
         """The error, and the end."""
         self._ended = True
-        code = INTERNAL_ERROR if error.fault in OURS else POLICY_VIOLATION
+        code = CloseCode.INTERNAL_ERROR if error.fault in OURS else CloseCode.POLICY_VIOLATION
         return Reply(_dump("error", error=error.message), close=True, code=code)
 
 

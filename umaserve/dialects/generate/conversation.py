@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.dialect import POLICY_VIOLATION, Reply
+from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, error_message, status
 from umaserve.dialects.generate.request import (
     FIXED_PARAMETERS,
@@ -39,6 +39,7 @@ from umaserve.messages import (
     Steered,
 )
 from umaserve.wire.fields import Fields, bad_request, number, parse_json, string
+from umaserve.wire.websocket import CloseCode
 
 MAX_FEEDBACK_BYTES = 8 * 1024
 MAX_POSITION = 2**53
@@ -141,7 +142,8 @@ class GenerateDialect:
         if self._replaced is not None and error.request_id == self.request_id:
             self._generation, self._replaced = self._replaced, None
         request_id = error.request_id if self.finished else self.request_id
-        return Reply(error_message(error, request_id), close=self._authenticate is not None, code=POLICY_VIOLATION)
+        ends = self._authenticate is not None
+        return Reply(error_message(error, request_id), close=ends, code=CloseCode.POLICY_VIOLATION)
 
     def fail(self, error: RequestError) -> Reply:
         """The error message that ends the running generation, with the text made so far."""
