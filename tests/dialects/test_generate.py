@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from umaserve.dialects.dialect import Dialect, Reply
-from umaserve.dialects.generate.conversation import GenerateBody, GenerateDialect
+from umaserve.dialects.generate.conversation import GenerateDialect
+from umaserve.dialects.generate.rest import GenerateBody
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (

@@ -14,20 +14,13 @@ from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from umaserve.dialects.openai import requests as openai_requests
+from umaserve.dialects import parameters
+from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
+from umaserve.dialects.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import error_body, http_error
-from umaserve.dialects.openai.models import model, models, props
-from umaserve.dialects.openai.queries import (
-    MAX_INPUTS,
-    EmbeddingsRequest,
-    detokenize_result,
-    embeddings_result,
-    parse_detokenize,
-    parse_embeddings,
-    parse_tokenize,
-    tokenize_result,
-)
+from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.parameters import MAX_GRAMMAR_BYTES, MAX_SEED, RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
@@ -119,7 +112,7 @@ def chat_request(**wanted: Any) -> Generate:
 def test_a_body_of_too_many_values_is_not_parsed(
     body: Callable[[], Exchange], content: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_requests, "MAX_VALUES", 40)
+    monkeypatch.setattr(parameters, "MAX_VALUES", 40)
     with pytest.raises(RequestError) as raised:
         body().receive(content(x=[{}] * 40))
     assert raised.value.message == "payload: expected at most 40 commas and brackets, got more"

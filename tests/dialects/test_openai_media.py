@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from umaserve.dialects.http import SpokenText
 from umaserve.dialects.openai.completions import ChatBody
-from umaserve.dialects.openai.speech import TextToSpeech, text_to_speech
+from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
@@ -414,7 +415,7 @@ def test_the_stream_adds_up_to_the_whole(words: str, sounds: list[int], cuts: li
     ],
 )
 def test_a_text_to_be_read_aloud(fields: Wanted, as_wav: bool) -> None:
-    assert text_to_speech(Fields({"input": "Hello.", **fields}), VOICE) == TextToSpeech("Hello.", as_wav)
+    assert text_to_speech(Fields({"input": "Hello.", **fields}), VOICE) == SpokenText("Hello.", as_wav)
 
 
 @pytest.mark.parametrize(

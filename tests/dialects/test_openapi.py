@@ -8,8 +8,6 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from importlib import resources
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,11 +17,11 @@ import pytest
 import websockets.sync.client
 from daemon import ANSWER_S, Daemon
 from http_wire import Http
+from routes import facts, routes
 
 import umaserve
 from umaserve.access.keys import KeyFile
-from umaserve.daemon.routes import ECHO_PATH, ROUTES
-from umaserve.daemon.services import Services
+from umaserve.daemon.pages import DOCUMENT as PUBLISHED
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.errors import RequestError
@@ -31,7 +29,8 @@ from umaserve.messages import VoiceInfo
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import Fields
 
-DOCUMENT = json.loads(resources.files("umaserve.daemon").joinpath("openapi.json").read_bytes())
+DOCUMENT = json.loads(PUBLISHED)
+ROUTES = routes()
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
 POSTS = {path: op for path, method, op in OPERATIONS if method == "post"}
 GETS = {path: op for path, method, op in OPERATIONS if method == "get" and "101" not in op["responses"]}
@@ -137,8 +136,8 @@ def test_it_is_valid_and_of_this_version():
 
 
 def test_it_has_the_routes_that_there_are_and_no_others():
-    described = {(path.replace("{model}", ""), method.upper()) for path, method, _operation in OPERATIONS}
-    assert described == {(path, route.method) for path, route in ROUTES.items() if path != ECHO_PATH}
+    described = {(path, method.upper()) for path, method, _operation in OPERATIONS}
+    assert described == {(path, route.method) for path, route in ROUTES.items()}
     public = {path for path, _method, operation in OPERATIONS if operation.get("security") == []}
     assert public == {path for path, route in ROUTES.items() if route.public}
 
@@ -167,10 +166,9 @@ def test_what_is_got_is_as_described(http: httpx.Client, path: str):
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/v1/models", "/v1/models/{model}"])
 def test_what_is_got_while_the_model_loads_is_as_described(path: str):
-    loading = SimpleNamespace(model=lambda: None, questions=lambda: None, loaded=lambda: Services.loaded(loading))
     headers = {"Content-Type": "application/json"}
     try:
-        status, headers["Content-Type"], body = ROUTES[path.replace("{model}", "")].endpoint.make(loading, None)
+        status, headers["Content-Type"], body = ROUTES[path].endpoint.make(facts(), None)
     except RequestError as error:
         status, body, more = error_body(error)
         headers |= dict(more)
@@ -252,7 +250,7 @@ def test_a_model_that_cannot_embed_and_a_path_and_a_model_that_are_not_there(htt
     missing = http.get("/v1/models/gpt-9")
     assert missing.status_code == 404
     check_response(missing, GETS["/v1/models/{model}"])
-    assert http.get(ECHO_PATH.replace("echo", "nothing")).json().keys() == {"error"}
+    assert http.get("/debug/nothing").json().keys() == {"error"}
 
 
 # -- requests ----------------------------------------------------------------------------------------------------
@@ -320,8 +318,7 @@ def test_adapters_are_taken_as_described(path: str, lora: Any, good: bool):
     body = {**next(value for where, _name, value in EXAMPLES if where == path), "lora": lora}
     described = jsonschema.Draft202012Validator({**request_schema(POSTS[path]), "components": DOCUMENT["components"]})
     assert described.is_valid(body) is good
-    services = SimpleNamespace(config=Config(), model=lambda: None, speech=SimpleNamespace(voice=None))
-    receive = ROUTES[path].endpoint.new_body(services).receive
+    receive = ROUTES[path].endpoint.new_body(facts()).receive
     if good:
         assert {request.lora for request in receive(json.dumps(body).encode())} == {tuple(lora.items())}
     else:
@@ -354,8 +351,7 @@ def test_media_are_taken_as_described(content: Any, good: bool):
     path = "/v1/chat/completions"
     described = jsonschema.Draft202012Validator({**request_schema(POSTS[path]), "components": DOCUMENT["components"]})
     assert described.is_valid(body) is good
-    services = SimpleNamespace(config=Config(), model=lambda: None, speech=SimpleNamespace(voice=None))
-    receive = ROUTES[path].endpoint.new_body(services).receive
+    receive = ROUTES[path].endpoint.new_body(facts()).receive
     if good:
         (request,) = receive(json.dumps(body).encode())
         assert len(request.prompt[0].attachments) == 1

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from daemon import ANSWER_S, Daemon
 from http_wire import WEBSOCKET, Http, ask, encode, serving
+from routes import routes
 from test_e2e_life import run
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from umaserve.daemon.routes import ROUTES, Socket
+from umaserve.dialects.http import Conversation
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 LONG = SHORT | {"max_tokens": 500}
@@ -60,6 +61,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
         assert not any(key in daemon.logs for key in keyed.keys.values())
 
 
+ROUTES = routes(debug_echo=True)
 PUBLIC = ["/health", "/v1/health"]
 
 
@@ -81,10 +83,10 @@ def test_every_route_but_the_public_ones_needs_a_key(keyed: Keyed, path: str):
         assert status({}) == status({"Authorization": "Bearer x"}) == 200
         return
     # A browser's page may open the conversation, and has to show its key there.
-    assert status({}) == (101 if isinstance(route.endpoint, Socket) else 401)
+    assert status({}) == (101 if isinstance(route.endpoint, Conversation) else 401)
     wrong = [f"Bearer {keyed.keys['wrong']}", f"Bearer {keyed.keys['alice']}x", "Bearer " + "x" * 5000]
     assert [status({"Authorization": value}) for value in wrong] == [401] * 3
-    if not isinstance(route.endpoint, Socket):
+    if not isinstance(route.endpoint, Conversation):
         others = ["", "Bearer", f"Basic {keyed.keys['alice']}", keyed.keys["alice"]]
         assert [status({"Authorization": value}) for value in others] == [401] * 4
     assert status(keyed.bearer("alice")) != 401

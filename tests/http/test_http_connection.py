@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from routes import routes
 
 from umaserve.access.gate import Gate, Names
 from umaserve.daemon.detached import Detached
-from umaserve.daemon.routes import ROUTES, Page, Route, Stream
+from umaserve.daemon.routes import Routes
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
+from umaserve.dialects import sse
+from umaserve.dialects.http import HttpDialect, Page, Route, TextReply
+from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.messages import (
@@ -317,7 +321,7 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
     [("/v1/chat/completions", CONFIG.max_chat_bytes)]
     + [
         (path, CONFIG.max_frame_bytes)
-        for path, route in ROUTES.items()
+        for path, route in routes().items()
         if route.method == "POST" and path != "/v1/chat/completions"
     ],
 )
@@ -406,6 +410,8 @@ class Body:
 
     end = None
     done = True
+    stream_type = sse.CONTENT_TYPE
+    frame = staticmethod(sse.event)
 
     def __init__(self, at: str, streaming: bool) -> None:
         self.at, self.streaming = at, streaming
@@ -422,8 +428,8 @@ class Body:
         return mistake() if self.at == "result" else b"{}"
 
 
-def set_route(monkeypatch: pytest.MonkeyPatch, method: str, endpoint: Page | Stream) -> None:
-    monkeypatch.setitem(ROUTES, "/props", Route(method, endpoint))
+def set_route(world: World, method: str, endpoint: Page | TextReply) -> None:
+    world.site._routes = Routes([HttpDialect("own", {"/props": Route(method, endpoint)}, ERRORS)])
 
 
 def check_500(world: World) -> None:
@@ -436,14 +442,14 @@ def check_500(world: World) -> None:
 
 
 def test_a_page_that_fails_is_a_500_and_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_route(monkeypatch, "GET", Page(mistake))
+    set_route(world, "GET", Page(mistake))
     world.send(HEALTH.replace(b"/health", b"/props") + HEALTH)
     check_500(world)
 
 
 @pytest.mark.parametrize("at", ["Token", "result"])
 def test_an_answer_that_fails_before_it_begins_is_a_500(world: World, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    set_route(monkeypatch, "POST", Stream(lambda _services: Body(at, streaming=False)))
+    set_route(world, "POST", TextReply(lambda _services: Body(at, streaming=False)))
     world.send(post("/props"))
     running = list(world.sessions.running())
     assert len(running) == 2
@@ -455,7 +461,7 @@ def test_an_answer_that_fails_before_it_begins_is_a_500(world: World, monkeypatc
 
 
 def test_a_stream_that_fails_after_it_began_ends_without_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_route(monkeypatch, "POST", Stream(lambda _services: Body("Finished", streaming=True)))
+    set_route(world, "POST", TextReply(lambda _services: Body("Finished", streaming=True)))
     world.send(post("/props"))
     session = next(world.sessions.running())
     world.sessions.put(session, Token("x", 1))
@@ -486,7 +492,7 @@ def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: W
 def test_a_body_that_fails_after_it_set_something_going_takes_that_along(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_route(monkeypatch, "POST", Stream(lambda _services: Body("", streaming=True)))
+    set_route(world, "POST", TextReply(lambda _services: Body("", streaming=True)))
     started = []
     request = world.sessions.request
 
@@ -684,7 +690,7 @@ def test_the_end_of_the_daemon_ends_a_reading(spoken: World) -> None:
 
 def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.speech = Speech(StandInVoice(), lambda: None, world.speaking)
-    monkeypatch.setattr("umaserve.daemon.exchange.pcm16", mistake)
+    monkeypatch.setattr("umaserve.daemon.speech_exchange.pcm16", mistake)
     object.__setattr__(world.connection._site._services, "speech", world.speech)
     world.send(reading())
     world.speak()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from routes import facts
 from standin import SteppedWorker
 
-from umaserve.daemon.exchange import Reading
+from umaserve.daemon.speech_exchange import SpeechExchange
+from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.serving import content_filter
 from umaserve.serving.sessions import Caller, SessionManager
 from umaserve.settings.daemon import Config
@@ -505,9 +508,11 @@ class Reader:
             loaded=lambda: None,
         )
 
-    def ask(self, text: str) -> tuple[Reading, Reply]:
+    def ask(self, text: str) -> tuple[SpeechExchange, Reply]:
         reply = Reply()
-        reading = Reading(self.services, reply, Caller("openai", "ip:127.0.0.1"))
+        endpoint = OPENAI.routes["/v1/audio/speech"].endpoint
+        about = replace(facts(), voice=self.speech.voice)
+        reading = SpeechExchange(self.services, about, endpoint, OPENAI.errors, reply, Caller("openai", "ip:127.0.0.1"))
         reading.start(json.dumps({"input": text, "response_format": "pcm"}).encode())
         return reading, reply
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from umaserve.daemon.connection import Connection
-from umaserve.daemon.exchange import Exchange, Inquiry
-from umaserve.daemon.routes import Question, Socket, Stream, find, max_body_bytes
+from umaserve.daemon.exchange import Exchange, new_exchange
+from umaserve.daemon.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
-from umaserve.dialects.openai.errors import http_error
+from umaserve.dialects.http import Conversation, EngineQuestion, TextReply
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
@@ -31,6 +32,7 @@ class DaemonBackend:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._routes = Routes(DIALECTS)
 
     @property
     def models(self) -> Sequence[str]:
@@ -45,33 +47,39 @@ class DaemonBackend:
         done()
 
     def start(self, request: Request, reply: Reply) -> Job | None:
-        route = find(request.endpoint_path, self._services.config)
+        path = request.endpoint_path
+        errors = self._routes.errors(path)
+        found = self._routes.find(path)
+        if found is None:
+            reply.complete(404, _JSON, errors.of_http(404, f"path: there is no {path[:64]} here").decode())
+            return None
         client = (request.headers or {}).get(CLIENT_HEADER, "")
-        caller = Caller("" if route is None else route.dialect, f"relay:{client}")
-        max_bytes = max_body_bytes(route, self._services.config)
+        caller = Caller(found.dialect.name, f"relay:{client}")
+        max_bytes = max_body_bytes(found.route, self._services.config)
+        too_large = errors.of_http(413, f"body: expected at most {max_bytes} bytes, got more").decode()
         content = request.body.encode()
         if len(content) > max_bytes:
-            reply.complete(413, _JSON, _too_large(max_bytes))
+            reply.complete(413, _JSON, too_large)
             return None
-        match None if route is None else route.endpoint:
-            case Question() as question:
+        # Nobody can come back for what a lost connection leaves: a relay gives each connection a worker anew.
+        facts = replace(self._services.facts(), resumable=False)
+        match found.route.endpoint:
+            case EngineQuestion() | TextReply() as endpoint:
                 responder = _Responder(reply)
-                return _Posted(responder, Inquiry(self._services, responder, question.parse, caller), content).begun()
-            case Stream() as stream:
-                responder = _Responder(reply)
-                body = stream.new_body(self._services)
                 memory = self._services.input_budget.share(None)
-                return _Posted(responder, Exchange(self._services, responder, body, caller, memory), content).begun()
-            case Socket() as socket:
+                exchange = new_exchange(
+                    self._services, facts, endpoint, found.dialect.errors, responder, caller, memory
+                )
+                return _Posted(responder, exchange, content).begun()
+            case Conversation() as endpoint:
                 wire = _Wire(self._services.loop, reply)
-                dialect = socket.new_dialect(self._services, None)
+                dialect = endpoint.new_dialect(facts, None)
                 # As far as a connection uses its channel, the wire is one.
                 Connection(self._services, cast(Channel, wire), _Frames(), dialect, caller, _forget)
-                conversation = _Conversation(wire, max_bytes)
+                conversation = _Conversation(wire, max_bytes, too_large)
                 conversation.receive(content)
                 return conversation
-        error = http_error(404, f"path: there is no {request.endpoint_path[:64]} here")
-        reply.complete(404, _JSON, error.decode())
+        reply.complete(404, _JSON, errors.of_http(404, f"path: {path[:64]} is not served through a relay").decode())
         return None
 
 
@@ -109,7 +117,7 @@ class _Responder:
 class _Posted:
     """The job of one HTTP request."""
 
-    def __init__(self, responder: _Responder, pending: Exchange | Inquiry, body: bytes) -> None:
+    def __init__(self, responder: _Responder, pending: Exchange, body: bytes) -> None:
         self._responder = responder
         self._pending = pending
         pending.start(body)
@@ -133,9 +141,10 @@ class _Posted:
 class _Conversation:
     """The job of one WebSocket."""
 
-    def __init__(self, wire: _Wire, max_bytes: int) -> None:
+    def __init__(self, wire: _Wire, max_bytes: int, too_large: str) -> None:
         self._wire = wire
         self._max_bytes = max_bytes
+        self._too_large = too_large
 
     def abort(self) -> None:
         self._wire.lose()
@@ -151,7 +160,7 @@ class _Conversation:
     def receive(self, data: bytes) -> None:
         """A message of its client's."""
         if len(data) > self._max_bytes:
-            self._wire.refuse(413, _too_large(self._max_bytes))
+            self._wire.refuse(413, self._too_large)
         elif self._wire.open:
             self._wire.handler.data_received(data)
 
@@ -221,10 +230,6 @@ class _Frames:
 
     def send(self, payload: bytes) -> bytes:
         return payload
-
-
-def _too_large(max_bytes: int) -> str:
-    return http_error(413, f"body: expected at most {max_bytes} bytes, got more").decode()
 
 
 def _mapping(headers: Headers) -> Mapping[str, str]:

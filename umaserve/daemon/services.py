@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from umaserve.daemon.detached import Detached
+from umaserve.dialects.http import Facts
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Feedback, Metrics, ModelInfo
 from umaserve.net.input_budget import InputBudget
@@ -43,9 +47,34 @@ class Services:
     content_filter: ContentFilter | None
     input_budget: InputBudget
 
+    def facts(self) -> Facts:
+        """What dialects may know of this daemon now."""
+        config, voice = self.config, self.speech.voice
+        if voice is not None and self.ref_audio is not None:
+            voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
+        return Facts(
+            limits=RequestLimits(config.max_prompt_bytes, config.max_tokens),
+            model=self.model,
+            voice=voice,
+            new_id=_new_id,
+            now=_seconds,
+            started_at=self.started_at,
+            parallel=config.parallel,
+            resumable=self.detached.enabled,
+            recorded=bool(config.recordings),
+        )
+
     def loaded(self) -> tuple[ModelInfo, Questions]:
         """The model and who answers for it; raises ``RequestError`` while it loads."""
         info, questions = self.model(), self.questions()
         if info is None or questions is None:
             raise RequestError(Fault.MODEL_NOT_LOADED, "model: it is being loaded; try again later", retry_after_s=1.0)
         return info, questions
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+def _seconds() -> int:
+    return int(time.time())

@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_json
-from umaserve.daemon.exchange import Exchange, Inquiry, Reading
-from umaserve.daemon.routes import ROUTES, Echo, Page, Question, Route, Socket, Sound, Stream, find, max_body_bytes
+from umaserve.daemon.exchange import new_exchange
+from umaserve.daemon.pages import own_pages
+from umaserve.daemon.resuming import ResumableConnection
+from umaserve.daemon.routes import DIALECTS, Found, Routes, max_body_bytes
 from umaserve.daemon.services import Services
+from umaserve.daemon.websocket import WebSocketConnection
+from umaserve.dialects.http import Conversation, Echo, EngineQuestion, ErrorReply, Page, SpeechReply, TextReply
+from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
 from umaserve.serving.sessions import Caller
@@ -20,12 +25,13 @@ class DaemonSite:
 
     def __init__(self, services: Services, gate: Gate) -> None:
         config = services.config
+        self._routes = Routes((*DIALECTS, own_pages(services)))
         self.limits = HttpLimits(
             config.max_frame_bytes,
             config.header_timeout,
             config.body_timeout,
             config.idle_timeout,
-            {path: max_body_bytes(route, config) for path, route in ROUTES.items() if route.method == "POST"},
+            self._routes.max_bodies(config),
         )
         self.input_budget = services.input_budget
         self._services = services
@@ -34,66 +40,68 @@ class DaemonSite:
     def cors_headers(self, head: Request) -> Headers:
         return self._gate.cors_headers(head)
 
+    def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
+        return self._routes.errors(path).reply(error)
+
     def judge(self, head: Request, peer: str) -> Serve:
         self._gate.check_names(head, by_file=peer.startswith("uid:"))
         if head.path == "*" and head.method == "OPTIONS":
             return functools.partial(self._tell_methods, None)
-        route = find(head.path, self._services.config)
-        if route is None:
+        found = self._routes.find(head.path)
+        if found is None:
             raise Refusal(404, f"path: there is no {head.path[:64]} here")
         if head.method == "OPTIONS":
-            return functools.partial(self._tell_methods, route)
-        allowed = route.methods
+            return functools.partial(self._tell_methods, found)
+        allowed = found.route.methods
         if head.method not in allowed:
             got = f"method: expected {' or '.join(allowed)}, got {head.method}"
             raise Refusal(405, got, [("Allow", ", ".join(allowed))])
-        if isinstance(route.endpoint, Question | Stream | Sound):
+        if found.route.method == "POST":
             check_json(head)
-        return functools.partial(self._serve, route, self._caller(head, route, peer))
+        return functools.partial(self._serve, found, self._caller(head, found, peer))
 
-    def _caller(self, head: Request, route: Route, peer: str) -> Caller:
-        unproven = isinstance(route.endpoint, Socket) and self._gate.presented_key(head) is None
-        if route.public or unproven:  # A browser's page can't send it with a handshake: its first message does.
-            return Caller(route.dialect, peer)
-        return self._gate.caller(head, route.dialect, peer)
+    def _caller(self, head: Request, found: Found, peer: str) -> Caller:
+        # A browser's page can't send a key with a handshake: its first message does.
+        unproven = isinstance(found.route.endpoint, Conversation) and self._gate.presented_key(head) is None
+        if found.route.public or unproven:
+            return Caller(found.dialect.name, peer)
+        return self._gate.caller(head, found.dialect.name, peer)
 
-    def _tell_methods(self, route: Route | None, connection: HttpConnection, request: Request) -> None:
-        allow = [("Allow", ", ".join([*route.methods, "OPTIONS"]))] if route is not None else []
+    def _tell_methods(self, found: Found | None, connection: HttpConnection, request: Request) -> None:
+        allow = [("Allow", ", ".join([*found.route.methods, "OPTIONS"]))] if found is not None else []
         connection.respond(204, [*allow, *self._gate.preflight_headers(request)], b"")
 
-    def _serve(self, route: Route, caller: Caller, connection: HttpConnection, request: Request) -> None:
-        match route.endpoint:
+    def _serve(self, found: Found, caller: Caller, connection: HttpConnection, request: Request) -> None:
+        match found.route.endpoint:
             case Page() as page:
-                status, content_type, body = page.make(self._services, request)
+                status, content_type, body = page.make(self._services.facts(), request)
                 connection.respond(status, [("Content-Type", content_type)], body)
-            case Question() as question:
-                connection.pending = inquiry = Inquiry(self._services, connection, question.parse, caller)
-                inquiry.start(request.body)
-            case Stream() as stream:
-                new_body = stream.new_body(self._services)
-                connection.pending = exchange = Exchange(self._services, connection, new_body, caller, connection.input)
+            case EngineQuestion() | TextReply() | SpeechReply() as endpoint:
+                facts, errors = self._services.facts(), found.dialect.errors
+                exchange = new_exchange(self._services, facts, endpoint, errors, connection, caller, connection.input)
+                connection.pending = exchange
                 exchange.start(request.body)
-            case Sound():
-                connection.pending = reading = Reading(self._services, connection, caller)
-                reading.start(request.body)
-            case Socket() | Echo() as endpoint:
-                self._upgrade(endpoint, caller, connection, request)
+            case Conversation() as endpoint:
+                self._converse(endpoint, found, caller, connection, request)
+            case Echo():
+                rest = connection.upgrade(request, [SUBPROTOCOL])
+                codec = WebSocketCodec(self._services.config.max_frame_bytes, binary=True)
+                echo = EchoConnection(self._services.loop, connection.channel, codec, connection.lost)
+                connection.hand_over(echo, rest)
 
-    def _upgrade(self, endpoint: Socket | Echo, caller: Caller, connection: HttpConnection, request: Request) -> None:
+    def _converse(
+        self, endpoint: Conversation, found: Found, caller: Caller, connection: HttpConnection, request: Request
+    ) -> None:
         rest = connection.upgrade(request, [SUBPROTOCOL])
         config = self._services.config
-        if isinstance(endpoint, Echo):
-            codec = WebSocketCodec(config.max_frame_bytes, binary=True)
-            echo = EchoConnection(self._services.loop, connection.channel, codec, connection.lost)
-            connection.hand_over(echo, rest)
-            return
         authenticated = bool(caller.key) or not self._gate.keyed
-        conversation = endpoint.connection(
+        new_connection = ResumableConnection if endpoint.resumable else WebSocketConnection
+        conversation = new_connection(
             self._services,
             connection.channel,
             # A large message is for those who have shown a key with the handshake.
-            WebSocketCodec(endpoint.max_bytes(config) if authenticated else config.max_frame_bytes),
-            lambda authenticate: endpoint.new_dialect(self._services, authenticate),
+            WebSocketCodec(max_body_bytes(found.route, config) if authenticated else config.max_frame_bytes),
+            lambda authenticate: endpoint.new_dialect(self._services.facts(), authenticate),
             caller,
             connection.lost,
             self._gate,

@@ -11,7 +11,7 @@ import orjson
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Generate, Priority, Sampling
-from umaserve.wire.fields import Fields, number, out_of_range, string
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, out_of_range, parse_json, string
 
 MAX_ID_BYTES = 256
 MAX_GRAMMAR_BYTES = 64 * 1024
@@ -21,6 +21,7 @@ MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
 MAX_SCALE = 10.0
 MAX_TURNS = 1024
 MAX_SEED = 2**32 - 2
+MAX_TOKEN_ID = 2**31 - 1
 MAX_SLO_MS = 3_600_000.0
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
@@ -32,6 +33,14 @@ class RequestLimits:
 
     max_prompt_bytes: int
     max_tokens: int
+
+
+def json_body(body: bytes) -> Fields:
+    """The JSON object that an HTTP request's body is; raises ``RequestError``."""
+    values = parse_json(body, MAX_VALUES)
+    if not isinstance(values, dict):
+        raise bad_request("body", "an object", values)
+    return Fields(values)
 
 
 def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_penalty") -> Sampling:
@@ -146,6 +155,26 @@ def check_prompt_bytes(n_bytes: int, limits: RequestLimits, field: str = "prompt
         raise RequestError(
             Fault.PROMPT_TOO_LARGE, f"{field}: {n_bytes} bytes, expected at most {limits.max_prompt_bytes}"
         )
+
+
+def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...]:
+    """An array of token ids, no more than a prompt may have bytes."""
+    if not isinstance(value, list):
+        raise bad_request(path, "an array of token ids", value)
+    # A token stands for a byte at least, so that the cap on bytes holds for these as well.
+    if len(value) > limits.max_prompt_bytes:
+        raise RequestError(
+            Fault.PROMPT_TOO_LARGE, f"{path}: {len(value)} tokens, expected at most {limits.max_prompt_bytes}"
+        )
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+        return tuple(value)
+    expected = f"a whole number from 0 to {MAX_TOKEN_ID}"
+    for i, item in enumerate(value):
+        if type(item) is not int:
+            raise bad_request(f"{path}[{i}]", expected, item)
+        if not 0 <= item <= MAX_TOKEN_ID:
+            raise out_of_range(f"{path}[{i}]", expected, item)
+    return tuple(value)
 
 
 def turn(value: object, path: str) -> ChatTurn:

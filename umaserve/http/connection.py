@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from umaserve.dialects.openai.errors import error_body, http_error
+from umaserve.dialects.http import ErrorReply
 from umaserve.errors import RequestError
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel, Handler
@@ -77,6 +77,9 @@ class Site(Protocol):
 
     def judge(self, head: Request, peer: str) -> Serve:
         """By its head alone: a body is taken from nobody who is refused. Raises ``Refusal`` or ``RequestError``."""
+
+    def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
+        """How an error at ``path``, which is empty where it is not known, is worded."""
 
     def cors_headers(self, head: Request) -> Headers:
         """What lets a browser's page read the reply, also that of a refusal."""
@@ -193,10 +196,9 @@ class HttpConnection:
         except Refusal as refusal:
             if self._codec.refused is not None:
                 self._begin_request(self._codec.refused)
-            self._refuse(refusal.status, http_error(refusal.status, refusal.message), refusal.headers)
+            self._refuse(refusal)
         except RequestError as error:
-            status, body, headers = error_body(error)
-            self._refuse(status, body, headers)
+            self._refuse(error)
         return True
 
     def _begin_request(self, head: Request) -> None:
@@ -204,11 +206,17 @@ class HttpConnection:
         self._path = head.path
         self._cors = self._site.cors_headers(head)
 
-    def _refuse(self, status: int, body: bytes, headers: Headers) -> None:
+    def _refuse(self, error: RequestError | Refusal) -> None:
         """The reply to a request that set nothing going."""
-        fields = {"peer": self.peer, "path": self._path[:MAX_LOGGED], "status": status}
-        log.info("request refused", extra={"fields": fields})
+        path = self._path[:MAX_LOGGED]
+        status = self._fail(error)
+        log.info("request refused", extra={"fields": {"peer": self.peer, "path": path, "status": status}})
+
+    def _fail(self, error: RequestError | Refusal) -> int:
+        """Reply with an error, in the words of the path's dialect; returns its status."""
+        status, body, headers = self._site.error_reply(self._path, error)
         self.respond(status, [JSON, *headers], body)
+        return status
 
     def upgrade(self, request: Request, subprotocols: Sequence[str]) -> bytes:
         """Answer the handshake of a WebSocket; returns the first bytes after it, for the handler that takes over.
@@ -260,7 +268,7 @@ class HttpConnection:
             return
         if self.pending is not None:
             self.pending.abandon()
-        self.respond(500, [JSON, ("Connection", "close")], http_error(500, "request: the server failed on it"))
+        self._fail(Refusal(500, "request: the server failed on it", [("Connection", "close")]))
 
     def _common(self) -> Headers:
         return [("Date", email.utils.formatdate(time.time(), usegmt=True)), *self._cors]
@@ -317,4 +325,4 @@ class HttpConnection:
             return
         part = "header" if self._phase is Phase.HEAD else "body"
         log.info("%s: closed, since its request's %s did not come in time", self.peer, part)
-        self.respond(408, [JSON], http_error(408, f"request: its {part} did not come in time"))
+        self._fail(Refusal(408, f"request: its {part} did not come in time"))

@@ -14,6 +14,8 @@ import orjson
 from umaserve.access.attempts import FailedAttempts, peer_address
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_json
+from umaserve.dialects.http import ErrorReply
+from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
 from umaserve.metrics import PROMETHEUS
@@ -73,6 +75,9 @@ class RelaySite:
         self._admin = admin
         self._metrics = metrics
         self._ids = itertools.count(1)
+
+    def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
+        return ERRORS.reply(error)
 
     def cors_headers(self, head: Request) -> Headers:
         return self._doors.gate.cors_headers(head)

@@ -1,4 +1,4 @@
-"""The dialect of ``/generate`` (contract: websocket-generate): a WebSocket's conversation, and one REST request."""
+"""The dialect of ``/generate`` (contract: websocket-generate): a generation that can be steered while it runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import orjson
-
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.generate.generation import Generation, error_message, status
 from umaserve.dialects.generate.request import (
     FIXED_PARAMETERS,
     PARAMETERS,
-    read_body,
     read_config,
     with_parameters,
 )
-from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
@@ -25,7 +21,6 @@ from umaserve.messages import (
     Command,
     Feedback,
     FeedbackKept,
-    Finished,
     Generate,
     Metrics,
     ModelInfo,
@@ -237,69 +232,6 @@ class GenerateDialect:
             return error_message(RequestError(Fault.BAD_REQUEST, steered.refusal), generation.request.id)
         operation, message = STEERED[type(command)]
         return status(operation, 100, message)
-
-
-class GenerateBody:
-    """One ``POST /v1/generate``: the same messages as on the WebSocket for a stream, else one JSON object."""
-
-    end = None
-    """A stream ends with its completion or error; nothing follows."""
-
-    def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str) -> None:
-        self._limits = limits
-        self._model = model
-        self._new_id = new_id
-        self._generation: Generation | None = None
-        self._finished: Finished | None = None
-
-    @property
-    def streaming(self) -> bool:
-        """Whether the answer is a stream of messages; known once the body is."""
-        return self._generation is not None and self._generation.options.stream
-
-    @property
-    def done(self) -> bool:
-        return self._finished is not None
-
-    def receive(self, body: bytes) -> list[Generate]:
-        """The one request in ``body``; raises ``RequestError``."""
-        values = parse_json(body)
-        if not isinstance(values, dict):
-            raise bad_request("payload", "an object", values)
-        request, options = read_body(Fields(values), self._limits, self._model(), self._new_id)
-        self._generation = Generation(request, options, self._model, keep_tokens=False)
-        return [request]
-
-    def send(self, _index: int, output: Output) -> list[bytes]:
-        """The messages for ``output``; none where the answer is not a stream."""
-        if self._generation is None:
-            raise RuntimeError("output without a request")
-        match output:
-            case Steered() | FeedbackKept() | Metrics() | Spoken():
-                raise RuntimeError("output that a REST request never asks for")
-            case Finished():
-                self._finished = output
-        messages = self._generation.send(output)
-        return list(messages) if self.streaming else []
-
-    def fail(self, _index: int, error: RequestError) -> list[bytes]:
-        """The error message, with the text made so far."""
-        if self._generation is None:
-            return [error_message(error, error.request_id)]
-        return [self._generation.fail(error)]
-
-    def error(self, error: RequestError) -> tuple[int, bytes, list[tuple[str, str]]]:
-        """HTTP status, body and headers of the reply where no message has been sent."""
-        status, _openai, headers = error_body(error)
-        return status, self.fail(0, error)[0], headers
-
-    def result(self) -> bytes:
-        """The whole answer, once ``Finished`` came."""
-        if self._generation is None or self._finished is None:
-            raise RuntimeError("result of a request that hasn't finished")
-        generation = self._generation
-        named = {"id": generation.request.id, "model": generation.model().name}
-        return orjson.dumps({**named, **generation.outcome(self._finished)})
 
 
 def _feedback(fields: Fields, generation: Generation) -> Feedback:

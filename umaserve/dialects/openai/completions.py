@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from umaserve.dialects import sse
+from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
@@ -28,6 +30,8 @@ class _OpenAIBody:
     """What chat and completions share: choices side by side, their ends, and what stands around them."""
 
     end = SSE_DONE
+    stream_type = sse.CONTENT_TYPE
+    frame = staticmethod(sse.event)
     _object: str
     _chunk_object: str
 
@@ -82,11 +86,9 @@ class _OpenAIBody:
         """The chunk for the error that ended choice ``index``; none unless streaming."""
         self._running(index)
         self._failed.add(index)
-        _status, body, _headers = error_body(error)
-        return [body] if self.streaming else []
+        return [error_body(error).body] if self.streaming else []
 
-    def error(self, error: RequestError) -> tuple[int, bytes, list[tuple[str, str]]]:
-        """HTTP status, body and headers of the answer where no chunk was sent."""
+    def error(self, error: RequestError) -> ErrorReply:
         return error_body(error)
 
     def result(self) -> bytes:

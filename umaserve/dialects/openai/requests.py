@@ -11,15 +11,17 @@ from umaserve.dialects.parameters import (
     MAX_SEED,
     RequestLimits,
     check_prompt_bytes,
+    json_body,
     json_schema,
     lora,
     sampling,
     stops,
+    token_ids,
     with_targets,
 )
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
-from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, kind_of, out_of_range, parse_json, string
+from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
 """OpenAI documents these two; the rest is this server's own."""
@@ -32,7 +34,6 @@ MAX_WANTED_TOKENS = 2**31 - 1
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
-MAX_TOKEN_ID = 2**31 - 1
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -53,7 +54,7 @@ class CompletionRequest:
 
 def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, new_id: str) -> CompletionRequest:
     """A body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
-    fields = body_fields(body)
+    fields = json_body(body)
     for legacy in ("functions", "function_call"):
         if fields.values.get(legacy) is not None:
             raise RequestError(Fault.BAD_REQUEST, f"{legacy}: expected to be absent, use tools and tool_choice")
@@ -88,7 +89,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
 
 def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> CompletionRequest:
     """A body of ``POST /v1/completions``; raises ``RequestError``."""
-    fields = body_fields(body)
+    fields = json_body(body)
     if fields.values.get("suffix") not in (None, ""):
         raise RequestError(
             Fault.BAD_REQUEST, f"suffix: expected null or an empty string, got {kind_of(fields.values['suffix'])}"
@@ -113,13 +114,6 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     return _asked(fields, requests, echo=echo)
 
 
-def body_fields(body: bytes) -> Fields:
-    values = parse_json(body, MAX_VALUES)
-    if not isinstance(values, dict):
-        raise bad_request("body", "an object", values)
-    return Fields(values)
-
-
 def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds, ...]:
     """Texts as OpenAI takes them: a string, an array of token ids, or an array of up to ``max_items`` of either."""
     value, path = fields.values.get(key), fields.name(key)
@@ -128,26 +122,6 @@ def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> t
     if not 1 <= len(value) <= max_items:
         raise out_of_range(path, f"1 to {max_items} texts", len(value))
     return tuple(_input(item, f"{path}[{i}]", limits) for i, item in enumerate(value))
-
-
-def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...]:
-    """An array of token ids, no more than a prompt may have bytes."""
-    if not isinstance(value, list):
-        raise bad_request(path, "an array of token ids", value)
-    # A token stands for a byte at least, so that the cap on bytes holds for these as well.
-    if len(value) > limits.max_prompt_bytes:
-        raise RequestError(
-            Fault.PROMPT_TOO_LARGE, f"{path}: {len(value)} tokens, expected at most {limits.max_prompt_bytes}"
-        )
-    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
-        return tuple(value)
-    expected = f"a whole number from 0 to {MAX_TOKEN_ID}"
-    for i, item in enumerate(value):
-        if type(item) is not int:
-            raise bad_request(f"{path}[{i}]", expected, item)
-        if not 0 <= item <= MAX_TOKEN_ID:
-            raise out_of_range(f"{path}[{i}]", expected, item)
-    return tuple(value)
 
 
 def _is_ids(value: list[object]) -> bool:

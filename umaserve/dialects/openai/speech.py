@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from umaserve.dialects.chat.request import NO_VOICE
+from umaserve.dialects.http import SpokenText
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import VoiceInfo
@@ -17,15 +16,7 @@ _CHAT_FORMATS = ("wav", "pcm16")
 _TEXT_FORMATS = ("wav", "pcm")
 
 
-@dataclass(frozen=True, slots=True)
-class TextToSpeech:
-    """A text to be spoken, as a WAV file or as its samples alone."""
-
-    text: str
-    as_wav: bool
-
-
-def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> TextToSpeech:
+def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     """What a body of ``POST /v1/audio/speech`` asks for; raises ``RequestError``. ``voice``: the daemon's, if it has
     one."""
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
@@ -44,7 +35,7 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> TextToSpeech:
         raise bad_request("speed", "1, since this daemon's voice has no other", speed)
     if voice is None:
         raise RequestError(Fault.BAD_REQUEST, f"voice: there is nobody to speak, {NO_VOICE}")
-    return TextToSpeech(text, audio_format == "wav")
+    return SpokenText(text, audio_format == "wav")
 
 
 def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:

@@ -1,0 +1,34 @@
+"""All paths of a daemon with their routes, and what its dialects know of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from umaserve.daemon.pages import own_pages
+from umaserve.daemon.routes import DIALECTS
+from umaserve.daemon.services import Services
+from umaserve.dialects.http import Facts, HttpDialect, Route
+from umaserve.settings.daemon import Config
+
+
+def dialects(**settings: Any) -> list[HttpDialect]:
+    config = Config(**settings)
+    return [*DIALECTS, own_pages(SimpleNamespace(config=config, model=lambda: None))]
+
+
+def routes(**settings: Any) -> dict[str, Route]:
+    return {path: route for dialect in dialects(**settings) for path, route in dialect.routes.items()}
+
+
+def facts(**settings: Any) -> Facts:
+    """Of a daemon whose model loads, and which has no voice."""
+    about = SimpleNamespace(
+        config=Config(**settings),
+        speech=SimpleNamespace(voice=None),
+        ref_audio=None,
+        model=lambda: None,
+        started_at=0,
+        detached=SimpleNamespace(enabled=False),
+    )
+    return Services.facts(about)

@@ -1,0 +1,48 @@
+"""The daemon's own pages: for operators and probes, and its voice's recording."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from umaserve.daemon.routes import DIALECTS, openapi
+from umaserve.daemon.services import Services
+from umaserve.dialects.http import JSON, Echo, Facts, HttpDialect, Page, Route
+from umaserve.dialects.openai.errors import ERRORS
+from umaserve.errors import Fault, RequestError
+from umaserve.metrics import PROMETHEUS
+from umaserve.wire.http_head import Request
+
+_OPENAPI = resources.files(__package__).joinpath("openapi.json").read_bytes()
+DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
+"""The OpenAPI document of all routes but ``/debug/echo``."""
+
+
+def own_pages(services: Services) -> HttpDialect:
+    """Their paths; ``/debug/echo`` among them only where the operator wants it."""
+
+    def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+        if services.model() is None:
+            return 503, JSON, b'{"status":"loading","error":{"message":"model: it is being loaded","code":503}}'
+        return 200, JSON, b'{"status":"ok"}'
+
+    def metrics(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+        return 200, PROMETHEUS, services.prometheus()
+
+    def document(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+        return 200, JSON, DOCUMENT
+
+    def ref_audio(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+        if services.ref_audio is None:
+            raise RequestError(Fault.NOT_FOUND, "ref_audio: this daemon has none; its flag --ref-audio names one")
+        return 200, JSON, services.ref_audio.reply()
+
+    routes = {
+        "/health": Route("GET", Page(health), public=True),
+        "/v1/health": Route("GET", Page(health), public=True),
+        "/metrics": Route("GET", Page(metrics)),
+        "/openapi.json": Route("GET", Page(document)),
+        "/api/default_ref_audio": Route("GET", Page(ref_audio)),
+    }
+    if services.config.debug_echo:
+        routes["/debug/echo"] = Route("GET", Echo())
+    return HttpDialect("http", routes, ERRORS)

@@ -1,0 +1,67 @@
+"""One HTTP request with a question to the engine."""
+
+from __future__ import annotations
+
+import logging
+
+from umaserve.daemon.responder import JSON_TYPE, Responder
+from umaserve.daemon.services import Services
+from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape, Facts
+from umaserve.errors import RequestError
+from umaserve.serving.questions import Question
+from umaserve.serving.sessions import Caller
+
+log = logging.getLogger(__name__)
+
+
+class QuestionExchange:
+    """Puts one question to the engine, and its answer into one reply."""
+
+    def __init__(
+        self,
+        services: Services,
+        facts: Facts,
+        endpoint: EngineQuestion,
+        errors: ErrorShape,
+        responder: Responder,
+        caller: Caller,
+    ) -> None:
+        self._services = services
+        self._facts = facts
+        self._endpoint = endpoint
+        self._errors = errors
+        self._responder = responder
+        self._caller = caller
+        self._asked_at = services.loop.now()
+        self._question: Question | None = None
+
+    def start(self, content: bytes) -> None:
+        try:
+            _info, questions = self._services.loaded()
+            self._services.sessions.admit(self._caller, self._asked_at)
+            query, render = self._endpoint.parse(content, self._facts)
+            self._question = questions.ask(query, render, self._answered)
+        except RequestError as error:
+            self._reply(error)
+
+    def release(self) -> None:
+        """Nothing waits for the reader."""
+
+    def abandon(self) -> None:
+        if self._question is not None:
+            self._question.forgotten = True
+
+    def _answered(self, answer: bytes | RequestError) -> None:
+        try:
+            self._reply(answer)
+        except Exception:
+            log.exception("%s: closed, since a reply could not be made", self._caller.peer)
+            self._responder.abort()
+
+    def _reply(self, answer: bytes | RequestError) -> None:
+        reply = self._errors.of_request(answer) if isinstance(answer, RequestError) else ErrorReply(200, answer)
+        took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
+        caller = self._caller
+        about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "status": reply.status}
+        log.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
+        self._responder.respond(reply.status, [JSON_TYPE, *reply.headers], reply.body)

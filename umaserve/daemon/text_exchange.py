@@ -1,0 +1,140 @@
+"""One HTTP request for text: its sessions, and one reply or a stream of events."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import replace
+
+from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
+from umaserve.daemon.services import Services
+from umaserve.dialects.http import Body
+from umaserve.errors import RequestError
+from umaserve.messages import Finished, Output, Placed, Prefilled, Speaking, Started
+from umaserve.net.input_budget import InputShare
+from umaserve.serving.sessions import Caller, Hold, Session
+from umaserve.stages.spoken import SpokenAnswer
+
+log = logging.getLogger(__name__)
+
+
+class TextExchange:
+    """Runs the requests of one body. An error before the first event makes an error reply; later it ends the stream."""
+
+    def __init__(
+        self, services: Services, responder: Responder, body: Body, caller: Caller, memory: InputShare
+    ) -> None:
+        """``memory`` is told of the body for as long as its images and sounds are needed."""
+        self._manager = services.sessions
+        self._speech = services.speech
+        self._now = services.loop.now
+        self._responder = responder
+        self._body = body
+        self._caller = caller
+        self._memory = memory
+        self._unplaced = 0
+        """Sessions that have no place yet."""
+        self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
+        self._spoken: list[SpokenAnswer] = []
+        self._unsent: list[bytes] = []
+        """Events that may still give way to an error reply."""
+        self._begun = self._ended = False
+
+    def start(self, content: bytes) -> None:
+        """Read the request's body and start what it asks for."""
+        try:
+            requests = self._body.receive(content)
+            self._unplaced = len(requests)
+            self._memory.keep(len(content))
+            for index in range(1, len(requests)):
+                sink = functools.partial(self._deliver, index)
+                self._sessions.append(self._manager.open(sink, self._caller))
+            # One request of its sender's, whatever the number of choices that it asks for.
+            for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
+                self._manager.request(session, replace(request, spoken=None), self._now(), admitted=index > 0)
+                if request.spoken is not None:
+                    self._speak(session, request.spoken)
+        except RequestError as error:
+            self._fail(0, error)
+
+    def _speak(self, session: Session, speaking: Speaking) -> None:
+        spoken = self._speech.answer(session.sink, speaking)
+        session.sink = spoken.take
+        self._spoken.append(spoken)
+
+    def release(self) -> None:
+        """The reader has caught up."""
+        for session in self._sessions:
+            self._manager.release(session, Hold.READER)
+        for spoken in self._spoken:
+            spoken.release()
+
+    def abandon(self) -> None:
+        """The client is gone, or has its error."""
+        self._end()
+        for session in self._sessions:
+            self._manager.abandon(session)
+        for spoken in self._spoken:
+            spoken.abandon()
+
+    def _deliver(self, index: int, output: Output | RequestError) -> None:
+        """The sessions' sink."""
+        if self._ended:
+            return
+        try:
+            self._take(index, output)
+        except Exception:
+            log.exception("request %s: closed, since a reply could not be made", self._sessions[index].request_id)
+            self.abandon()
+            self._responder.abort()
+
+    def _take(self, index: int, output: Output | RequestError) -> None:
+        if isinstance(output, RequestError):
+            self._fail(index, output)
+            return
+        if isinstance(output, Placed):
+            self._unplaced -= 1
+            if not self._unplaced:
+                self._memory.keep(0)
+        self._unsent += self._body.send(index, output)
+        if self._body.streaming and not isinstance(output, Started | Placed | Prefilled):
+            self._flush()
+        if isinstance(output, Finished) and self._body.done:
+            self._end()
+            if self._body.streaming:
+                self._end_stream()
+            else:
+                self._responder.respond(200, [JSON_TYPE], self._body.result())
+
+    def _fail(self, index: int, error: RequestError) -> None:
+        self.abandon()
+        if self._begun:
+            self._unsent += self._body.fail(index, error)
+            self._flush()
+            self._end_stream()
+        else:
+            status, body, headers = self._body.error(error)
+            self._responder.respond(status, [JSON_TYPE, *headers], body)
+
+    def _flush(self) -> None:
+        if not self._unsent:
+            return
+        if not self._begun:
+            self._begun = True
+            self._responder.begin(200, [("Content-Type", self._body.stream_type), *AS_IT_COMES])
+        self._responder.write(b"".join(map(self._body.frame, self._unsent)))
+        self._unsent.clear()
+        if self._responder.congested:
+            for session in self._sessions:
+                self._manager.hold(session, Hold.READER)
+            for spoken in self._spoken:
+                spoken.hold()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._memory.keep(0)
+
+    def _end_stream(self) -> None:
+        if self._body.end is not None:
+            self._responder.write(self._body.frame(self._body.end))
+        self._responder.end()

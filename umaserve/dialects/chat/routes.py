@@ -1,0 +1,24 @@
+"""The path of chat mode."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from umaserve.dialects.chat.conversation import ChatDialect
+from umaserve.dialects.http import Authenticate, Conversation, Facts, HttpDialect, Route
+from umaserve.dialects.openai.errors import ERRORS
+
+
+def _conversation(facts: Facts, authenticate: Authenticate | None) -> ChatDialect:
+    def new_id() -> str:
+        return facts.new_id("chat_")
+
+    return ChatDialect(facts.limits, facts.voice, new_id, authenticate, recorded=facts.recorded)
+
+
+DIALECT = HttpDialect(
+    "chat",
+    {"/ws/chat": Route("GET", Conversation(_conversation, media=True))},
+    ERRORS,
+    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+)

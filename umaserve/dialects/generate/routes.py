@@ -1,0 +1,35 @@
+"""The paths of ``/generate``: the contract's WebSocket, and its REST call."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from umaserve.dialects.generate.conversation import GenerateDialect
+from umaserve.dialects.generate.rest import ERRORS, GenerateBody
+from umaserve.dialects.http import Authenticate, Conversation, Facts, HttpDialect, Route, TextReply
+
+_ID_PREFIX = "gen_"
+
+
+def _conversation(facts: Facts, authenticate: Authenticate | None) -> GenerateDialect:
+    def new_id() -> str:
+        return facts.new_id(_ID_PREFIX)
+
+    return GenerateDialect(facts.limits, facts.model, new_id, resumable=facts.resumable, authenticate=authenticate)
+
+
+def _body(facts: Facts) -> GenerateBody:
+    return GenerateBody(facts.limits, facts.model, facts.new_id(_ID_PREFIX))
+
+
+DIALECT = HttpDialect(
+    "generate",
+    {"/generate": Route("GET", Conversation(_conversation, resumable=True))},
+    ERRORS,
+    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+)
+REST_DIALECT = HttpDialect(
+    "rest",
+    {"/v1/generate": Route("POST", TextReply(_body))},
+    ERRORS,
+)

@@ -1,0 +1,1 @@
+"""The paths that clients of llama-server rely on."""

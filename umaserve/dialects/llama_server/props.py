@@ -1,0 +1,34 @@
+"""llama-server's ``/props``."""
+
+from __future__ import annotations
+
+import orjson
+
+from umaserve.dialects.openai.requests import DEFAULTS
+from umaserve.messages import ModelInfo
+
+
+def props(info: ModelInfo, total_slots: int) -> bytes:
+    """The body of llama.cpp's ``GET /props``, without the model's path, which is nobody's business."""
+    return orjson.dumps(
+        {
+            "default_generation_settings": {
+                "n_ctx": info.context_tokens,
+                "params": {
+                    "temperature": DEFAULTS.temperature,
+                    "top_k": DEFAULTS.top_k,
+                    "top_p": DEFAULTS.top_p,
+                    "min_p": DEFAULTS.min_p,
+                    "repeat_penalty": DEFAULTS.repeat_penalty,
+                    "presence_penalty": DEFAULTS.presence_penalty,
+                    "frequency_penalty": DEFAULTS.frequency_penalty,
+                },
+            },
+            "total_slots": total_slots,
+            "model_alias": info.name,
+            "chat_template": info.chat_template or "",
+            "bos_token": info.bos,
+            "eos_token": info.eos,
+            "modalities": {"vision": False, "audio": False},
+        }
+    )

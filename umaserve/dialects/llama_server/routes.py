@@ -1,0 +1,42 @@
+"""The paths of llama-server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+
+from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Route, page_of_model
+from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
+from umaserve.dialects.openai.errors import ERRORS
+from umaserve.messages import Answer, Detokenized, Query, Tokenized
+
+
+def _tokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    query, with_pieces = parse_tokenize(body, facts.limits)
+
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Tokenized)
+        return tokenize_result(answer, with_pieces=with_pieces)
+
+    return query, render
+
+
+def _detokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Detokenized)
+        return detokenize_result(answer)
+
+    return parse_detokenize(body, facts.limits), render
+
+
+DIALECT = HttpDialect(
+    "llama-server",
+    {
+        "/tokenize": Route("POST", EngineQuestion(_tokenize)),
+        "/detokenize": Route("POST", EngineQuestion(_detokenize)),
+        "/props": Route("GET", page_of_model(lambda info, facts: props(info, facts.parallel))),
+    },
+    ERRORS,
+    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+)

@@ -1,0 +1,41 @@
+"""llama-server's ``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+import orjson
+
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body, token_ids
+from umaserve.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from umaserve.wire.fields import string
+
+
+def parse_tokenize(body: bytes, limits: RequestLimits) -> tuple[Tokenize, bool]:
+    """A body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
+    fields = json_body(body)
+    text = string(fields.values.get("content"), "content", empty=True)
+    check_prompt_bytes(len(text.encode()), limits, "content")
+    return Tokenize(text, fields.boolean("add_special", False)), fields.boolean("with_pieces", False)
+
+
+def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:
+    """Token ids; ``with_pieces`` with their text, or its bytes as numbers where they are no UTF-8 by themselves."""
+    if not with_pieces:
+        return orjson.dumps({"tokens": list(answer.ids)})
+    pieces = zip(answer.ids, answer.pieces, strict=True)
+    return orjson.dumps({"tokens": [{"id": token, "piece": _text_or_bytes(piece)} for token, piece in pieces]})
+
+
+def parse_detokenize(body: bytes, limits: RequestLimits) -> Detokenize:
+    """A body of ``POST /detokenize``; raises ``RequestError``."""
+    return Detokenize(token_ids(json_body(body).values.get("tokens"), "tokens", limits))
+
+
+def detokenize_result(answer: Detokenized) -> bytes:
+    return orjson.dumps({"content": answer.text})
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

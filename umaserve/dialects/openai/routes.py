@@ -1,0 +1,77 @@
+"""The paths of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+
+from umaserve.dialects.http import (
+    JSON,
+    EngineQuestion,
+    Facts,
+    HttpDialect,
+    Page,
+    Route,
+    SpeechReply,
+    SpokenText,
+    TextReply,
+    page_of_model,
+)
+from umaserve.dialects.openai import models
+from umaserve.dialects.openai.completions import ChatBody, CompletionBody
+from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
+from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.openai.speech import text_to_speech
+from umaserve.dialects.parameters import json_body
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Answer, Embedded, Query
+from umaserve.wire.http_head import Request
+
+MODELS_PATH = "/v1/models"
+
+
+def _chat(facts: Facts) -> ChatBody:
+    return ChatBody(facts.limits, facts.voice, facts.model, facts.new_id("chatcmpl-"), facts.now())
+
+
+def _completion(facts: Facts) -> CompletionBody:
+    return CompletionBody(facts.limits, facts.model, facts.new_id("cmpl-"), facts.now())
+
+
+def _speech(body: bytes, facts: Facts) -> SpokenText:
+    return text_to_speech(json_body(body), facts.voice)
+
+
+def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    request = parse_embeddings(body, facts.limits)
+    info = facts.loaded()
+
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Embedded)
+        return embeddings_result(answer, info.name, as_base64=request.as_base64)
+
+    return request.query, render
+
+
+def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    info = facts.loaded()
+    name = request.path.removeprefix(f"{MODELS_PATH}/")
+    if info.name != name:
+        known = f"expected {info.name}, got {name[:64] or 'an empty name'}"
+        raise RequestError(Fault.NOT_FOUND, f"model: {known}")
+    return 200, JSON, models.model(info, facts.started_at)
+
+
+DIALECT = HttpDialect(
+    "openai",
+    {
+        "/v1/chat/completions": Route("POST", TextReply(_chat, media=True)),
+        "/v1/completions": Route("POST", TextReply(_completion)),
+        "/v1/audio/speech": Route("POST", SpeechReply(_speech)),
+        "/v1/embeddings": Route("POST", EngineQuestion(_embeddings)),
+        MODELS_PATH: Route("GET", page_of_model(lambda info, facts: models.models(info, facts.started_at))),
+        f"{MODELS_PATH}/{{model}}": Route("GET", Page(_model)),
+    },
+    ERRORS,
+    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+)
