@@ -97,6 +97,8 @@ class Pool:
         self._limits = limits
         self._numbers = 0
         self._turns = 0
+        self._workers_of: dict[str, Worker] = {}
+        """Which worker has a request in flight, by the request's id."""
         self._known: dict[str, None] = {}
         """Models that some worker has or had."""
 
@@ -138,21 +140,24 @@ class Pool:
             return
         if not asked.begun:
             asked.frames.append(text)  # for the next worker, should this one be lost
-        if asked.worker is not None:
+        worker = self._workers_of.get(asked.id)
+        if worker is not None:
             self._heard(asked)
-            asked.worker.link.send(message)
+            worker.link.send(message)
 
     def takes_frames(self, asked: RelayedRequest) -> bool:
         """Whether its worker keeps up with what its client says."""
-        return asked.worker is None or not asked.worker.link.overfull
+        worker = self._workers_of.get(asked.id)
+        return worker is None or not worker.link.overfull
 
     def pause(self, asked: RelayedRequest, paused: bool) -> None:
         """Its client reads too slowly, or does so no more: its worker is told, if it understands."""
         if asked.paused == paused:
             return
         asked.paused = paused
-        if asked.worker is not None and "flow" in asked.worker.features:
-            asked.worker.link.send(Flow(asked.id, paused))
+        worker = self._workers_of.get(asked.id)
+        if worker is not None and "flow" in worker.features:
+            worker.link.send(Flow(asked.id, paused))
 
     # -- from workers --------------------------------------------------------------------------------------------
 
@@ -246,7 +251,7 @@ class Pool:
         worker.in_flight = {}
         for asked in orphans:
             self._stop_timer(asked)
-            asked.worker = None
+            del self._workers_of[asked.id]
         for asked in orphans:
             self._requeue(asked)
 
@@ -316,7 +321,7 @@ class Pool:
         self._turns += 1
         worker.given_at = self._turns
         worker.in_flight[asked.id] = asked
-        asked.worker = worker
+        self._workers_of[asked.id] = worker
         now = self._clock.now()
         asked.waited_s += now - asked.queued_at
         timeout = self._limits.silence if asked.is_websocket else self._limits.request_timeout
@@ -369,7 +374,7 @@ class Pool:
     def _taken_back(self, worker: Worker, asked: RelayedRequest) -> None:
         """Its worker has done with it. Those who wait come before what its client may ask when it is told."""
         self._stop_timer(asked)
-        asked.worker = None
+        del self._workers_of[asked.id]
         self._freed(worker)
 
     def _freed(self, worker: Worker) -> None:
@@ -420,17 +425,15 @@ class Pool:
         asked.timer.postpone(self._clock.now() + self._limits.silence)
 
     def _drop(self, asked: RelayedRequest, reason: CancelReason | OtherReason) -> None:
-        if asked.worker is not None:
+        if asked.id in self._workers_of:
             self._cancel_in_flight(asked, reason)
         elif asked in self.queue:
             self._unqueue(asked)
 
     def _cancel_in_flight(self, asked: RelayedRequest, reason: CancelReason | OtherReason) -> None:
         """Its worker keeps the place taken for a while."""
-        worker = asked.worker
-        assert worker is not None
+        worker = self._workers_of.pop(asked.id)
         self._stop_timer(asked)
-        asked.worker = None
         del worker.in_flight[asked.id]
         worker.cancelled[asked.id] = self._clock.call_later(
             CANCEL_GRACE_S, lambda: self._answered_cancel(worker, asked.id)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from umaserve.net.timers import Timer
 from umaserve.wire.relay_codec import encode
 from umaserve.wire.relay_messages import Request
-
-if TYPE_CHECKING:
-    from umaserve.relay.worker import Worker
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """What workers take in one message. A larger one would cost a worker its connection, and others their answers."""
@@ -58,8 +55,6 @@ class RelayedRequest:
     """In the queue, until its last worker had it."""
     queued_at: float = 0.0
     requeues: int = 0
-    worker: Worker | None = None
-    """While it is in flight."""
     begun: bool = False
     """Whether output has reached the client, after which it is no other worker's."""
     frames: list[str] = field(default_factory=list)
