@@ -25,7 +25,7 @@ from umaserve.net.channel import Channel  # noqa: E402
 from umaserve.net.loop import Loop  # noqa: E402
 from umaserve.relay import request as request_module  # noqa: E402
 from umaserve.relay import site as site_module  # noqa: E402
-from umaserve.relay.pool import Pool, QueueLimits  # noqa: E402
+from umaserve.relay.pool import Pool, PoolLimits  # noqa: E402
 from umaserve.relay.request import RelayedRequest  # noqa: E402
 from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink  # noqa: E402
 from umaserve.wire.websocket import WebSocketCodec  # noqa: E402
@@ -603,7 +603,7 @@ class Heard:
 
 def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
     loop, (ours, theirs) = Loop(), socket.socketpair()
-    pool = Pool(loop, QueueLimits(1, 10.0, 10.0, 10.0, 2**20))
+    pool = Pool(loop, PoolLimits(1, 10.0, 10.0, 10.0, 2**20))
     channel = Channel(loop, ours, high_water=2**16, stall_timeout=10.0)
     link = WorkerLink(
         loop, pool, channel, WebSocketCodec(2**20), LinkLimits(10.0, 20.0, 10.0, 9), "peer", lambda _link: None

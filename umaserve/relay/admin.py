@@ -66,7 +66,7 @@ class Admin:
     def serve(self, connection: HttpConnection, request: Request) -> None:
         match request.method, request.path.split("/")[2:]:
             case _, ["workers"]:
-                self._reply(connection, {"workers": [_shown(one) for one in self._pool.workers.values()]})
+                self._reply(connection, {"workers": [_shown(one) for one in self._pool.workers]})
             case _, ["stats"]:
                 self._reply(connection, self._stats())
             case _, ["workers", id_, "drain"]:
@@ -75,7 +75,7 @@ class Admin:
                 self._reply(connection, _shown(worker))
             case _, ["drain"]:
                 options = self._drain_options(request)
-                workers = list(self._pool.workers.values())
+                workers = list(self._pool.workers)
                 for worker in workers:
                     self._pool.drain(worker, *options)
                 self._reply(connection, {"workers": [_shown(worker) for worker in workers]})
@@ -83,7 +83,7 @@ class Admin:
                 self._pool.refresh(self._worker(id_), "admin")
                 self._reply(connection, {"status": "ok"})
             case _, ["refresh"]:
-                for worker in self._pool.workers.values():
+                for worker in self._pool.workers:
                     self._pool.refresh(worker, "admin")
                 self._reply(connection, {"status": "ok"})
             case "POST", ["keys"]:

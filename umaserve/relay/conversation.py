@@ -68,7 +68,7 @@ class Conversation:
         """Bytes of messages that another worker may have to be given."""
         self._idle_timeout = idle_timeout
         self._max_bytes = max_bytes
-        self._asked: RelayedRequest | None = None
+        self._request: RelayedRequest | None = None
         self._backlog = Backlog(loop, channel, self._handle_frames, FRAMES_PER_TURN)
         self._behind: Timer | None = None
         """Looks again whether the worker has caught up."""
@@ -90,8 +90,8 @@ class Conversation:
         return not self._backlog.waiting and self._input.may_grow
 
     def drained(self) -> None:
-        if self._asked is not None:
-            self._pool.pause(self._asked, False)
+        if self._request is not None:
+            self._pool.pause(self._request, False)
         self._loop.call_soon(self._handle_frames)
 
     def connection_lost(self) -> None:
@@ -119,7 +119,7 @@ class Conversation:
         """The next frame; whether another one may be handled after it."""
         if not self.channel.open or self.channel.overfull:
             return False
-        if self._asked is not None and not self._pool.takes_frames(self._asked):
+        if self._request is not None and not self._pool.takes_frames(self._request):
             self._backlog.wait()
             self._behind = self._loop.call_later(WORKER_BEHIND_S, self._backlog.continue_later)
             return False
@@ -133,20 +133,20 @@ class Conversation:
         return True
 
     def _take(self, text: str) -> None:
-        if self._asked is None:
+        if self._request is None:
             self._keep(len(text))
-            self._asked = asked = self._new_request(text, self)
-            self._pool.submit(asked)
-        elif not self._asked.begun and len(self._asked.frames) >= MAX_FRAMES_BEFORE_OUTPUT:
+            self._request = request = self._new_request(text, self)
+            self._pool.submit(request)
+        elif not self._request.begun and len(self._request.frames) >= MAX_FRAMES_BEFORE_OUTPUT:
             message = f"message: expected at most {MAX_FRAMES_BEFORE_OUTPUT} before an answer, got more"
             self._say_and_close(RequestError(Fault.BAD_REQUEST, message))
-        elif not self._asked.begun and sum(map(len, self._asked.frames)) + len(text) > self._max_bytes:
+        elif not self._request.begun and sum(map(len, self._request.frames)) + len(text) > self._max_bytes:
             message = f"message: expected at most {self._max_bytes} bytes before an answer, got more"
             self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, message))
         else:
-            if not self._asked.begun:
+            if not self._request.begun:
                 self._keep(self._kept + len(text))
-            self._pool.frame(self._asked, text)
+            self._pool.frame(self._request, text)
 
     def _keep(self, n_bytes: int) -> None:
         self._kept = n_bytes
@@ -171,15 +171,15 @@ class Conversation:
             self.channel.abort()
             return
         self.channel.write(self._codec.send(chunk.encode()))
-        if self.channel.congested and self._asked is not None:
-            self._pool.pause(self._asked, True)
+        if self.channel.congested and self._request is not None:
+            self._pool.pause(self._request, True)
 
     def end(self) -> None:
-        self._asked = None
+        self._request = None
         self._close(CloseCode.NORMAL_CLOSURE)
 
     def fail(self, status: int, error: str) -> None:
-        self._asked = None
+        self._request = None
         self._say_and_close(RequestError(_FAULTS.get(status, Fault.DECODE_FAILED), error))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Conversation:
         self._close(CloseCode.GOING_AWAY)
 
     def _on_idle(self) -> None:
-        if self._asked is not None and not self._input.growing:
+        if self._request is not None and not self._input.growing:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
             return
         if waited := self._input.take_waited():
@@ -208,9 +208,9 @@ class Conversation:
         self.channel.close()
 
     def _leave(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            self._pool.leave(asked)
+        request, self._request = self._request, None
+        if request is not None:
+            self._pool.leave(request)
 
 
 def _error(path: str, error: RequestError) -> bytes:

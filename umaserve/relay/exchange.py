@@ -43,32 +43,32 @@ class RelayExchange:
     def __init__(self, connection: HttpConnection, pool: Pool) -> None:
         self._connection = connection
         self._pool = pool
-        self._asked: RelayedRequest | None = None
+        self._request: RelayedRequest | None = None
         self._bodiless = False
         """Whether the reply that has begun has a status that allows no body, whatever its worker sends."""
 
-    def start(self, asked: RelayedRequest) -> None:
-        self._asked = asked
+    def start(self, request: RelayedRequest) -> None:
+        self._request = request
         # Until an answer has begun another worker may be asked.
-        self._connection.input.keep(len(asked.body))
-        self._pool.submit(asked)
+        self._connection.input.keep(len(request.body))
+        self._pool.submit(request)
 
     # -- from the connection -------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        if self._asked is not None:
-            self._pool.pause(self._asked, False)
+        if self._request is not None:
+            self._pool.pause(self._request, False)
 
     def abandon(self) -> None:
         self._connection.input.keep(0)
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            self._pool.leave(asked)
+        request, self._request = self._request, None
+        if request is not None:
+            self._pool.leave(request)
 
     # -- from the pool -------------------------------------------------------------------------------------------
 
     def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
-        self._asked = None
+        self._request = None
         self._connection.input.keep(0)
         self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else body.encode())
 
@@ -86,17 +86,17 @@ class RelayExchange:
             connection.channel.abort()
             return
         connection.write(chunk.encode())
-        if connection.congested and self._asked is not None:
-            self._pool.pause(self._asked, True)
+        if connection.congested and self._request is not None:
+            self._pool.pause(self._request, True)
 
     def end(self) -> None:
-        self._asked = None
+        self._request = None
         self._connection.end()
 
     def fail(self, status: int, error: str) -> None:
         self._connection.input.keep(0)
-        begun = self._asked is not None and self._asked.begun
-        self._asked = None
+        begun = self._request is not None and self._request.begun
+        self._request = None
         body = orjson.dumps({"error": error})
         if begun:
             if not self._bodiless:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,14 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """What workers take in one message. A larger one would cost a worker its connection, and others their answers."""
 MAX_ESCAPED = 6
 """Bytes that a character has in JSON, at most."""
+
+
+class Clock(Protocol):
+    """What requests need of the loop."""
+
+    def now(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer: ...
 
 
 class Client(Protocol):
@@ -72,8 +80,13 @@ class RelayedRequest:
         """One more message of a WebSocket, without the headers, which each would repeat."""
         return Request(self.id, self.model, self.path, self.is_streaming, text)
 
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
     def __repr__(self) -> str:
-        return f"Asked({self.id})"
+        return f"RelayedRequest({self.id})"
 
 
 def fits(message: Request) -> bool:

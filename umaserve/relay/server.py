@@ -18,7 +18,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.relay.admin import Admin
-from umaserve.relay.pool import Pool, QueueLimits
+from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.site import Doors, RelaySite
 from umaserve.settings.addresses import parse_address
 from umaserve.settings.relay import RelayConfig
@@ -44,7 +44,7 @@ class RelayServer:
         self._loop = Loop()
         self._signals = StopSignals(self._loop, lambda: None)
         self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
-        limits = QueueLimits(
+        limits = PoolLimits(
             queue_len=config.max_queue_len,
             queue_timeout=config.queue_timeout,
             request_timeout=config.request_timeout,
@@ -121,7 +121,7 @@ class RelayServer:
             "relay_connections": len(self._clients),
             "relay_workers": len(pool.workers),
             "relay_queue_length": len(pool.queue),
-            "relay_in_flight": pool.in_flight,
+            "relay_in_flight": len(pool.in_flight),
             **{f"relay_{name}_total": totals[name] for name in pool.COUNTED},
             "relay_rss_bytes": resident_bytes(),
         }
@@ -131,7 +131,7 @@ class RelayServer:
     def _end_turn(self) -> None:
         if self._signals.count and not self._pool.closing:
             systemd.notify("STOPPING=1\nSTATUS=draining")
-            fields = {"in_flight": self._pool.in_flight, "queued": len(self._pool.queue)}
+            fields = {"in_flight": len(self._pool.in_flight), "queued": len(self._pool.queue)}
             log.info("draining", extra={"fields": {**fields, "timeout_s": self._config.drain_timeout}})
             # Before each worker's own deadline, so that those who still wait are told what it is that ends.
             self._loop.call_later(self._config.drain_timeout, self._pool.end_all)

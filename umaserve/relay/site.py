@@ -146,7 +146,7 @@ class RelaySite:
         if model is None:
             raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
         exchange = RelayExchange(connection, self._pool)
-        asked = RelayedRequest(
+        relayed = RelayedRequest(
             id=self._new_id(),
             model=model,
             path=request.path,
@@ -156,7 +156,7 @@ class RelaySite:
             client=exchange,
         )
         connection.pending = exchange
-        exchange.start(asked)
+        exchange.start(relayed)
 
     def _converse(self, connection: HttpConnection, request: Request) -> None:
         # With the handshake, since the key that let it in may have ended by the first message.
@@ -247,7 +247,7 @@ class RelaySite:
         created = int(time.time())
         data = [
             {"id": model, "object": "model", "created": created, "owned_by": self._config.provider}
-            for model in self._pool.models()
+            for model in self._pool.workers.models()
         ]
         connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data}))
 

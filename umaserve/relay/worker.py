@@ -58,12 +58,12 @@ class Worker:
     def free(self) -> bool:
         return not self.draining and self.occupied < self.max_concurrent and not self.link.overfull
 
-    def serves(self, asked: RelayedRequest) -> bool:
-        if asked.is_websocket and "websocket" not in self.features:
+    def serves(self, request: RelayedRequest) -> bool:
+        if request.is_websocket and "websocket" not in self.features:
             return False
-        if not asked.model:
+        if not request.model:
             return bool(self.models)  # One that offers none wants no work, or is leaving.
-        return asked.model in self.models or ANY_MODEL in self.models
+        return request.model in self.models or ANY_MODEL in self.models
 
     def report(self, load: int) -> None:
         """It says how much it does, ours included."""

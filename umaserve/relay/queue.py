@@ -1,0 +1,39 @@
+"""The queue: requests that wait for a worker, in the order of arrival, each with its deadline."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator
+
+from umaserve.relay.request import Clock, RelayedRequest
+
+
+class Queue:
+    """``timed_out`` gets each request that has waited for ``timeout`` seconds in all, when it is out of the queue."""
+
+    def __init__(self, clock: Clock, timeout: float, timed_out: Callable[[RelayedRequest], None]) -> None:
+        self._clock = clock
+        self._timeout = timeout
+        self._timed_out = timed_out
+        self._waiting: list[RelayedRequest] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[RelayedRequest]:
+        """Over those that wait now, whatever is added and removed meanwhile."""
+        return iter(list(self._waiting))
+
+    def add(self, request: RelayedRequest) -> None:
+        """To its place by its number, which a requeue does not change."""
+        bisect.insort(self._waiting, request, key=lambda one: one.number)
+        left_s = max(0.0, self._timeout - request.waited_s)
+        request.timer = self._clock.call_later(left_s, lambda: self._on_timeout(request))
+
+    def remove(self, request: RelayedRequest) -> None:
+        self._waiting.remove(request)
+        request.stop_timer()
+
+    def _on_timeout(self, request: RelayedRequest) -> None:
+        self.remove(request)
+        self._timed_out(request)
