@@ -16,6 +16,7 @@ from umaserve.relay import registry as registry_module
 from umaserve.relay.in_flight import CANCEL_GRACE_S
 from umaserve.relay.pool import EVENT_STREAM, MAX_REQUEUES, Pool, PoolLimits
 from umaserve.relay.request import RelayedRequest
+from umaserve.relay.states import TRANSITIONS, Event, State, TransitionError
 from umaserve.wire.relay_messages import (
     Cancel,
     CancelReason,
@@ -323,12 +324,23 @@ class Relay:
             )
         ]
 
+    def state(self, client: Client) -> State:
+        """By what its client was told, and who has it."""
+        if client.left:
+            return State.LEFT
+        if client.outcome is not None:
+            return State.FAILED if client.outcome[0] == "fail" else State.DONE
+        if client.begun:
+            return State.STREAMING
+        return State.IN_FLIGHT if self.holders(client) else State.WAITING
+
     def check(self) -> None:
         pool, now, links = self.pool, self.clock.now(), self.links
         assert set(pool.workers) == {link.worker for link in links}
         for client in self.clients.values():
             places = len(self.holders(client)) + list(pool.queue).count(client.request)
             assert places == (0 if client.over else 1), (client.request, client.heard)
+            assert client.request.state is self.state(client)
             if client.over:
                 assert client.request.timer is None
         assert list(pool.queue) == [client.request for client in self.waiting()]
@@ -369,6 +381,28 @@ def relay():
     relay = Relay()
     yield relay
     relay.check()
+
+
+# The table.
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_a_request_moves_by_the_table_only(relay: Relay, state: State, event: Event) -> None:
+    request = Client(relay, "a", False, None).request
+    request.state = state
+    if (state, event) in TRANSITIONS:
+        request.move(event)
+        assert request.state is TRANSITIONS[state, event]
+        return
+    with pytest.raises(TransitionError, match=rf"request r-\d+: '{event.value}' in state '{state.value}'"):
+        request.move(event)
+    assert request.state is state
+
+
+def test_who_is_done_failed_or_gone_stays_so() -> None:
+    assert {state for state, _ in TRANSITIONS}.isdisjoint({State.DONE, State.FAILED, State.LEFT})
+    assert set(TRANSITIONS.values()) == set(State) - {State.NEW}
 
 
 # Who gets what.

@@ -44,6 +44,7 @@ class RelayExchange:
         self._connection = connection
         self._pool = pool
         self._request: RelayedRequest | None = None
+        self._begun = False
         self._bodiless = False
         """Whether the reply that has begun has a status that allows no body, whatever its worker sends."""
 
@@ -74,6 +75,7 @@ class RelayExchange:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._connection.input.keep(0)
+        self._begun = True
         self._bodiless = status in WITHOUT_BODY
         self._connection.begin(status if status >= 200 else BAD_GATEWAY, _passed(headers))
 
@@ -95,10 +97,9 @@ class RelayExchange:
 
     def fail(self, status: int, error: str) -> None:
         self._connection.input.keep(0)
-        begun = self._request is not None and self._request.begun
         self._request = None
         body = orjson.dumps({"error": error})
-        if begun:
+        if self._begun:
             if not self._bodiless:
                 self._connection.write(b"data: " + body + b"\n\n")
             self._connection.end()

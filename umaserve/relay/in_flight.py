@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from umaserve.relay.request import Clock, RelayedRequest
+from umaserve.relay.states import Event
 from umaserve.relay.worker import Worker
 from umaserve.wire.relay_messages import Cancel, CancelReason, Flow, OtherReason, Request
 
@@ -35,11 +36,9 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def __contains__(self, request: RelayedRequest) -> bool:
-        return request.id in self._workers
-
     def dispatch(self, worker: Worker, request: RelayedRequest) -> None:
         """Give ``request`` to ``worker``, with all that its client has said."""
+        request.move(Event.DISPATCH)
         self._dispatches += 1
         worker.given_at = self._dispatches
         worker.in_flight[request.id] = request

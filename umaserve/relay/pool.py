@@ -24,6 +24,7 @@ from umaserve.relay.in_flight import InFlight
 from umaserve.relay.queue import Queue
 from umaserve.relay.registry import Registry
 from umaserve.relay.request import MAX_MESSAGE_BYTES, Clock, RelayedRequest, fits
+from umaserve.relay.states import Event, State
 from umaserve.relay.worker import Link, Worker
 from umaserve.wire.relay_messages import (
     CancelReason,
@@ -92,6 +93,7 @@ class Pool:
 
     def submit(self, request: RelayedRequest) -> None:
         """Give it to a worker, or let it wait; its client is told of the end."""
+        request.move(Event.SUBMIT)
         request.asked_at = request.queued_at = self._clock.now()
         self._numbers += 1
         request.number = self._numbers
@@ -115,30 +117,31 @@ class Pool:
     def leave(self, request: RelayedRequest) -> None:
         """Its client has gone."""
         self.totals["client_disconnects"] += 1
-        self._drop(request, CancelReason.CLIENT_DISCONNECT)
+        self._withdraw(request, CancelReason.CLIENT_DISCONNECT)
+        request.move(Event.LEAVE)
 
     def frame(self, request: RelayedRequest, text: str) -> None:
         """One more message of a WebSocket's client."""
         message = request.frame(text)
         if not fits(message):
-            self._drop(request, OtherReason("message too large"))
+            self._withdraw(request, OtherReason("message too large"))
             self._fail(request, 413, TOO_LARGE)
             return
         if not request.begun:
             request.frames.append(text)  # for the next worker, should this one be lost
-        if request in self.in_flight:
+        if request.in_flight:
             self.in_flight.send_frame(request, message)
 
     def takes_frames(self, request: RelayedRequest) -> bool:
         """Whether its worker keeps up with what its client says."""
-        return request not in self.in_flight or not self.in_flight.overfull(request)
+        return not request.in_flight or not self.in_flight.overfull(request)
 
     def pause(self, request: RelayedRequest, paused: bool) -> None:
         """Its client reads too slowly, or does so no more."""
         if request.paused == paused:
             return
         request.paused = paused
-        if request in self.in_flight:
+        if request.in_flight:
             self.in_flight.tell_paused(request)
 
     # -- from workers --------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class Pool:
         if request.is_websocket:
             self.in_flight.heard(request)
         if not request.begun:
-            request.begun = True
+            request.move(Event.OUTPUT)
             # No other worker will be asked.
             request.body = ""
             request.frames.clear()
@@ -197,17 +200,18 @@ class Pool:
             return
         fields = self._about(request, message.status_code) | {"worker": worker.id}
         log.info("request relayed", extra={"fields": fields})
-        body = message.body or ""
-        if not request.begun and len(body) > self._limits.response_bytes:
-            self._fail(request, 502, f"response: larger than {self._limits.response_bytes} bytes")
-        elif not request.begun:
-            self.totals["completed"] += 1
-            request.client.respond(message.status_code, message.headers or {}, body)
-        elif message.status_code >= 400:
+        begun, body = request.begun, message.body or ""
+        if begun and message.status_code >= 400:
             self._fail(request, 502, "the worker failed after it had begun to answer")
+        elif not begun and len(body) > self._limits.response_bytes:
+            self._fail(request, 502, f"response: larger than {self._limits.response_bytes} bytes")
         else:
+            request.move(Event.FINISH)
             self.totals["completed"] += 1
-            request.client.end()
+            if begun:
+                request.client.end()
+            else:
+                request.client.respond(message.status_code, message.headers or {}, body)
 
     def error(self, worker: Worker, message: WorkerError) -> None:
         """A request has failed at its worker; an error without one is the link's."""
@@ -297,6 +301,7 @@ class Pool:
         elif request.requeues >= MAX_REQUEUES:
             self._fail(request, 503, "requeue attempts exhausted")
         else:
+            request.move(Event.LOSE_WORKER)
             request.requeues += 1
             self.totals["requeues"] += 1
             request.queued_at = self._clock.now()
@@ -308,9 +313,9 @@ class Pool:
 
     # -- how requests end ----------------------------------------------------------------------------------------
 
-    def _drop(self, request: RelayedRequest, reason: CancelReason | OtherReason) -> None:
-        """Nobody is to answer it any more."""
-        if request in self.in_flight:
+    def _withdraw(self, request: RelayedRequest, reason: CancelReason | OtherReason) -> None:
+        """No worker is to answer it any more."""
+        if request.in_flight:
             self.in_flight.cancel(request, reason)
         else:
             self.queue.remove(request)
@@ -326,6 +331,7 @@ class Pool:
         self._fail(request, 504, silent if request.is_websocket else "request timeout")
 
     def _fail(self, request: RelayedRequest, status: int, error: str) -> None:
+        request.move(Event.FAIL)
         self.totals["failed"] += 1
         # The error among the fields, since it may quote what a client or a worker chose.
         log.info("request failed", extra={"fields": self._about(request, status) | {"error": error}})
@@ -345,4 +351,4 @@ class Pool:
 
 
 def _may_go_back(request: RelayedRequest) -> bool:
-    return not request.begun and request.requeues < MAX_REQUEUES
+    return request.state is State.IN_FLIGHT and request.requeues < MAX_REQUEUES

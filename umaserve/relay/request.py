@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from umaserve.net.timers import Timer
+from umaserve.relay.states import TRANSITIONS, WITH_WORKER, Event, State, TransitionError
 from umaserve.wire.relay_codec import encode
 from umaserve.wire.relay_messages import Request
 
@@ -56,6 +57,7 @@ class RelayedRequest:
     client: Client
     is_websocket: bool = False
 
+    state: State = State.NEW
     number: int = 0
     """Its place in the order of arrival, which a requeue does not change."""
     asked_at: float = 0.0
@@ -63,14 +65,29 @@ class RelayedRequest:
     """In the queue, until its last worker had it."""
     queued_at: float = 0.0
     requeues: int = 0
-    begun: bool = False
-    """Whether output has reached the client, after which it is no other worker's."""
     frames: list[str] = field(default_factory=list)
     """Of a WebSocket: what the client sent after its first message and before any output."""
     bytes_passed: int = 0
     paused: bool = False
     timer: Timer | None = None
     """In the queue and in flight: the deadline."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a worker has it."""
+        return self.state in WITH_WORKER
+
+    @property
+    def begun(self) -> bool:
+        """Whether output has reached the client."""
+        return self.state is State.STREAMING
+
+    def move(self, event: Event) -> None:
+        """The one place where its state changes."""
+        state = TRANSITIONS.get((self.state, event))
+        if state is None:
+            raise TransitionError(f"request {self.id}: {event.value!r} in state {self.state.value!r}")
+        self.state = state
 
     def opening(self) -> Request:
         """What its worker is told first."""
