@@ -272,29 +272,55 @@ def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_
     assert theirs == Speaking(Audio("cd", "tts.ref_audio_data", 16_000))
 
 
-@pytest.mark.parametrize("mode", ["audio_roleplay", "voice_cloning"])
-def test_a_mode_that_clones_wants_a_recording(mode: str) -> None:
-    with pytest.raises(RequestError, match=f'tts.ref_audio_data: expected a recording where mode is "{mode}"'):
-        tell(dialect(voice=VoiceInfo(("en",), clones=True)), tts={"mode": mode})
+def test_only_cloning_needs_a_recording() -> None:
+    voice = VoiceInfo(("en",), clones=True)
+    assert refusal(dialect(voice=voice), tts={"mode": "voice_cloning"}).message == (
+        'tts.ref_audio_data: expected a recording where mode is "voice_cloning", since the daemon has none of its own'
+    )
+    assert tell(dialect(voice=voice), tts={"mode": "audio_roleplay"}).spoken == Speaking()
 
 
-def test_a_path_is_the_daemons_own_and_of_no_use_to_a_voice_that_does_not_clone() -> None:
+def test_a_path_is_the_daemons_own() -> None:
     voice = VoiceInfo(("en",), clones=True, reference=Audio("ab", "ref_audio", 16_000), reference_path="eve.wav")
     assert refusal(dialect(voice=voice), tts={"ref_audio_path": "/etc/passwd"}).message == (
         "tts.ref_audio_path: expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
     )
-    error = refusal(dialect(voice=replace(voice, clones=False)), tts={"ref_audio_path": "eve.wav"})
-    assert (error.fault, error.message) == (
-        Fault.BAD_REQUEST,
-        f"tts.ref_audio_path: expected to be absent, {CANT}",
-    )
 
 
-def test_a_recording_of_more_than_a_minute_is_refused_by_its_length() -> None:
-    voice = VoiceInfo(("en",), clones=True)
+@pytest.mark.parametrize("mode", ["default", "audio_assistant", "omni"])
+@pytest.mark.parametrize("named", [{"ref_audio_data": "ab"}, {"ref_audio_path": "assets/eve.wav"}])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_voice_that_does_not_clone_speaks_as_itself_and_says_so(mode: str, named: Message, streaming: bool) -> None:
+    asked = dialect()
+    assert tell(asked, streaming=streaming, tts={"mode": mode, **named}).spoken == Speaking()
+    assert sent(asked, Prefilled(42)) == [{"type": "prefill_done", "input_tokens": 42, "voice": "default"}]
+
+
+@pytest.mark.parametrize(
+    "tts",
+    [
+        {},
+        {"mode": "audio_roleplay"},
+        {"ref_audio_data": "", "ref_audio_path": ""},
+        {"ref_audio_data": "ab", "enabled": False},
+    ],
+)
+def test_where_no_other_voice_was_named_nothing_is_said_of_it(tts: Message) -> None:
+    assert sent(running(tts=tts), Prefilled(42)) == [{"type": "prefill_done", "input_tokens": 42}]
+
+
+def test_a_recording_that_is_cloned_is_not_told_as_ignored() -> None:
+    asked = dialect(voice=VoiceInfo(("en",), clones=True))
+    tell(asked, tts={"ref_audio_data": "ab"})
+    assert sent(asked, Prefilled(42)) == [{"type": "prefill_done", "input_tokens": 42}]
+
+
+@pytest.mark.parametrize("clones", [False, True])
+def test_a_recording_of_more_than_a_minute_is_refused_by_its_length(clones: bool) -> None:
+    voice = VoiceInfo(("en",), clones=clones)
     longest = base64.b64encode(bytes(60 * 16_000 * 4)).decode()
     spoken = tell(dialect(voice=voice), tts={"ref_audio_data": longest}).spoken
-    assert spoken == Speaking(Audio(longest, "tts.ref_audio_data", 16_000))
+    assert spoken == Speaking(Audio(longest, "tts.ref_audio_data", 16_000) if clones else None)
     error = refusal(dialect(voice=voice), tts={"ref_audio_data": longest + "AAAA"})
     assert (error.fault, error.message) == (
         Fault.BAD_REQUEST,
@@ -387,12 +413,19 @@ CANT = "since this daemon's voice can't take on another one"
         ({"tts": True}, "tts: expected an object, got a boolean"),
         ({"tts": {"enabled": "yes"}}, "tts.enabled: expected true or false, got a string"),
         ({"tts": {"ref_audio_data": 5}}, "tts.ref_audio_data: expected a string, got a whole number"),
-        ({"tts": {"ref_audio_data": "AAAA"}}, f"tts.ref_audio_data: expected to be absent, {CANT}"),
         (
-            {"tts": {"mode": "voice_cloning"}},
-            f'tts.mode: expected "default" or "audio_assistant" or "omni", {CANT}, got "voice_cloning"',
+            {"tts": {"mode": "audio_roleplay", "ref_audio_data": "AAAA"}},
+            f'tts.ref_audio_data: expected to be absent where mode is "audio_roleplay", {CANT}',
         ),
-        ({"tts": {"ref_audio_path": "../voice.wav"}}, f"tts.ref_audio_path: expected to be absent, {CANT}"),
+        (
+            {"tts": {"mode": "audio_roleplay", "ref_audio_path": "../voice.wav"}},
+            f'tts.ref_audio_path: expected to be absent where mode is "audio_roleplay", {CANT}',
+        ),
+        (
+            {"tts": {"mode": "voice_cloning", "ref_audio_data": "AAAA"}},
+            f'tts.mode: expected "default" or "audio_assistant" or "omni" or "audio_roleplay", {CANT}, '
+            'got "voice_cloning"',
+        ),
         (
             {"tts": {"language": "zh"}},
             'tts.language: expected "en" or "de", which this daemon\'s voice speaks, got "zh"',

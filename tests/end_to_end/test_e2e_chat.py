@@ -176,7 +176,9 @@ def test_speech_in_one_piece_is_that_of_the_stream(daemon: Daemon):
 
 
 @with_voice
-@pytest.mark.parametrize("tts", [{"mode": "voice_cloning"}, {"ref_audio_data": "AAAAAA=="}, {"language": "zh"}])
+@pytest.mark.parametrize(
+    "tts", [{"mode": "voice_cloning"}, {"mode": "audio_roleplay", "ref_audio_data": "AA"}, {"language": "zh"}]
+)
 def test_speech_that_the_voice_cannot_give_is_refused_before_anything_is_computed(daemon: Daemon, tts: Message):
     before = daemon.wait_until_quiet()["prompt_tokens_total"]
     assert failure(daemon, tts=tts).startswith("tts.")

@@ -23,7 +23,7 @@ import pytest
 from daemon import Daemon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_e2e_chat import ask, chat_streaming, failure, open_chat
+from test_e2e_chat import ask, chat_streaming, failure, open_chat, with_voice
 from test_e2e_chat import samples as samples_of
 from tiny_qwen3_voices import write_qwen3_voice
 from tiny_voices import write_voice
@@ -231,16 +231,37 @@ def test_a_conversation_is_recorded_under_the_id_that_its_end_tells(seeing: Daem
     assert answer["prompt_tokens"] == done["input_tokens"]
 
 
-def test_the_default_reference_voice_is_there_for_pages(seeing: Daemon) -> None:
-    reply = httpx.get(f"http://{seeing.http}/api/default_ref_audio").json()
+def test_the_default_reference_voice_is_there_for_pages(talking: Daemon) -> None:
+    reply = httpx.get(f"http://{talking.http}/api/default_ref_audio").json()
     samples = np.frombuffer(base64.b64decode(reply["base64"]), "<f4")
     assert (reply["name"], reply["sample_rate"], reply["duration"]) == ("voice.wav", 16_000, 1.5)
     assert media_files.pitch(samples, 16_000) == pytest.approx(440, abs=2)
 
 
-def test_the_contracts_python_client_with_a_recording(talking: Daemon) -> None:
+def test_what_no_voice_here_can_clone_is_given_to_nobody_and_the_operator_is_told(seeing: Daemon) -> None:
+    reply = httpx.get(f"http://{seeing.http}/api/default_ref_audio")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"].startswith("ref_audio: this daemon has none to clone")
+    assert len(re.findall("WARNING.*--ref-audio has no effect", seeing.logs)) == 1
+
+
+@with_voice
+def test_a_voice_that_does_not_clone_speaks_and_says_that_it_is_its_own(seeing: Daemon) -> None:
+    hello, generation = [{"role": "user", "content": "Hello!"}], {"max_new_tokens": 12, "temperature": 0}
+    (prefill, done), code = ask(
+        seeing, messages=hello, generation=generation, streaming=False, tts={"ref_audio_data": "AAAA"}
+    )
+    assert (prefill["voice"], code) == ("default", 1000)
+    (prefill, own), code = ask(seeing, messages=hello, generation=generation, streaming=False, tts={})
+    assert ("voice" in prefill, code) == (False, 1000)
+    assert (done["text"], done["audio_data"]) == (own["text"], own["audio_data"])
+
+
+@pytest.mark.parametrize("voice", [pytest.param("seeing", marks=with_voice), "talking"])
+def test_the_contracts_python_client_with_a_recording(voice: str, request: pytest.FixtureRequest) -> None:
+    daemon: Daemon = request.getfixturevalue(voice)
     recording = encoded(media_files.sine(seconds=2).astype("<f4").tobytes())
-    printed, audio = asyncio.run(chat_streaming(f"ws://{talking.http}/ws/chat", recording))
+    printed, audio = asyncio.run(chat_streaming(f"ws://{daemon.http}/ws/chat", recording))
     assert printed[0].startswith("Prefill done, ")
     assert printed[-2].removeprefix("Final: ") == printed[-3].removeprefix("Streaming: ") != ""
     pcm = np.frombuffer(b"".join(audio), dtype=np.float32)

@@ -21,7 +21,7 @@ from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.errors import ConfigError, Fault, ModelError, RequestError
-from umaserve.messages import Audio, Feedback, Loading, Metrics
+from umaserve.messages import Audio, Feedback, Loading, Metrics, VoiceInfo
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -41,6 +41,7 @@ from umaserve.speech.reference import Reference
 from umaserve.speech.voice import BadReference, Samples, Voice
 from umaserve.stages import recordings, ref_audio
 from umaserve.stages.recordings import Recordings
+from umaserve.stages.ref_audio import RefAudio
 from umaserve.stages.spoken import NICE, Speech
 from umaserve.system import systemd
 from umaserve.system.cores import CoreCounter
@@ -120,6 +121,11 @@ class Server:
         self._computed_voice: ComputedVoice | None = None
         if config.tts_model and new_voice is not None:
             self._computed_voice = new_voice(config, None if reference is None else _own_voice(reference.audio))
+        speech = (
+            Speech(load_voice(), self._loop.wake)
+            if self._computed_voice is None
+            else Speech(self._computed_voice, self._loop.wake, self._compute)
+        )
         self._services = Services(
             config=config,
             loop=self._loop,
@@ -131,15 +137,11 @@ class Server:
             prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
             keep_feedback=self._keep_feedback,
             questions=lambda: self._questions,
-            speech=(
-                Speech(load_voice(), self._loop.wake)
-                if self._computed_voice is None
-                else Speech(self._computed_voice, self._loop.wake, self._compute)
-            ),
+            speech=speech,
             recordings=Recordings(
                 config.recordings, config.recordings_bytes, config.recordings_age * 86400, self._loop.wake
             ),
-            ref_audio=reference,
+            ref_audio=_to_clone(reference, speech.voice),
             content_filter=self._content_filter,
             # Two of the largest messages: one comes while another is prepared.
             input_budget=InputBudget(self._loop, 2 * config.max_chat_bytes, config.max_frame_bytes),
@@ -428,6 +430,15 @@ class Server:
         self._loop.close()
         log.info("stopped")
         return self._status
+
+
+def _to_clone(reference: RefAudio | None, voice: VoiceInfo | None) -> RefAudio | None:
+    """What clients are given to clone: nothing where a request with it would be refused."""
+    if reference is None or (voice is not None and voice.clones):
+        return reference
+    why = "no voice" if voice is None else "a voice that can't take on another one"
+    log.warning("--ref-audio has no effect: this daemon has %s; --tts-model gives it one that can", why)
+    return None
 
 
 def _own_voice(recording: Audio) -> Samples:

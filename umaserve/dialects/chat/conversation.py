@@ -35,6 +35,7 @@ class ChatDialect:
     """One conversation: one message from the client; then, save for the queue's, ``prefill_done``, chunks, ``done``.
 
     An ``error`` may stand in the place of any of them and is the last; the connection ends with it and with ``done``.
+    ``prefill_done`` has ``"voice": "default"`` where the daemon's voice speaks instead of the one that was asked for.
     ``voice`` is the daemon's, if it has one; ``recorded``: whether requests carry their own words to be kept. With
     ``authenticate``, which says whether a key is good, the message must bring one in ``auth``.
     """
@@ -101,6 +102,7 @@ class _Answer:
         self._ticket = asked.request.id
         self._streaming = asked.streaming
         self._spoken = asked.request.spoken is not None
+        self._voice = {"voice": "default"} if asked.ignores_recording else {}
         self._thinking = None if asked.request.enable_thinking else WithoutThinking()
         self._waiting: Waiting | None = None
         self._placed = False
@@ -115,7 +117,7 @@ class _Answer:
                 self._placed = True
                 return None if self._waiting is None else Reply(_dump("queue_done"))
             case Prefilled():
-                return Reply(_dump("prefill_done", input_tokens=output.input_tokens))
+                return Reply(_dump("prefill_done", input_tokens=output.input_tokens, **self._voice))
             case Token():
                 text = output.text if self._thinking is None else self._thinking.push(output.text)
                 chunk = self._chunk(text)

@@ -46,21 +46,24 @@ MODES: dict[str, str | None] = {
 }
 """Each mode of ``tts`` with the system prompt that a conversation without one of its own gets."""
 CLONING = ("audio_roleplay", "voice_cloning")
+"""The modes in which the recorded person speaks: with no other voice in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request, and how its answer is told."""
+    """A request, and the form of its answer."""
 
     request: Generate
     streaming: bool
+    ignores_recording: bool
+    """Whether the daemon's own voice speaks although the request names another one."""
 
 
 def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None, request_id: str) -> ChatRequest:
     """The request in the message; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     turns = _turns(fields, limits)
-    mode, spoken = _speech(fields, voice)
-    system = None if mode is None else MODES[mode]
+    speech = _speech(fields, voice)
+    system = None if speech is None else MODES[speech.mode]
     if system is not None and not any(turn.role == "system" for turn in turns):
         turns = (ChatTurn("system", system), *turns)
     generation = fields.object("generation") or Fields({})
@@ -73,9 +76,11 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
         max_tokens=min(DEFAULT_NEW_TOKENS, limits.max_tokens) if max_tokens is None else max_tokens,
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
         enable_thinking=fields.boolean("enable_thinking", False),
-        spoken=spoken,
+        spoken=None if speech is None else speech.speaking,
     )
-    return ChatRequest(request, fields.boolean("streaming", True))
+    return ChatRequest(
+        request, fields.boolean("streaming", True), ignores_recording=speech is not None and speech.ignores_recording
+    )
 
 
 # -- messages ----------------------------------------------------------------------------------------------------
@@ -139,11 +144,18 @@ def _item(fields: Fields, look: _Look) -> str | Media:
 # -- speech ------------------------------------------------------------------------------------------------------
 
 
-def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str, Speaking] | tuple[None, None]:
-    """The mode of speech and how it sounds; none where none is asked for."""
+@dataclass(frozen=True, slots=True)
+class _Speech:
+    mode: str
+    speaking: Speaking
+    ignores_recording: bool
+
+
+def _speech(fields: Fields, voice: VoiceInfo | None) -> _Speech | None:
+    """What ``tts`` asks for; ``None`` where no speech is wanted."""
     tts = fields.object("tts")
     if tts is None:
-        return None, None
+        return None
     enabled = tts.boolean("enabled", True)
     mode = tts.choice("mode", {mode: mode for mode in MODES}, "default")
     recording = _text(tts, "ref_audio_data")
@@ -151,25 +163,31 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> tuple[str, Speaking] | t
     tag = tts.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True) or ""
     language = _primary(tag)
     if not enabled:
-        return None, None
+        return None
     if voice is None:
         raise RequestError(Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, {NO_VOICE}")
-    if not voice.clones:
-        _check_not_cloned(tts, mode, recording, path)
-    if path and not recording and path != voice.reference_path:
-        message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
-        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
     if language and language not in voice.languages:
         expected = " or ".join(f'"{known}"' for known in voice.languages) + ", which this daemon's voice speaks"
         raise out_of_range(tts.name("language"), expected, f'"{tag}"')
+    _check_length(recording, tts.name("ref_audio_data"))
+    if voice.clones:
+        return _Speech(mode, Speaking(_speaker(tts, mode, recording, path, voice), language), ignores_recording=False)
+    _check_not_cloned(tts, mode, recording, path)
+    return _Speech(mode, Speaking(None, language), ignores_recording=bool(recording or path))
+
+
+def _speaker(tts: Fields, mode: str, recording: str, path: str, voice: VoiceInfo) -> Audio | None:
+    """The recording of the one who is to speak, for a voice that clones; ``None``: the daemon's own voice speaks."""
     field = tts.name("ref_audio_data")
     if recording:
-        _check_length(recording, field)
-        return mode, Speaking(Audio(recording, field, SAMPLE_RATE), language)
-    if mode in CLONING and voice.reference is None:
+        return Audio(recording, field, SAMPLE_RATE)
+    if path and path != voice.reference_path:
+        message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
+        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
+    if mode == "voice_cloning" and voice.reference is None:
         message = f'expected a recording where mode is "{mode}", since the daemon has none of its own'
         raise RequestError(Fault.BAD_REQUEST, f"{field}: {message}")
-    return mode, Speaking(voice.reference if path or mode in CLONING else None, language)
+    return voice.reference if path or mode in CLONING else None
 
 
 def _check_length(recording: str, field: str) -> None:
@@ -181,13 +199,15 @@ def _check_length(recording: str, field: str) -> None:
 
 
 def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None:
+    """Refuse the modes in which only the recorded person may speak."""
     why = "since this daemon's voice can't take on another one"
-    for key, given in (("ref_audio_data", recording), ("ref_audio_path", path)):
-        if given:
-            raise RequestError(Fault.BAD_REQUEST, f"{tts.name(key)}: expected to be absent, {why}")
-    if mode in CLONING:
-        others = " or ".join(f'"{one}"' for one in MODES if one not in CLONING)
+    if mode == "voice_cloning":
+        others = " or ".join(f'"{one}"' for one in MODES if one != mode)
         raise out_of_range(tts.name("mode"), f"{others}, {why}", f'"{mode}"')
+    for key, given in (("ref_audio_data", recording), ("ref_audio_path", path)):
+        if given and mode in CLONING:
+            expected = f'expected to be absent where mode is "{mode}", {why}'
+            raise RequestError(Fault.BAD_REQUEST, f"{tts.name(key)}: {expected}")
 
 
 def _text(fields: Fields, key: str) -> str:
