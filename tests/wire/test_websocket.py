@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from websockets.client import ClientProtocol
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.protocol import State
+from websockets.protocol import State as PeerState
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from umaserve.errors import Fault
 from umaserve.wire.http11 import HttpCodec
 from umaserve.wire.http_head import Refusal, Request
-from umaserve.wire.websocket import MAX_FRAME_BYTES, PIECES_PER_CALL, Message, WebSocketCodec
+from umaserve.wire.websocket import MAX_FRAME_BYTES, PIECES_PER_CALL, Message, State, WebSocketCodec
 from umaserve.wire.websocket_handshake import (
     MAX_ANSWER_BYTES,
     HandshakeFailed,
@@ -86,7 +86,7 @@ def feed(codec: WebSocketCodec, chunks: Iterable[bytes]) -> tuple[list[Message],
 
 def frames_of(output: bytes) -> list[Frame]:
     """What a strict client makes of the server's bytes."""
-    client = ClientProtocol(parse_uri("ws://host/"), state=State.OPEN, max_size=None)
+    client = ClientProtocol(parse_uri("ws://host/"), state=PeerState.OPEN, max_size=None)
     client.receive_data(output)
     frames = [event for event in client.events_received() if isinstance(event, Frame)]
     # A client says nothing of what comes after a close frame.
@@ -96,7 +96,7 @@ def frames_of(output: bytes) -> list[Frame]:
 
 def frames_of_client(output: bytes) -> list[Frame]:
     """What a strict server makes of the client's bytes, which it refuses unmasked."""
-    server = ServerProtocol(state=State.OPEN, max_size=None)
+    server = ServerProtocol(state=PeerState.OPEN, max_size=None)
     server.receive_data(output)
     frames = [event for event in server.events_received() if isinstance(event, Frame)]
     assert sum(len(item.serialize(mask=True)) for item in frames) == len(output)
@@ -376,7 +376,7 @@ class Websockets:
         self._protocol.send_request(self._protocol.connect())
         self.received: list[Message] = []
         self.take(upgrade_response(self.written()))
-        assert self._protocol.state is State.OPEN
+        assert self._protocol.state is PeerState.OPEN
         assert self._protocol.extensions == []
 
     def written(self) -> bytes:
@@ -479,7 +479,7 @@ def test_a_client_that_leaves_is_answered_with_its_own_code(kind: type[Websocket
     client.leave()
     messages, output = feed(codec, [client.written()])
     assert messages == [SAID[1]]
-    assert (codec.left, codec.closed, codec.closing, codec.more) == (True, True, True, False)
+    assert (codec.state, codec.closed, codec.more) == (State.LEFT, True, False)
     client.take(output)
     assert client.goodbye == (1001, "")
 
@@ -489,9 +489,9 @@ def test_a_client_that_we_leave_answers_and_then_it_is_over(kind: type[Websocket
     client, codec = kind(), WebSocketCodec(CAP)
     client.take(codec.close(1013, "come back later"))
     assert client.goodbye == (1013, "come back later")
-    assert (codec.left, codec.closed, codec.closing) == (False, False, True)
+    assert (codec.state, codec.closed) == (State.CLOSING, False)
     assert feed(codec, [client.written()]) == ([], b"")
-    assert (codec.left, codec.closed, codec.closing) == (True, True, True)
+    assert (codec.state, codec.closed) == (State.LEFT, True)
 
 
 @clients
@@ -566,7 +566,7 @@ def test_however_messages_are_fragmented_interleaved_and_split_all_come_out_and_
         assert received == talk.messages
         assert [(item.opcode, item.data) for item in frames_of(output)] == [(PONG, data) for data in talk.pings]
         assert codec.buffered == 0
-        assert (codec.closed, codec.closing, codec.left) == (False, False, False)
+        assert codec.state is State.OPEN
 
 
 odd_frames = st.builds(
@@ -590,8 +590,8 @@ def test_any_split_of_any_bytes_gives_what_the_whole_gives(wire: bytes, at: list
         codec = WebSocketCodec(CAP, binary=True)
         messages, output = feed(codec, chunks)
         frames_of(output)
-        assert codec.closing == codec.closed
-        outcomes.append((messages, output, codec.closed, codec.left))
+        assert codec.state in (State.OPEN, State.LEFT, State.BROKEN)
+        outcomes.append((messages, output, codec.state))
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
@@ -685,7 +685,7 @@ def test_each_mistake_ends_with_its_code_after_what_came_before_it(split: Any, c
     pong, goodbye = frames_of(output)
     assert (pong.opcode, pong.data) == (Opcode.PONG, b"?")
     assert (goodbye.opcode, goodbye.data[:2]) == (Opcode.CLOSE, struct.pack("!H", code))
-    assert (codec.closed, codec.closing, codec.left, codec.more) == (True, True, False, False)
+    assert (codec.state, codec.closed, codec.more) == (State.BROKEN, True, False)
     assert codec.buffered == 0
     assert feed(codec, [after]) == ([], b"")
     assert codec.buffered == 0
@@ -703,7 +703,7 @@ def test_a_binary_message_is_refused_where_it_is_not_taken() -> None:
     messages, output = feed(codec, [frame(TEXT, b"text") + frame(BINARY, b"x" * CAP)[:-1]])
     assert messages == [Message(b"text", True)]
     assert close_code(output) == UNSUPPORTED
-    assert (codec.closed, codec.left) == (True, False)
+    assert codec.state is State.BROKEN
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999])
@@ -711,7 +711,7 @@ def test_a_close_frame_is_answered_with_its_code(code: int) -> None:
     codec = WebSocketCodec(CAP)
     _, output = feed(codec, [frame(CLOSE, struct.pack("!H", code) + "à bientôt".encode()) + frame(TEXT, b"late")])
     assert close_code(output) == code
-    assert (codec.closed, codec.closing, codec.left) == (True, True, True)
+    assert (codec.state, codec.closed) == (State.LEFT, True)
     assert (codec.close_code, codec.close_reason) == (code, "à bientôt")
     assert type(codec.close_code) is int
 
@@ -719,7 +719,7 @@ def test_a_close_frame_is_answered_with_its_code(code: int) -> None:
 def test_a_close_frame_without_a_code_is_answered_by_one_without() -> None:
     codec = WebSocketCodec(CAP)
     assert feed(codec, [frame(CLOSE)]) == ([], b"\x88\x00")
-    assert (codec.closed, codec.left) == (True, True)
+    assert codec.state is State.LEFT
     assert (codec.close_code, codec.close_reason) == (1005, "")
 
 
@@ -728,7 +728,7 @@ def test_a_connection_that_breaks_has_no_close_code(wire: bytes) -> None:
     codec = WebSocketCodec(CAP)
     codec.receive_eof()
     feed(codec, [wire])
-    assert (codec.closed, codec.left, codec.close_code, codec.close_reason) == (True, False, None, "")
+    assert (codec.state, codec.close_code, codec.close_reason) == (State.BROKEN if wire else State.LOST, None, "")
 
 
 # -- closing -----------------------------------------------------------------------------------------------------------
@@ -744,7 +744,7 @@ def test_after_our_close_frame_nothing_is_sent_and_what_comes_is_dropped_until_t
     assert codec.buffered == 0
     assert not codec.closed
     assert feed(codec, [frame(CLOSE, b"\x03\xe8")]) == ([], b"")
-    assert (codec.closed, codec.left) == (True, True)
+    assert codec.state is State.LEFT
 
 
 @pytest.mark.parametrize("wire", [frame(3), header(TEXT, CAP + 1), frame(TEXT, b"\xff")])
@@ -752,7 +752,15 @@ def test_a_mistake_after_our_close_frame_ends_it_without_a_second_one(wire: byte
     codec = WebSocketCodec(CAP)
     codec.close(1000)
     assert feed(codec, [wire]) == ([], b"")
-    assert (codec.closed, codec.left) == (True, False)
+    assert codec.state is State.ENDED
+
+
+def test_the_end_of_input_after_our_close_frame_ends_it() -> None:
+    codec = WebSocketCodec(CAP)
+    codec.close(1000)
+    codec.receive_eof()
+    assert feed(codec, [frame(PING)]) == ([], b"")
+    assert codec.state is State.ENDED
 
 
 def test_pongs_that_were_not_taken_go_before_the_close_frame() -> None:
@@ -785,7 +793,7 @@ def test_the_end_of_input_is_a_lost_connection_once_all_that_came_was_given(wire
     codec.receive_eof()
     assert not codec.closed
     assert drain(codec) == ([Message(b"whole", True)] if wire else [])
-    assert (codec.closed, codec.left, codec.closing) == (True, False, False)
+    assert codec.state is State.LOST
     assert (codec.take_output(), codec.buffered) == (b"", 0)
 
 
@@ -884,8 +892,9 @@ def test_a_flood_of_pings_takes_several_turns_and_says_less_than_came() -> None:
 def test_a_close_frame_at_the_bound_of_work_leaves_nothing_to_do() -> None:
     codec = WebSocketCodec(CAP)
     codec.receive_data(frame(PONG) * (PIECES_PER_CALL - 1) + frame(CLOSE))
+    codec.receive_eof()
     assert codec.next_message() is None
-    assert (codec.closed, codec.more) == (True, False)
+    assert (codec.state, codec.more, codec.next_message()) == (State.LEFT, False, None)
 
 
 # -- short text frames, which don't go through wsproto -----------------------------------------------------------------
@@ -913,7 +922,7 @@ def outcome(kind: type[WebSocketCodec], chunks: Iterable[bytes], *, client: bool
         messages, output = feed(codec, [chunk])
         said = [(item.opcode, item.data) for item in (frames_of_client if client else frames_of)(output)]
         steps.append((messages, said, codec.buffered))
-    return steps, codec.closed, codec.left, codec.close_code, codec.close_reason
+    return steps, codec.state, codec.close_code, codec.close_reason
 
 
 TEXTS = [b"", b"abc", "où".encode(), b"\x81\x83maskabc", b"x" * 125, b"x" * 126, b"\xc3", b"x" * 126 + b"\xff"]
@@ -1000,7 +1009,7 @@ def test_our_two_sides_understand_each_other(said: list[Message], at: list[int])
     assert (client.closed, client.close_code, client.close_reason) == (True, 1008, "worker authentication failed")
     assert [item.opcode for item in frames_of_client(goodbye)] == [Opcode.CLOSE]
     feed(server, [goodbye])
-    assert (server.closed, server.left, server.close_code) == (True, True, 1008)
+    assert (server.state, server.close_code) == (State.LEFT, 1008)
 
 
 @pytest.mark.parametrize(
@@ -1021,7 +1030,7 @@ def test_the_client_refuses_masked_frames_and_what_the_server_refuses(split: Any
     assert messages == [Message(b"before", True)]
     (goodbye,) = frames_of_client(output)
     assert (goodbye.opcode, goodbye.data[:2]) == (Opcode.CLOSE, struct.pack("!H", code))
-    assert (codec.closed, codec.left, codec.close_code) == (True, False, None)
+    assert (codec.state, codec.close_code) == (State.BROKEN, None)
 
 
 @pytest.mark.parametrize("client", [False, True])

@@ -13,7 +13,7 @@ from umaserve.messages import Generate
 from umaserve.net.channel import Channel
 from umaserve.net.pings import Pings
 from umaserve.serving.sessions import Caller
-from umaserve.wire.websocket import CloseCode, WebSocketCodec
+from umaserve.wire.websocket import CloseCode, State, WebSocketCodec
 
 Authenticate = Callable[[str], bool]
 
@@ -72,8 +72,7 @@ class WebSocketConnection(Connection):
             self._codec.explain(self._dialect.fail(self._codec.mistake).payload)
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
-            # Neither a goodbye nor a breach of the protocol is a lost connection.
-            self._part(lost=not (self._codec.left or self._codec.closing))
+            self._part(lost=self._codec.state is State.LOST)
             self.channel.close()
         elif self._codec.more and not self._backlog.waiting:
             self._backlog.continue_later()

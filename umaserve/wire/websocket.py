@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import struct
@@ -36,6 +37,41 @@ class Message(NamedTuple):
     text: bool
 
 
+class State(enum.Enum):
+    """How far the closing handshake is (RFC 6455, section 7). Messages are sent and given out only while ``OPEN``."""
+
+    OPEN = enum.auto()
+    CLOSING = enum.auto()
+    """Our close frame was made. What comes before the peer's is dropped."""
+    LEFT = enum.auto()
+    """The peer's close frame came, and ours was made."""
+    BROKEN = enum.auto()
+    """The peer made a mistake, which a close frame answers."""
+    LOST = enum.auto()
+    """The input ended without a close frame."""
+    ENDED = enum.auto()
+    """We closed, and the peer did not answer with a close frame."""
+
+
+class _Event(enum.Enum):
+    CLOSE = enum.auto()
+    """We make a close frame."""
+    PEER_CLOSE = enum.auto()
+    MISTAKE = enum.auto()
+    END_OF_INPUT = enum.auto()
+
+
+_TRANSITIONS: dict[tuple[State, _Event], State] = {
+    (State.OPEN, _Event.CLOSE): State.CLOSING,
+    (State.OPEN, _Event.PEER_CLOSE): State.LEFT,
+    (State.OPEN, _Event.MISTAKE): State.BROKEN,
+    (State.OPEN, _Event.END_OF_INPUT): State.LOST,
+    (State.CLOSING, _Event.PEER_CLOSE): State.LEFT,
+    (State.CLOSING, _Event.MISTAKE): State.ENDED,
+    (State.CLOSING, _Event.END_OF_INPUT): State.ENDED,
+}
+
+
 class WebSocketCodec:
     """Messages to bytes and back, after the handshake.
 
@@ -67,17 +103,17 @@ class WebSocketCodec:
         self._eof = False
         self.more = False
         """Whether the last call stopped for its bound of work, not for want of bytes: call again in a later turn."""
-        self.closing = False
-        """Whether a close frame was made, after which nothing more is sent and no message is given out."""
-        self.closed = False
-        """Whether nothing more will be received: the connection ends once ``take_output`` is written."""
-        self.left = False
-        """Whether a close frame of the peer's came, so that it is not a connection that was lost or broken."""
+        self.state = State.OPEN
         self.close_code: int | None = None
-        """The code and the reason in that frame; ``NO_STATUS_RCVD`` where it had none (RFC 6455 7.1.5)."""
+        """The code and the reason in the peer's close frame; ``NO_STATUS_RCVD`` where it had none (RFC 6455 7.1.5)."""
         self.close_reason = ""
         self.mistake: RequestError | None = None
         """The peer's, until it is explained or its answer is taken."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be received: the connection ends once ``take_output`` is written."""
+        return self.state not in (State.OPEN, State.CLOSING)
 
     @property
     def buffered(self) -> int:
@@ -105,10 +141,12 @@ class WebSocketCodec:
             return message
         try:
             for _ in range(PIECES_PER_CALL):
+                if self.closed:
+                    return None
                 piece = self._next_piece()
                 if not piece:
                     if self._eof:
-                        self._end()
+                        self._move(_Event.END_OF_INPUT)
                     return None
                 self._frames.receive_bytes(piece)
                 for frame in self._frames.received_frames():
@@ -125,11 +163,11 @@ class WebSocketCodec:
             # Where wsproto met the bad byte depends on how the text was split, so its own words are of no use.
             utf8 = mistake.code is CloseCode.INVALID_FRAME_PAYLOAD_DATA
             reason = "text: expected UTF-8" if utf8 else str(mistake)
-            if not self.closing:
-                self._goodbye = self.close(mistake.code, reason)
+            if self.state is State.OPEN:
+                self._goodbye = self._close_frame(mistake.code, reason)
                 too_big = mistake.code is CloseCode.MESSAGE_TOO_BIG
                 self.mistake = RequestError(Fault.FRAME_TOO_LARGE if too_big else Fault.BAD_REQUEST, reason)
-            self._end()
+            self._move(_Event.MISTAKE)
             return None
         self.more = not self.closed
         return None
@@ -140,7 +178,9 @@ class WebSocketCodec:
         Most are, and wsproto takes ten times as long for such a frame. It judges all others.
         """
         buffer = self._buffer
-        if len(buffer) < 2 or buffer[0] != _FINAL_TEXT or self._unread or self._fragmented or self.closing:
+        if len(buffer) < 2 or buffer[0] != _FINAL_TEXT or self._unread or self._fragmented:
+            return None
+        if self.state is not State.OPEN:
             return None
         length, start = buffer[1], 2
         if not self._client:
@@ -196,14 +236,13 @@ class WebSocketCodec:
     def _take(self, frame: Frame) -> Message | None:
         match frame:
             case Frame(Opcode.PING, bytes(data)):
-                if not self.closing:
+                if self.state is State.OPEN:
                     self._output += self._frames.pong(data)
             case Frame(Opcode.CLOSE, (code, str(reason))):
-                self.left = True
                 self.close_code, self.close_reason = int(code), reason
-                goodbye = self.close(code)
-                self._output += goodbye
-                self._end()
+                if self.state is State.OPEN:
+                    self._output += self._frames.close(code)
+                self._move(_Event.PEER_CLOSE)
             case Frame(Opcode.BINARY) if not self._binary:
                 raise ParseFailed("message: expected text, got binary", CloseCode.UNSUPPORTED_DATA)
             case Frame(Opcode.TEXT, str(text), _, finished):
@@ -213,7 +252,7 @@ class WebSocketCodec:
         return None
 
     def _add(self, data: bytes, finished: bool, text: bool) -> Message | None:
-        if not self.closing:
+        if self.state is State.OPEN:
             self._message.write(data)
         self._fragmented = not finished
         if not finished:
@@ -221,21 +260,22 @@ class WebSocketCodec:
         message = Message(self._message.getvalue(), text)
         self._message = io.BytesIO()
         self._announced = 0
-        return None if self.closing else message
+        return message if self.state is State.OPEN else None
 
-    def _end(self) -> None:
-        self.closed = True
-        self._buffer = bytearray()
+    def _move(self, event: _Event) -> None:
+        self.state = _TRANSITIONS[self.state, event]
         self._message = io.BytesIO()
+        if self.closed:
+            self._buffer = bytearray()
 
     def send(self, payload: bytes) -> bytes:
-        """One text message of ``payload``, which is UTF-8; ``b""`` once a close frame was made."""
+        """One text message of ``payload``, which is UTF-8; ``b""`` unless ``OPEN``."""
         return self.send_message(Message(payload, True))
 
     def send_message(self, message: Message) -> bytes:
         """One message, in one frame unless it is long. wsproto takes several times as long, so that it makes only
         control frames."""
-        if self.closing:
+        if self.state is not State.OPEN:
             return b""
         data, opcode = message.data, Opcode.TEXT if message.text else Opcode.BINARY
         if len(data) <= MAX_FRAME_BYTES:
@@ -274,19 +314,21 @@ class WebSocketCodec:
             self.mistake = None
 
     def ping(self, data: bytes = b"") -> bytes:
-        """A ping with ``data``, at most 125 bytes; ``b""`` once a close frame was made."""
-        return b"" if self.closing else bytes(self._frames.ping(data))
+        """A ping with ``data``, at most 125 bytes; ``b""`` unless ``OPEN``."""
+        return bytes(self._frames.ping(data)) if self.state is State.OPEN else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
-        """Our close frame, after any pongs that were not taken yet; ``b""`` if one was made already.
+        """Our close frame, after any pongs that were not taken yet; ``b""`` unless ``OPEN``.
 
         ``reason`` is cut at a character's boundary to the 123 bytes of UTF-8 that the frame holds (RFC 6455 5.5).
         """
-        if self.closing:
+        if self.state is not State.OPEN:
             return b""
-        self.closing = True
-        self._message = io.BytesIO()
-        return self.take_output() + self._frames.close(code, reason)
+        self._move(_Event.CLOSE)
+        return self._close_frame(code, reason)
+
+    def _close_frame(self, code: int, reason: str) -> bytes:
+        return self.take_output() + bytes(self._frames.close(code, reason))
 
 
 def _masked(data: bytes, mask: bytes) -> bytes:

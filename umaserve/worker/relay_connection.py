@@ -30,7 +30,7 @@ from umaserve.wire.relay_messages import (
     ResponseChunk,
     ResponseComplete,
 )
-from umaserve.wire.websocket import CloseCode, WebSocketCodec
+from umaserve.wire.websocket import CloseCode, State, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, read_answer
 from umaserve.worker.backend import Backend
 from umaserve.worker.running import Running
@@ -246,9 +246,9 @@ class RelayConnection:
         return True
 
     def _why_closed(self) -> str:
-        if self._codec.left:
+        if self._codec.state is State.LEFT:
             return f"the relay closed with {self._codec.close_code}: {shown(self._codec.close_reason)}"
-        if self._codec.closing:
+        if self._codec.state is State.BROKEN:
             return "the relay broke the WebSocket protocol"
         return "the relay ended the connection"
 
