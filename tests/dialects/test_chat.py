@@ -801,7 +801,7 @@ class Daemon:
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 60.0, 1 << 20), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None, None, InputBudget(self.loop, 1 << 20, 1 << 20),
+            Recordings("", 0, 0, lambda: None), None, None, InputBudget(self.loop, 1 << 20, 1 << 20), dict,
         )  # fmt: skip
         self.scheduler = Scheduler(
             self.sessions, engine, self.compute, self.preparing, self.preparing, Targets(1.0, 0.08), lambda: self.now

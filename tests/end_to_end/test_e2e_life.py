@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from daemon import Daemon
 
@@ -278,6 +279,30 @@ def test_the_manager_hears_of_readiness_of_each_turn_and_of_the_end(own_daemon, 
     manager.wait_for("STOPPING=1")
     assert daemon.process.wait(30) == 0
     manager.socket.close()
+
+
+HANGING = """
+import sys, threading
+from umaserve import cli
+from umaserve.daemon import server
+from umaserve.engine.engine import LlamaEngine
+
+server.MAX_PREPARING_S = server.WATCH_S = 0.1
+LlamaEngine.prepare = lambda *_arguments: threading.Event().wait()
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_thread_that_hangs_is_told_by_health_log_and_metrics(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--drain-timeout", "0.1", program=("-c", HANGING))
+    assert httpx.get(f"http://{daemon.http}/health").json() == {"status": "ok"}
+    with daemon.connect() as wire:
+        wire.send({"id": "t", "prompt": "Once"})
+        daemon.wait_for(lambda values: values["stuck_threads"] == 1)
+        health = httpx.get(f"http://{daemon.http}/health")
+    assert health.status_code == 503
+    assert list(health.json()["threads"]) == ["preparing"]
+    assert daemon.logs.count("the preparing thread has not advanced") == 1
 
 
 @pytest.mark.skipif(shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is not installed")

@@ -243,6 +243,7 @@ METRICS = [
     "spoken_answers",
     "speech_seconds_total",
     "large_input_bytes",
+    "stuck_threads",
     "rss_bytes",
     "rx_bytes_total",
     "tx_bytes_total",

@@ -81,6 +81,7 @@ class World:
         self.speaking = SteppedWorker()
         self.speech = Speech(voice, lambda: None, self.speaking)
         self.loaded = True
+        self.stuck: dict[str, float] = {}
         questions = Questions(engine, self.compute, self.preparing, 4)
         ask = questions.ask
         questions.ask = lambda *arguments: self.asked.append(ask(*arguments)) or self.asked[-1]
@@ -89,7 +90,7 @@ class World:
             config, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
             lambda: engine.info if self.loaded else None, lambda: Metrics({}), 0, lambda: b"",
             lambda _feedback, _origin: False, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None, None, self.budget,
+            Recordings("", 0, 0, lambda: None), None, None, self.budget, lambda: self.stuck,
         )  # fmt: skip
         self.lost: list[Client] = []
         self.site = DaemonSite(services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
@@ -357,6 +358,21 @@ def test_a_page_may_read_why_its_body_was_refused(
 def test_each_request_is_judged_by_itself(world: World) -> None:
     world.send(post("/nowhere") + HEALTH + post("/tokenize") + post("/health") + HEALTH)
     assert world.statuses() == [404, 200, 400, 405, 200]
+
+
+def test_health_names_the_threads_that_do_not_advance(world: World) -> None:
+    world.stuck["preparing"] = 75.25
+    world.send(HEALTH)
+    head, _, body = world.received().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body) == {
+        "status": "stuck",
+        "error": {
+            "message": "server: the preparing thread has not advanced for 75 s: restart it if that stays so",
+            "code": 503,
+        },
+        "threads": {"preparing": 75.25},
+    }
 
 
 @pytest.mark.parametrize(("peer", "status"), [("ip:127.0.0.1", 403), ("uid:1000", 200)])

@@ -30,13 +30,21 @@ CHAT_FAR_FROM_A_TIE = [
 class Daemon:
     """``python -m umaserve`` on a socket in ``directory``; ``logs`` is what it wrote to standard error."""
 
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None, wait: bool = True, **popen):
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        wait: bool = True,
+        program: tuple[str, ...] = ("-m", "umaserve"),
+        **popen,
+    ):
         self.path = str(directory / "uma.sock")
         self._log_path = directory / "log"
         variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "umaserve", "--socket", self.path, *flags],
+                [sys.executable, *program, "--socket", self.path, *flags],
                 env=variables | (env or {}),
                 stdin=subprocess.DEVNULL,
                 stderr=log,

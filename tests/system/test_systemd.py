@@ -131,6 +131,25 @@ def test_watchdog_interval_is_none_when_another_process_is_watched(monkeypatch: 
     assert systemd.watchdog_interval() is None
 
 
+def test_the_watchdog_is_not_fed_while_a_thread_is_stuck(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    timers: list[tuple[float, Callable[[], None]]] = []
+    stuck: dict[str, float] = {}
+    systemd.feed_watchdog(lambda seconds, call: timers.append((seconds, call)), lambda: stuck)
+    assert manager.recv(4096) == b"WATCHDOG=1"
+    stuck["preparing"] = 75.0
+    timers.pop()[1]()
+    with pytest.raises(BlockingIOError):
+        manager.recv(4096)
+    stuck.clear()
+    (interval, feed), *more = timers
+    assert (interval, more) == (15.0, [])
+    feed()
+    assert manager.recv(4096) == b"WATCHDOG=1"
+
+
 NOT_A_NUMBER = "^environment {}: expected a whole number above 0, got '.*'$"
 MALFORMED_NUMBERS = ["", "0", "-1", "+1", " 1", "1\n", "1_0", "1.5", "0x1", "٣", "one", "9" * 5000]
 

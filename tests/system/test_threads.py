@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
-from umaserve.system.threads import JobThread, YieldPoint
+import pytest
+
+from umaserve.system.threads import JobThread, ThreadWatch, YieldPoint
 
 WAIT_S = 10
 
@@ -16,7 +19,8 @@ class Worker:
     def __init__(self) -> None:
         self.woken = threading.Semaphore(0)
         self.results: list[object] = []
-        self.thread = JobThread("worker", self.woken.release)
+        self.now = 0.0
+        self.thread = JobThread("worker", self.woken.release, max_s=60.0, clock=lambda: self.now)
 
     def submit(self, job: Callable[[], object]) -> None:
         self.thread.submit(job, self.results.append)
@@ -88,3 +92,81 @@ def test_what_is_queued_is_done_before_the_end() -> None:
     assert worker.thread.stop(WAIT_S)
     worker.thread.collect()
     assert worker.results == [True, "lengthy", "last"]
+
+
+def test_a_job_that_takes_too_long_makes_the_thread_stuck_until_it_ends() -> None:
+    worker, begun, go_on = Worker(), threading.Event(), threading.Event()
+    worker.now = 1000.0
+    assert worker.thread.stuck_s() is None, "it has nothing to do"
+    worker.submit(lambda: begun.set() or go_on.wait(WAIT_S))
+    worker.submit(lambda: worker.thread.stuck_s())
+    assert begun.wait(WAIT_S)
+    worker.now += 60
+    assert worker.thread.stuck_s() is None
+    worker.now += 1
+    assert worker.thread.stuck_s() == 61.0
+    go_on.set()
+    assert worker.collect(2) == [True, None], "the time of one job is counted for the next"
+    worker.now += 1000
+    assert worker.thread.stop(WAIT_S)
+    assert worker.thread.stuck_s() is None
+
+
+def test_a_lengthy_job_advances_whenever_it_pauses() -> None:
+    worker, reached, go_on = Worker(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def lengthy(pause: YieldPoint) -> None:
+        for _ in range(2):
+            reached.release()
+            assert go_on.acquire(timeout=WAIT_S)
+            pause()
+        reached.release()
+        assert go_on.acquire(timeout=WAIT_S)
+
+    worker.thread.submit_lengthy(lengthy, worker.results.append)
+    for _ in range(3):
+        assert reached.acquire(timeout=WAIT_S)
+        worker.now += 59
+        assert worker.thread.stuck_s() is None
+        worker.submit(lambda: None)
+        go_on.release()
+    assert worker.thread.stop(WAIT_S)
+
+
+def test_a_lengthy_job_is_stuck_after_its_last_pause_though_others_ran_in_it() -> None:
+    worker, reached, go_on = Worker(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def lengthy(pause: YieldPoint) -> None:
+        pause()
+        reached.release()
+        assert go_on.acquire(timeout=WAIT_S)
+
+    worker.thread.submit_lengthy(lengthy, worker.results.append)
+    worker.submit(lambda: None)
+    assert reached.acquire(timeout=WAIT_S)
+    worker.now += 61
+    assert worker.thread.stuck_s() == 61.0
+    go_on.release()
+    assert worker.thread.stop(WAIT_S)
+
+
+def test_the_log_tells_once_of_each_thread_that_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    idle, busy, begun, go_on = Worker(), Worker(), threading.Event(), threading.Event()
+    watch = ThreadWatch([idle.thread, busy.thread])
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    busy.submit(wait)
+    assert begun.wait(WAIT_S)
+    assert watch.stuck() == {}
+    busy.now += 75
+    assert watch.stuck() == watch.stuck() == {"worker": 75.0}
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (logging.ERROR, "the worker thread has not advanced for 75 s: restart the program if it stays so")
+    ]
+    go_on.set()
+    assert busy.thread.stop(WAIT_S)
+    assert idle.thread.stop(WAIT_S)
+    assert watch.stuck() == {}

@@ -77,7 +77,7 @@ class Daemon:
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
             Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
-            InputBudget(self.loop, 1 << 20, 1 << 20),
+            InputBudget(self.loop, 1 << 20, 1 << 20), dict,
         )  # fmt: skip
         self.backend = DaemonBackend(services)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import resources
 
+import orjson
+
 from umaserve.daemon.routes import DIALECTS, openapi
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import JSON, Echo, Facts, HttpDialect, Page, Route
@@ -23,6 +25,10 @@ def own_pages(services: Services) -> HttpDialect:
     def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.model() is None:
             return 503, JSON, b'{"status":"loading","error":{"message":"model: it is being loaded","code":503}}'
+        if stuck := services.stuck():
+            told = "; ".join(f"the {name} thread has not advanced for {time:.0f} s" for name, time in stuck.items())
+            error = {"message": f"server: {told}: restart it if that stays so", "code": 503}
+            return 503, JSON, orjson.dumps({"status": "stuck", "error": error, "threads": stuck})
         return 200, JSON, b'{"status":"ok"}'
 
     def metrics(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:

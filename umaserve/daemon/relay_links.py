@@ -22,12 +22,15 @@ class DaemonLinks:
 
     def __init__(self, loop: Loop, config: Config, services: Services) -> None:
         self._links: list[RelayLink] = []
+        self.threads: list[JobThread] = []
+        """Its own, to be watched."""
         if not config.relay:
             return
         secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
         name = config.worker_name or platform.node() or "worker"
         introduction = Introduction(secret, config.relay_provider, name, config.parallel, CONNECT_S)
         self._resolving = JobThread("resolving", loop.wake)
+        self.threads.append(self._resolving)
         dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)
         backend = DaemonBackend(services)
         self._links = [RelayLink(loop, dialer, url, introduction, backend, lambda: None) for url in config.relay]

@@ -49,7 +49,7 @@ from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import MemoryPressure, available_bytes, resident_bytes
 from umaserve.system.progress import ProgressBar
 from umaserve.system.signals import StopSignals
-from umaserve.system.threads import JobThread
+from umaserve.system.threads import JobThread, ThreadWatch
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,13 @@ EXPIRE_S = 1.0
 FAREWELL_S = 1.0
 """How long the last words may take to be read when all else is done."""
 JOIN_S = 5.0
+WATCH_S = 5.0
+"""How often threads are looked at, so that the log tells of one that is stuck where nobody else asks."""
+MAX_TICK_S = 300.0
+"""Of one decode, or what a lengthy job computes between two pauses: a long text to embed, weights on a slow disk."""
+MAX_PREPARING_S = 60.0
+MAX_MEDIA_S = 600.0
+"""A decoder is killed after 300 s, which may begin when 120 s have gone by; then what it gave is laid out."""
 SWITCH_S = 0.0005
 """After which a thread that waits for Python's lock asks for it. The loop gives it up in each system call, and each
 time waits while another thread decodes media, say: with Python's 5 ms a turn took 50 to 80."""
@@ -102,9 +109,9 @@ class Server:
         self._config = config
         self._load = load
         self._loop = Loop()
-        self._compute = JobThread("compute", self._loop.wake)
-        self._preparing = JobThread("preparing", self._loop.wake)
-        self._preparing_media = JobThread("media", self._loop.wake, nice=NICE)
+        self._compute = JobThread("compute", self._loop.wake, max_s=MAX_TICK_S)
+        self._preparing = JobThread("preparing", self._loop.wake, max_s=MAX_PREPARING_S)
+        self._preparing_media = JobThread("media", self._loop.wake, nice=NICE, max_s=MAX_MEDIA_S)
         self._admission = Admission(
             Rates(config.rate_requests, config.rate_tokens), config.max_queue, config.memory_reserve, available_bytes
         )
@@ -145,8 +152,11 @@ class Server:
             content_filter=self._content_filter,
             # Two of the largest messages: one comes while another is prepared.
             input_budget=InputBudget(self._loop, 2 * config.max_chat_bytes, config.max_frame_bytes),
+            stuck=self._stuck,
         )
         self._links = DaemonLinks(self._loop, config, self._services)
+        lent = (*self._services.speech.threads, *self._services.recordings.threads, *self._links.threads)
+        self._watch = ThreadWatch((self._compute, self._preparing, self._preparing_media, *lent))
         self._entrances: Entrances | None = None
         self._scheduler: Scheduler | None = None
         self._engine: LoadedEngine | None = None
@@ -168,13 +178,14 @@ class Server:
         sys.setswitchinterval(SWITCH_S)
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._signals.handle()
-        systemd.feed_watchdog(self._loop.call_later)
+        systemd.feed_watchdog(self._loop.call_later, self._stuck)
         self._loop.after_poll = self._collect
         self._loop.before_sleep = self._end_turn
         self._show_progress()
         self._tell_waiting()
         self._expire_requests()
         self._watch_memory()
+        self._watch_threads()
         self._tidy_recordings()
         self._compute.submit(self._load_all, self._on_loaded)
         try:
@@ -228,6 +239,14 @@ class Server:
         if self._memory_is_short != was_short:
             log.warning("memory is %s", f"short: {self._pressure.reason}" if self._memory_is_short else "enough again")
         self._admission.memory_short = self._memory_is_short and was_short
+
+    def _watch_threads(self) -> None:
+        self._loop.call_later(WATCH_S, self._watch_threads)
+        self._stuck()
+
+    def _stuck(self) -> Mapping[str, float]:
+        """As `ThreadWatch.stuck`. How long loading takes is up to the model and the disk."""
+        return {} if self._state is State.LOADING else self._watch.stuck()
 
     def _on_loaded(self, result: LoadedEngine | BaseException) -> None:
         self._bar.clear()
@@ -336,6 +355,7 @@ class Server:
             **self._services.speech.snapshot(),
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
+            "stuck_threads": len(self._stuck()),
             "rss_bytes": resident_bytes(),
             "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
             "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from umaserve.daemon.detached import Detached
@@ -46,6 +46,8 @@ class Services:
     ref_audio: RefAudio | None
     content_filter: ContentFilter | None
     input_budget: InputBudget
+    stuck: Callable[[], Mapping[str, float]]
+    """By its name, for how many seconds each thread that is stuck has not advanced."""
 
     def facts(self) -> Facts:
         """What dialects may know of this daemon now."""

@@ -75,7 +75,8 @@ class RelayServer:
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
         self._loop.before_sleep = self._end_turn
-        systemd.feed_watchdog(self._loop.call_later)
+        # No other thread than the loop's, which feeds it.
+        systemd.feed_watchdog(self._loop.call_later, tuple)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
             self._loop.run()

@@ -67,6 +67,11 @@ class Recordings:
             self._thread = JobThread("recordings", wake)
             self._write(self._shelf.read, 0, functools.partial(_tell, directory))
 
+    @property
+    def threads(self) -> list[JobThread]:
+        """Its own, to be watched."""
+        return [] if self._thread is None else [self._thread]
+
     def begin(self, payload: bytes) -> Recording | None:
         """A new recording of the request in ``payload``, JSON without any key.
 

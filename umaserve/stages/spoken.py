@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 NICE = 10
 """Of the voice's own thread: llama.cpp's threads wait for each other, so that who takes a core from one holds up all.
 It speaks ten times as fast as anybody listens."""
+MAX_SPEAKING_S = 120.0
+"""Between two pauses of the voice, on its own thread: a sentence, or what is made of a recording."""
 MAX_PCM_BYTES = 4 * 2 * SAMPLE_RATE
 """Two seconds: in base64 a quarter of what WebSocket clients take in one message by default, 1 MiB."""
 
@@ -32,7 +34,9 @@ class Speech:
         """``compute``: the thread for a voice that llama.cpp computes, which is somebody else's to collect and to stop;
         without it the voice gets one of its own."""
         self._voice = voice
-        self._own = JobThread("speech", wake, nice=NICE) if voice is not None and compute is None else None
+        self._own: JobThread | None = None
+        if voice is not None and compute is None:
+            self._own = JobThread("speech", wake, nice=NICE, max_s=MAX_SPEAKING_S)
         self._thread = compute or self._own
         self._answers: set[SpokenAnswer] = set()
         self._seconds = 0.0
@@ -41,6 +45,11 @@ class Speech:
     @property
     def voice(self) -> VoiceInfo | None:
         return None if self._voice is None else VoiceInfo(self._voice.languages, self._voice.clones)
+
+    @property
+    def threads(self) -> list[JobThread]:
+        """Its own, to be watched."""
+        return [] if self._own is None else [self._own]
 
     @property
     def idle(self) -> bool:

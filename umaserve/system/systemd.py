@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from umaserve.errors import ConfigError
 
@@ -52,13 +52,16 @@ def watchdog_interval() -> float | None:
     return limit_us / 2 / 1_000_000
 
 
-def feed_watchdog(call_later: Callable[[float, Callable[[], None]], object]) -> None:
-    """Send ``WATCHDOG=1`` by the timer of a loop as long as it turns, where the manager watches us; raises ConfigError
-    as `watchdog_interval`."""
+def feed_watchdog(
+    call_later: Callable[[float, Callable[[], None]], object], stuck: Callable[[], Collection[str]]
+) -> None:
+    """Where the manager watches us, send ``WATCHDOG=1`` by the timer of a loop, so as long as it turns, except while
+    ``stuck`` names threads. Raises ConfigError as `watchdog_interval`."""
     interval = watchdog_interval()
     if interval is not None:
-        notify("WATCHDOG=1")
-        call_later(interval, lambda: feed_watchdog(call_later))
+        if not stuck():
+            notify("WATCHDOG=1")
+        call_later(interval, lambda: feed_watchdog(call_later, stuck))
 
 
 def listen_fds() -> list[tuple[str, socket.socket]]:

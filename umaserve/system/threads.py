@@ -7,8 +7,9 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
@@ -20,15 +21,32 @@ YieldPoint = Callable[[], None]
 LengthyJob = Callable[[YieldPoint], Any]
 Done = Callable[[Any], None]
 
+MAX_JOB_S = 600.0
+"""What a job may take on a thread that says nothing else: longer than any resolver or disk that still works."""
+
 
 class JobThread:
     """Runs jobs in the order of their submission, and lets them in between the parts of lengthy ones. ``collect``, on
     the loop's thread, calls back with the results."""
 
-    def __init__(self, name: str, wake: Callable[[], None], *, nice: int = 0) -> None:
-        """``nice``: how far others go first, from 0 to 19, as nice(1) has it."""
+    def __init__(
+        self,
+        name: str,
+        wake: Callable[[], None],
+        *,
+        nice: int = 0,
+        max_s: float = MAX_JOB_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``nice``: how far others go first, from 0 to 19, as nice(1) has it. ``max_s``: how long a job, or a lengthy
+        one between two pauses, may take before the thread counts as stuck."""
+        self.name = name
         self._wake = wake
         self._nice = nice
+        self._max_s = max_s
+        self._clock = clock
+        self._advanced_at: float | None = None
+        """When the job under way began or last paused; ``None`` while there is none."""
         self._jobs: queue.SimpleQueue[tuple[Job, Done] | None] = queue.SimpleQueue()
         """``None`` stands for the next lengthy one, or, where there is none, for the end."""
         self._lengthy: deque[tuple[LengthyJob, Done]] = deque()
@@ -53,6 +71,13 @@ class JobThread:
             done, result = self._results.popleft()
             done(result)
 
+    def stuck_s(self) -> float | None:
+        """For how many seconds the job under way has not advanced, where that is too long; else ``None``."""
+        since = self._advanced_at
+        if since is None or (seconds := self._clock() - since) <= self._max_s:
+            return None
+        return seconds
+
     def stop(self, timeout: float) -> bool:
         """Let the jobs that are queued finish; whether they did within ``timeout`` seconds."""
         self._jobs.put(None)
@@ -66,6 +91,7 @@ class JobThread:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
+            self._advanced_at = None
             # Idle, the thread must not keep the last job's sessions and samplers alive.
             del item
 
@@ -82,11 +108,29 @@ class JobThread:
                 self._jobs.put(None)
             else:
                 self._do(*item)
+        self._advanced_at = self._clock()
 
     def _do(self, job: Job, done: Done) -> None:
+        self._advanced_at = self._clock()
         try:
             result = job()
         except BaseException as error:
             result = error
         self._results.append((done, result))
         self._wake()
+
+
+class ThreadWatch:
+    """Tells which of some threads are stuck, and the log once of each."""
+
+    def __init__(self, threads: Sequence[JobThread]) -> None:
+        self._threads = threads
+        self._logged: set[str] = set()
+
+    def stuck(self) -> dict[str, float]:
+        """By its name, for how many seconds each thread that is stuck has not advanced."""
+        stuck = {thread.name: seconds for thread in self._threads if (seconds := thread.stuck_s()) is not None}
+        for name in stuck.keys() - self._logged:
+            log.error("the %s thread has not advanced for %d s: restart the program if it stays so", name, stuck[name])
+        self._logged = set(stuck)
+        return stuck

@@ -11,7 +11,7 @@ from umaserve.settings.secret_file import read_secret
 from umaserve.settings.worker import WorkerConfig
 from umaserve.system import systemd
 from umaserve.system.signals import StopSignals
-from umaserve.system.threads import JobThread
+from umaserve.system.threads import JobThread, ThreadWatch
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
 from umaserve.worker.relay_link import Introduction, RelayLink
@@ -63,7 +63,7 @@ class WorkerServer:
         self._signals.handle()
         self._loop.after_poll = self._resolving.collect
         self._loop.before_sleep = self._end_turn
-        systemd.feed_watchdog(self._loop.call_later)
+        systemd.feed_watchdog(self._loop.call_later, ThreadWatch([self._resolving]).stuck)
         systemd.notify("STATUS=connecting")
         self._refresh()
         self._loop.run()
