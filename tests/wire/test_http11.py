@@ -317,7 +317,7 @@ def test_who_is_refused_is_known_if_its_head_was_good(wire: bytes, path: str | N
         codec = new()
         assert decode(chunks, codec)[1] is not None
         assert (None if codec.refused is None else codec.refused.path) == path
-        assert (codec.head, codec.phase) == (None, Phase.RESPONSE)
+        assert (codec.head, codec.phase, codec.answering) == (None, Phase.LAST_RESPONSE, True)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_comes() -> None:
@@ -332,7 +332,7 @@ def test_the_end_of_input_between_requests_says_nothing(wire: bytes) -> None:
     codec.receive_data(wire)
     codec.receive_eof()
     assert take(codec)[1] is None
-    assert (codec.phase, codec.keep_alive) == (Phase.IDLE, False)
+    assert (codec.phase, codec.keep_alive) == (Phase.CLOSED, False)
 
 
 @pytest.mark.parametrize("wire", [b"G", GET[:-1], POST + b"Content-Length: 2\r\n\r\na", CHUNKED, CHUNKED + b"0\r\n"])
@@ -524,10 +524,10 @@ def test_nothing_is_read_after_a_refusal() -> None:
     codec = new()
     refused(GET.replace(b"h", b"?") + GET, codec)
     codec.receive_data(GET)
-    assert (codec.next_request(), codec.buffered, codec.phase) == (None, 0, Phase.RESPONSE)
+    assert (codec.next_request(), codec.buffered, codec.phase) == (None, 0, Phase.LAST_RESPONSE)
     codec.respond(400, [], b"")
     codec.receive_data(GET)
-    assert (codec.next_request(), codec.buffered, codec.phase, codec.keep_alive) == (None, 0, Phase.IDLE, False)
+    assert (codec.next_request(), codec.buffered, codec.phase, codec.keep_alive) == (None, 0, Phase.CLOSED, False)
 
 
 # Responses, read by h11's client.
@@ -607,9 +607,9 @@ def test_the_connection_ends_with_the_response_to_1_0_and_to_one_that_asks_for_i
     codec = given_out(wire + GET)
     assert b"\r\nConnection: close\r\n" in codec.respond(200, [], b"")
     assert (codec.keep_alive, codec.next_request()) == (False, None)
-    assert (codec.phase, codec.buffered) == (Phase.IDLE, 0), "nothing of a request that never will be"
+    assert (codec.phase, codec.buffered) == (Phase.CLOSED, 0), "nothing of a request that never will be"
     codec.receive_data(GET)
-    assert (codec.phase, codec.buffered, codec.next_request()) == (Phase.IDLE, 0, None)
+    assert (codec.phase, codec.buffered, codec.next_request()) == (Phase.CLOSED, 0, None)
 
 
 def test_the_server_may_end_the_connection_with_a_response() -> None:

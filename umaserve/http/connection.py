@@ -263,7 +263,7 @@ class HttpConnection:
 
     def abort(self) -> None:
         """End after a mistake of ours: with an error reply where none has begun."""
-        if self._codec.phase is not Phase.RESPONSE or self._begun:
+        if not self._codec.answering or self._begun:
             self.channel.abort()
             return
         if self.pending is not None:

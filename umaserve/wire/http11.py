@@ -37,7 +37,42 @@ class Phase(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     RESPONSE = enum.auto()
-    """A request was given out or refused, and its response is not complete."""
+    """A request was given out, and its response is not complete."""
+    LAST_RESPONSE = enum.auto()
+    """The same of a request that was refused, or answered before it had come. Nothing more is read."""
+    CLOSED = enum.auto()
+    """There will be no more requests."""
+
+
+class _Event(enum.Enum):
+    BYTES = enum.auto()
+    NO_BYTES = enum.auto()
+    """What had come was no beginning of a request."""
+    END_OF_INPUT = enum.auto()
+    HEAD = enum.auto()
+    """It was read, as is the whole request with ``REQUEST``."""
+    REQUEST = enum.auto()
+    REFUSED = enum.auto()
+    RESPONDED = enum.auto()
+    RESPONDED_LAST = enum.auto()
+    """With a response after which the connection ends."""
+    UPGRADED = enum.auto()
+
+
+_TRANSITIONS: dict[tuple[Phase, _Event], Phase] = {
+    (Phase.IDLE, _Event.BYTES): Phase.HEAD,
+    (Phase.IDLE, _Event.END_OF_INPUT): Phase.CLOSED,
+    (Phase.IDLE, _Event.REFUSED): Phase.LAST_RESPONSE,
+    (Phase.HEAD, _Event.NO_BYTES): Phase.IDLE,
+    (Phase.HEAD, _Event.HEAD): Phase.BODY,
+    (Phase.HEAD, _Event.REFUSED): Phase.LAST_RESPONSE,
+    (Phase.BODY, _Event.REQUEST): Phase.RESPONSE,
+    (Phase.BODY, _Event.REFUSED): Phase.LAST_RESPONSE,
+    (Phase.RESPONSE, _Event.RESPONDED): Phase.IDLE,
+    (Phase.RESPONSE, _Event.RESPONDED_LAST): Phase.CLOSED,
+    (Phase.RESPONSE, _Event.UPGRADED): Phase.CLOSED,
+    (Phase.LAST_RESPONSE, _Event.RESPONDED_LAST): Phase.CLOSED,
+}
 
 
 class HttpCodec:
@@ -56,9 +91,7 @@ class HttpCodec:
         self._bodies = bodies
         self._buffer = bytearray()
         self._eof = False
-        self._open = True
-        """Whether more input may make another request."""
-        self._answering = False
+        self.phase = Phase.IDLE
         self._start_over()
 
     def _start_over(self) -> None:
@@ -80,12 +113,13 @@ class HttpCodec:
         return len(self._buffer) + self._body.held
 
     @property
-    def phase(self) -> Phase:
-        if self._answering:
-            return Phase.RESPONSE
-        if self._request is not None:
-            return Phase.BODY
-        return Phase.HEAD if self._buffer else Phase.IDLE
+    def answering(self) -> bool:
+        """Whether a response is owed, or not complete."""
+        return self.phase in (Phase.RESPONSE, Phase.LAST_RESPONSE)
+
+    @property
+    def _reading(self) -> bool:
+        return self.phase in (Phase.HEAD, Phase.BODY)
 
     @property
     def head(self) -> Request | None:
@@ -100,19 +134,23 @@ class HttpCodec:
     @property
     def keep_alive(self) -> bool:
         """After a complete response: whether another request may follow."""
-        return self._open and not (self._eof and not self._buffer)
+        return self.phase is not Phase.CLOSED
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> None:
-        if self._open:
-            self._buffer += data
-            if data:
-                self._owes_continue = False
+        if not data or self.phase in (Phase.LAST_RESPONSE, Phase.CLOSED):
+            return
+        self._buffer += data
+        self._owes_continue = False
+        if self.phase is Phase.IDLE:
+            self._move(_Event.BYTES)
 
     def receive_eof(self) -> None:
         """The peer sends no more; a request that is not whole never will be."""
         self._eof = True
+        if self.phase is Phase.IDLE:
+            self._move(_Event.END_OF_INPUT)
 
     def next_request(self) -> Request | None:
         """The next whole request, or ``None`` until it has come and the last one's response is complete.
@@ -120,15 +158,15 @@ class HttpCodec:
         Raises ``Refusal``, after which nothing more is read: ``respond`` with it, and close.
         """
         self.more = False
-        if self._answering or not self._open:
+        if not self._reading:
             return None
         try:
             request = self._read()
-            if request is None and self._eof and not self.more and self.phase is not Phase.IDLE:
+            if request is None and self._eof and self._reading and not self.more:
                 raise Refusal(400, "request: the connection's input ended before it was whole")
         except Refusal:
             self._refused = self._request
-            self._read_no_more()
+            self._refuse()
             raise
         return request
 
@@ -137,6 +175,7 @@ class HttpCodec:
             head = self._take_head()
             if head is None:
                 return None
+            self._move(_Event.HEAD)
             self._request, version = parse_head(head)
             self._begin_body(self._request, version, head)
         body = self._body.take(self._buffer)
@@ -145,7 +184,7 @@ class HttpCodec:
             return None
         request, self._request = replace(self._request, body=body), None
         self._body = _SizedBody(0)
-        self._answering = True
+        self._move(_Event.REQUEST)
         return request
 
     def _take_head(self) -> bytes | None:
@@ -169,6 +208,8 @@ class HttpCodec:
         if len(buffer) >= self._max_head:
             raise Refusal(431, f"head: expected at most {self._max_head} bytes, got more")
         self._searched = len(buffer)
+        if not buffer:
+            self._move(_Event.NO_BYTES)
         return None
 
     def _begin_body(self, request: Request, version: bytes, head: bytes) -> None:
@@ -187,14 +228,21 @@ class HttpCodec:
         # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
         self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
 
-    def _read_no_more(self) -> None:
-        """After a refusal nobody can say where a next request would begin."""
-        self._open = False
-        self._answering = True
+    def _refuse(self) -> None:
+        """Read no more: nobody can say where a next request would begin."""
+        self._move(_Event.REFUSED)
         self._request = None
         self._owes_continue = False
         self._body = _SizedBody(0)
-        self._buffer.clear()
+
+    def _move(self, event: _Event) -> None:
+        self.phase = _TRANSITIONS[self.phase, event]
+        if self.phase is Phase.IDLE and self._buffer:
+            self._move(_Event.BYTES)
+        elif self.phase is Phase.IDLE and self._eof:
+            self._move(_Event.END_OF_INPUT)
+        elif self.phase in (Phase.LAST_RESPONSE, Phase.CLOSED):
+            self._buffer.clear()
 
     # -- responses -----------------------------------------------------------------------------------------------
 
@@ -216,9 +264,9 @@ class HttpCodec:
 
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response whose body comes through ``chunk`` until ``end``: chunked, in 1.0 until the close."""
-        if not self._answering:
-            self._read_no_more()
-        if not self._open:
+        if not self.answering:
+            self._refuse()
+        if self.phase is Phase.LAST_RESPONSE:
             headers = [*headers, ("Connection", "close")]
         reason = _REASONS.get(status, "")
         return self._http.send(h11.Response(status_code=status, headers=_encoded(headers), reason=reason))
@@ -228,12 +276,11 @@ class HttpCodec:
 
     def end(self) -> bytes:
         last = self._http.send(h11.EndOfMessage())
-        self._answering = False
-        self._open = self._http.our_state is h11.DONE
-        if self._open:
+        if self._http.our_state is h11.DONE:
             self._start_over()
+            self._move(_Event.RESPONDED)
         else:
-            self._buffer.clear()
+            self._move(_Event.RESPONDED_LAST)
         return last
 
     def upgrade(self, headers: Headers) -> tuple[bytes, bytes]:
@@ -243,7 +290,7 @@ class HttpCodec:
         """
         response = h11.InformationalResponse(status_code=101, headers=_encoded(headers), reason=_REASONS[101])
         switch, rest = self._http.send(response), bytes(self._buffer)
-        self._read_no_more()
+        self._move(_Event.UPGRADED)
         return switch, rest
 
 
