@@ -573,6 +573,17 @@ def test_a_worker_that_cannot_pause_loses_a_client_that_does_not_read(relay: Rel
     assert other.chunk() == b"on"
 
 
+def test_a_client_that_reads_nothing_for_the_idle_timeout_is_dropped(start: Callable[..., Relay]) -> None:
+    relay = start(idle_timeout=0.5)
+    worker = relay.worker(features=["flow"])
+    relay.client(receive_buffer=4096).post(stream=True)
+    request = worker.request()
+    flood(worker, request, 32)
+    assert worker.receive() == {"type": "flow", "request_id": request["request_id"], "paused": True}
+    cancel = {"type": "cancel", "request_id": request["request_id"], "reason": "client_disconnect"}
+    assert worker.receive() == cancel
+
+
 def test_a_large_part_of_an_answer_is_no_slow_client(relay: Relay) -> None:
     worker = relay.worker()
     client, request = streaming(relay, worker)

@@ -30,7 +30,6 @@ from umaserve.system.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
-STALL_S = 60.0
 FAREWELL_S = 1.0
 """How long the last words may take to be read when all else is done."""
 
@@ -105,7 +104,10 @@ class RelayServer:
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         cipher = None if self._tls is None else Tls(self._tls)
-        channel = Channel(self._loop, sock, high_water=self._config.tx_high_water, stall_timeout=STALL_S, cipher=cipher)
+        config = self._config
+        channel = Channel(
+            self._loop, sock, high_water=config.tx_high_water, stall_timeout=config.idle_timeout, cipher=cipher
+        )
         peer = _address(sock)
         self._clients.add(HttpConnection(self._loop, self._site, channel, peer, self._replace, self._clients.discard))
 

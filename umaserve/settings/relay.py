@@ -40,7 +40,7 @@ class RelayConfig:
         (), networks(), "serving", "addresses and networks of proxies that may say who their client is"
     )
     idle_timeout: float = setting(
-        300.0, real("seconds", 0.05, 86400), "serving", "close a client's connection that is silent this long"
+        300.0, real("seconds", 0.05, 86400), "serving", "close a connection that says or reads nothing this long"
     )
     drain_timeout: float = setting(
         30.0, real("seconds", 0, 3600), "serving", "at shutdown, let running requests go on this long"
