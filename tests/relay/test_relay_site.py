@@ -251,7 +251,11 @@ def test_the_worker_is_told_whose_request_it_is_and_not_the_key(keyed: Relay, he
     lines = [f"{name}: {value}" for name, value in ({**fields, **presented, "Host": "localhost"}).items()]
     client.send("\r\n".join([f"POST {CHAT} HTTP/1.1", *lines, "", ""]).encode() + content)
     request = worker.answer()
-    assert request["headers"] == {"content-type": "application/json", "x-relay-client": "alice"}
+    assert request["headers"] == {
+        "content-type": "application/json",
+        "x-relay-client": "alice",
+        "via": "1.1 umaserve",
+    }
     assert key not in json.dumps(request)
     assert client.receive().status == 200
 
@@ -262,7 +266,11 @@ def test_without_keys_a_client_names_itself_to_nobody(relay: Relay) -> None:
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 21\r\n"
         f'X-Relay-Client: alice\r\nAuthorization: Bearer backend\r\n\r\n{{"model":"llama3-8b"}}'.encode()
     )
-    assert worker.request()["headers"] == {"content-type": "application/json", "authorization": "Bearer backend"}
+    assert worker.request()["headers"] == {
+        "content-type": "application/json",
+        "authorization": "Bearer backend",
+        "via": "1.1 umaserve",
+    }
 
 
 def test_a_revoked_key_opens_nothing_any_more(keyed: Relay) -> None:
@@ -478,7 +486,8 @@ def test_what_a_worker_says_of_no_request_of_its_own_is_dropped(relay: Relay, me
 def test_headers_of_the_workers_own_connection_stay_there(relay: Relay) -> None:
     worker, client = relay.worker(), relay.client()
     headers = {
-        "Connection": "close",
+        "Connection": "close, X-Hop",
+        "X-Hop": "1",
         "Keep-Alive": "timeout=1",
         "Proxy-Connection": "close",
         "Transfer-Encoding": "chunked",
@@ -488,19 +497,39 @@ def test_headers_of_the_workers_own_connection_stay_there(relay: Relay) -> None:
         "Upgrade": "h2c",
         "Date": "never",
         "X-Kept": "yes",
+        "VIA": "1.1 backend",
     }
+    via = "1.1 backend, 1.1 umaserve"
     client.post()
     worker.complete(worker.request(), headers=headers, body="the body")
     response = client.receive()
     assert response.body == b"the body"
     assert response.headers.pop("date") != "never"
-    assert response.headers == {"x-kept": "yes", "content-length": "8"}
+    assert response.headers == {"x-kept": "yes", "via": via, "content-length": "8"}
     client.post(stream=True)
     worker.chunk(worker.request(), "the stream", headers=headers)
     head = client.head()[1]
     del head["date"]
-    assert head == {"x-kept": "yes", "transfer-encoding": "chunked"}
+    assert head == {"x-kept": "yes", "via": via, "transfer-encoding": "chunked"}
     assert client.chunk() == b"the stream"
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "after"),
+    [
+        ("1.1", "", "1.1 umaserve"),
+        ("1.0", "", "1.0 umaserve"),
+        ("1.1", "Via: 1.0 a\r\nVia: 1.1 b\r\n", "1.0 a, 1.1 b, 1.1 umaserve"),
+    ],
+)
+def test_headers_of_the_clients_own_connection_stay_there(relay: Relay, version: str, before: str, after: str) -> None:
+    worker = relay.worker()
+    relay.client().send(
+        f"POST {CHAT} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 21\r\n"
+        "Connection: keep-alive, X-Hop,\r\nX-Hop: 1\r\nConnection: x-other\r\nX-Other: 2\r\nTE: trailers\r\n"
+        f'Accept-Encoding: gzip\r\nX-Kept: yes\r\n{before}\r\n{{"model":"llama3-8b"}}'.encode()
+    )
+    assert worker.request()["headers"] == {"content-type": "application/json", "x-kept": "yes", "via": after}
 
 
 def test_only_so_many_workers_are_taken(start: Callable[..., Relay]) -> None:

@@ -196,7 +196,7 @@ def test_a_request_reaches_the_worker_as_it_came(relay: Relay, path: str) -> Non
         "endpoint_path": path,
         "is_streaming": False,
         "body": body,
-        "headers": {"content-type": "application/json", "x-of-the-client": "yes"},
+        "headers": {"content-type": "application/json", "x-of-the-client": "yes", "via": "1.1 umaserve"},
     }
 
 
@@ -219,6 +219,7 @@ def test_status_headers_and_body_reach_the_client_untouched(relay: Relay, status
         "content-type": "application/json",
         "retry-after": "7",
         "x-of-the-backend": "ü",
+        "via": "1.1 umaserve",
         "content-length": str(len(body.encode())),
     }
 

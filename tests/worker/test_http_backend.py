@@ -99,7 +99,14 @@ def world(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
 
 def test_a_request_goes_to_the_backend_with_its_headers_but_those_of_its_connection(world: World) -> None:
     given = {"X-Trace": "t", "authorization": "Bearer theirs", "Content-Type": "application/json; charset=utf-8"}
-    dropped = {"host": "relay", "connection": "x", "content-length": "9", "accept-encoding": "br", "te": "trailers"}
+    dropped = {
+        "host": "relay",
+        "connection": "x-hop",
+        "X-Hop": "1",
+        "content-length": "9",
+        "accept-encoding": "br",
+        "te": "trailers",
+    }
     world.configure(url=f"{world.server.url}/prefix/")
     world.start(body='{"é":1}', headers={**given, **dropped})
     peer = world.accept()
@@ -128,7 +135,8 @@ def test_the_backends_own_key_takes_the_place_of_the_clients(world: World) -> No
 def test_an_answer_in_one_piece_goes_on_as_it_is(world: World, status: str, text: str) -> None:
     _, reply = world.start()
     peer = world.accept()
-    peer.answer(text.encode(), status, "application/json", "X-Id: 1", "X-Id: 2", "Keep-Alive: timeout=5")
+    hop = ("Connection: X-Hop", "X-Hop: 1")
+    peer.answer(text.encode(), status, "application/json", "X-Id: 1", "X-Id: 2", "Keep-Alive: timeout=5", *hop)
     headers = {"content-type": "application/json", "x-id": "1, 2"}
     assert reply.next() == ("complete", int(status[:3]), headers, text, None)
     assert peer.ended()

@@ -10,26 +10,13 @@ import orjson
 from umaserve.http.connection import JSON, HttpConnection
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
+from umaserve.wire.forwarding import end_to_end, via
 from umaserve.wire.http_head import Headers
 
 MAX_UNREAD = 4 * 1024 * 1024
 """Bytes that may wait for a client whose worker can't be told to pause."""
 WITHOUT_BODY = (204, 304)
 BAD_GATEWAY = 502
-OWN_HEADERS = frozenset(
-    {
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-"""Those that belong to one connection (RFC 9110, section 7.6.1), and those that ours makes itself."""
 CORS_PREFIX = "access-control-"
 """Whose pages may read a reply is for the relay to say, and browsers read nothing where it is said twice."""
 
@@ -109,11 +96,13 @@ class RelayExchange:
 
 def _passed(headers: Mapping[str, str]) -> Headers:
     """A worker's headers that may go to a client: it may say anything."""
-    return [
+    passed = [
         (name, value)
-        for name, value in headers.items()
-        if name.lower() not in OWN_HEADERS
+        for name, value in end_to_end(headers.items())
+        if name.lower() not in ("date", "via")  # The one is made anew, the other added to.
         and not name.lower().startswith(CORS_PREFIX)
         and _NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]
+    before = next((value for name, value in headers.items() if name.lower() == "via" and _VALUE.fullmatch(value)), None)
+    return [*passed, ("Via", via("1.1", before))]

@@ -23,12 +23,13 @@ from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
-from umaserve.relay.exchange import OWN_HEADERS, RelayExchange
+from umaserve.relay.exchange import RelayExchange
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
 from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
+from umaserve.wire.forwarding import end_to_end, via
 from umaserve.wire.http_head import Headers, Refusal, Request
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
@@ -46,7 +47,8 @@ CLIENT_HEADER = "x-relay-client"
 """Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
 _WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
-_NOT_PASSED = OWN_HEADERS | _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect"}
+# Some workers make text of a body, whatever its coding.
+_NOT_PASSED = _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect", "accept-encoding"}
 _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
 
 
@@ -197,12 +199,13 @@ class RelaySite:
         """The headers that go on to the worker: not those of this connection, and the key's name instead of the key."""
         dropped = _NOT_PASSED if self._doors.keys is None else _NOT_PASSED | _KEY_HEADERS
         passed: dict[str, str] = {}
-        for name, value in request.headers:
+        for name, value in end_to_end(request.headers):
             if len(name) > MAX_NAME_BYTES:
                 # A worker would take the whole message for a breach of the protocol.
                 raise RequestError(Fault.BAD_REQUEST, f"header: expected a name of at most {MAX_NAME_BYTES} bytes")
             if name not in dropped:
                 passed[name] = f"{passed[name]}, {value}" if name in passed else value
+        passed["via"] = via(request.version, passed.get("via"))
         client = self._check_key(request)
         if client:
             passed[CLIENT_HEADER] = client

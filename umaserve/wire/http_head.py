@@ -51,6 +51,8 @@ class Request:
     query: Mapping[str, str]
     headers: tuple[tuple[str, str], ...]
     body: bytes
+    version: str = "1.1"
+    """Of HTTP."""
 
     def header(self, name: str) -> str | None:
         """The first value of the header ``name`` (in lower case)."""
@@ -85,7 +87,7 @@ def parse_head(head: bytes) -> tuple[Request, bytes]:
     if version == b"HTTP/1.0":
         # RFC 9110, section 7.8: a server must ignore it there.
         headers = tuple(header for header in headers if header[0] != "upgrade")
-    return Request(method.decode(), path, query, headers, b""), version
+    return Request(method.decode(), path, query, headers, b"", version.removeprefix(b"HTTP/").decode()), version
 
 
 def parse_field(line: bytes, kind: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import orjson
 from umaserve.errors import RequestError
 from umaserve.net.loop import Loop
 from umaserve.wire.fields import Fields, bad_request, parse_json, string
+from umaserve.wire.forwarding import end_to_end
 from umaserve.wire.http_head import Headers, shown
 from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
 from umaserve.wire.relay_messages import Request, TokenCounts
@@ -32,11 +33,7 @@ CONVERSATIONS = ("/generate", "/ws/chat")
 """The endpoints that are WebSockets."""
 JSON = {"content-type": "application/json"}
 
-_OF_ONE_CONNECTION = frozenset(
-    ("connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
-)
-"""RFC 9110, section 7.6.1; and the length, which a body that was made text need not have any more."""
-_NOT_PASSED = _OF_ONE_CONNECTION | {"host", "expect", "accept-encoding", "proxy-authorization"}
+_NOT_PASSED = frozenset(("host", "expect", "accept-encoding", "proxy-authorization"))
 _KEYS = frozenset(("authorization", "x-api-key"))
 # Neither empty nor dot segments, escapes, queries: what the relay names must not lead elsewhere at the backend.
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~:-]*)+/?")
@@ -102,7 +99,7 @@ class HttpBackend:
 
     def _headers(self, given: Mapping[str, str]) -> Headers:
         dropped = _NOT_PASSED | _KEYS if self._settings.key else _NOT_PASSED
-        passed = [(name, value) for name, value in given.items() if name.lower() not in dropped]
+        passed = [(name, value) for name, value in end_to_end(given.items()) if name.lower() not in dropped]
         if not any(name.lower() == "content-type" for name, _ in passed):
             passed.append(("Content-Type", "application/json"))
         return [*passed, *self._authorization()]
@@ -198,9 +195,9 @@ class _BackendRequest:
 
     def head(self, status: int, headers: Headers) -> None:
         self._status = status
-        for name, value in headers:
+        for name, value in end_to_end(headers):
             # A longer name would cost the connection to the relay.
-            if name not in _OF_ONE_CONNECTION and len(name) <= MAX_NAME_BYTES:
+            if len(name) <= MAX_NAME_BYTES:
                 self._headers[name] = f"{self._headers[name]}, {value}" if name in self._headers else value
         encoding = self._headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":

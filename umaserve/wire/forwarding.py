@@ -1,0 +1,37 @@
+"""What an intermediary passes on of the head of an HTTP message (RFC 9110, section 7.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+PSEUDONYM = "umaserve"
+"""Our name in ``Via``."""
+_OF_ONE_CONNECTION = frozenset(
+    (
+        "connection",
+        "content-length",  # The next connection's own framing says it anew.
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+
+
+def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those that are not of one connection: by their names, or because ``Connection`` names them (section 7.6.1)."""
+    fields = [(name.lower(), name, value) for name, value in headers]
+    dropped = set(_OF_ONE_CONNECTION)
+    for key, _, value in fields:
+        if key == "connection":
+            dropped.update(option.strip(" \t").lower() for option in value.split(","))
+    return [(name, value) for key, name, value in fields if key not in dropped]
+
+
+def via(version: str, before: str | None) -> str:
+    """The value of ``Via`` for a message that came by HTTP ``version``, such as "1.1", with ``before`` as its own
+    (section 7.6.3)."""
+    ours = f"{version} {PSEUDONYM}"
+    return f"{before}, {ours}" if before else ours
