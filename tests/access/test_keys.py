@@ -340,6 +340,22 @@ def test_whether_a_name_still_has_its_key_is_looked_up_as_a_match_is(path: Path)
     assert [daemon.holds(name, 101.0) for name in ("alice", "bob")] == [False, True]
 
 
+def test_a_file_is_read_again_when_that_is_asked_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = write(path, {"name": "alice"})
+    keys.match("", 100.0)
+    write(path, {"name": "bob"})
+    keys.reread()
+    assert [key.name for key in keys.list()] == ["bob"]
+    path.write_text("broken")
+    for _ in range(2):
+        keys.reread()
+    assert [key.name for key in keys.list()] == ["bob"]
+    assert len(errors(caplog)) == 2, "whoever asks is told each time"
+    write(path, {"name": "carol"})
+    keys.reread()
+    assert [key.name for key in keys.list()] == ["carol"]
+
+
 @pytest.mark.parametrize("what", ["time", "size", "inode"])
 def test_any_change_of_time_size_or_inode_is_seen(what: str, path: Path) -> None:
     daemon = write(path, {})

@@ -37,6 +37,17 @@ def run(filter_: ContentFilter, pieces: Iterable[str]) -> tuple[list[str], bool]
     return [*released, text], matched
 
 
+def test_patterns_are_replaced_for_the_answers_that_begin_after() -> None:
+    filter_ = of("old")
+    begun = filter_.stream()
+    filter_.take_patterns(of("new"))
+    assert begun.push("an old word, ") == ("an ", True)
+    assert run(filter_, ["an old word, ", "a new one"]) == (["an old word, ", "a "], True)
+    filter_.check_prompt("an old word")
+    with pytest.raises(RequestError):
+        filter_.check_prompt("a new word")
+
+
 def first_match(patterns: Iterable[str], text: str) -> int | None:
     found = (regex.search(pattern, text, regex.IGNORECASE) for pattern in patterns)
     return min((match.start() for match in found if match), default=None)

@@ -308,9 +308,10 @@ def installed(tmp_path: Path) -> Path:
         shutil.copy(unit, units)
     for target in ("basic", "sysinit", "sockets", "shutdown"):
         (units / f"{target}.target").write_text("[Unit]\n")
-    program = tmp_path / directive(SERVICE, "ExecStart")[0].split()[0].lstrip("/")
-    program.parent.mkdir(parents=True)
-    program.touch(mode=0o755)
+    for command in ("ExecStart", "ExecReload"):
+        program = tmp_path / directive(SERVICE, command)[0].split()[0].lstrip("/")
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
     return tmp_path
 
 
@@ -341,6 +342,11 @@ def test_exposure_is_at_most_1_5(unit: Path) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("unit", [SERVICE, RELAY, WORKER])
+def test_a_reload_has_the_program_read_its_files_again(unit: Path) -> None:
+    assert directive(unit, "ExecReload") == ["/bin/kill -HUP $MAINPID"]
 
 
 def test_units_fit_the_defaults() -> None:

@@ -53,6 +53,11 @@ class Gate:
         """Whether requests need a key."""
         return self._keys is not None
 
+    def reread_keys(self) -> None:
+        """Read the file of keys now, where there is one; where it can't be used, that is logged, and the keys stay."""
+        if self._keys is not None:
+            self._keys.reread()
+
     def check_names(self, request: Request, *, by_file: bool) -> None:
         """Host, against DNS rebinding, which reaches no socket ``by_file``; and Origin, against foreign pages."""
         host = _host_name(request.header("host") or "")

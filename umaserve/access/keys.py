@@ -127,6 +127,11 @@ class KeyFile:
         self._look(now)
         return any(key.name == name for key in self._keys)
 
+    def reread(self) -> None:
+        """Read the file now; where it can't be used, that is logged, and the keys stay."""
+        self._signature, self._complaint = None, ""
+        self._follow()
+
     def _look(self, now: float) -> None:
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S

@@ -20,6 +20,7 @@ from umaserve.net.tls import Tls, server_context
 from umaserve.serving.sessions import Caller
 from umaserve.settings.addresses import parse_address
 from umaserve.settings.daemon import Config
+from umaserve.settings.reread import reread
 from umaserve.system import systemd
 from umaserve.system.peers import peer_name
 from umaserve.wire.framing import FrameCodec, LineCodec
@@ -75,6 +76,12 @@ class Entrances:
     def _listen(self, protocol: str, sock: socket.socket) -> None:
         self._listeners.append(Listener(self._services.loop, sock, functools.partial(self._accept, protocol)))
         log.info("listening", extra={"fields": {"at": _shown(sock), "protocol": protocol}})
+
+    def reread_certificate(self) -> None:
+        """For the connections that come from now on; one that can't be used is logged, and the one before stays."""
+        cert, key = self._config.tls_cert, self._config.tls_key
+        if self._tls is not None:
+            self._tls = reread(lambda: server_context(cert, key), self._tls)
 
     def close(self) -> None:
         """Accept no more; the clients stay."""

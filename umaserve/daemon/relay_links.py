@@ -8,6 +8,7 @@ from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.daemon.services import Services
 from umaserve.net.loop import Loop
 from umaserve.settings.daemon import Config
+from umaserve.settings.reread import reread
 from umaserve.settings.secret_file import read_secret
 from umaserve.system.threads import JobThread
 from umaserve.worker.dialer import Dialer
@@ -21,19 +22,28 @@ class DaemonLinks:
     certificate that can't be used."""
 
     def __init__(self, loop: Loop, config: Config, services: Services) -> None:
+        self._config = config
         self._links: list[RelayLink] = []
         self.threads: list[JobThread] = []
         """Its own, to be watched."""
         if not config.relay:
             return
-        secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
         name = config.worker_name or platform.node() or "worker"
-        introduction = Introduction(secret, config.relay_provider, name, config.parallel, CONNECT_S)
+        self._mine = Introduction(self._read_secret(), config.relay_provider, name, config.parallel, CONNECT_S)
         self._resolving = JobThread("resolving", loop.wake)
         self.threads.append(self._resolving)
-        dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)
+        self._dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)
         backend = DaemonBackend(services)
-        self._links = [RelayLink(loop, dialer, url, introduction, backend, lambda: None) for url in config.relay]
+        self._links = [RelayLink(loop, self._dialer, url, self._mine, backend, lambda: None) for url in config.relay]
+
+    def _read_secret(self) -> str:
+        return read_secret(self._config.worker_secret, self._config.worker_secret_file, "worker_secret_file")
+
+    def reread_files(self) -> None:
+        """The secret and the authorities, for the connections that are made from now on."""
+        if self._links:
+            self._mine.secret = reread(self._read_secret, self._mine.secret)
+            self._dialer.reread_authorities()
 
     @property
     def over(self) -> bool:

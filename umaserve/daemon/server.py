@@ -28,6 +28,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
+from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Questions
@@ -36,6 +37,7 @@ from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Caller, Session, SessionManager
 from umaserve.serving.ticks import Engine
 from umaserve.settings.daemon import Config
+from umaserve.settings.reread import reread
 from umaserve.speech.load import load as load_voice
 from umaserve.speech.reference import Reference
 from umaserve.speech.voice import BadReference, Samples, Voice
@@ -48,7 +50,7 @@ from umaserve.system.cores import CoreCounter
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import MemoryPressure, available_bytes, resident_bytes
 from umaserve.system.progress import ProgressBar
-from umaserve.system.signals import StopSignals
+from umaserve.system.signals import Signals
 from umaserve.system.threads import JobThread, ThreadWatch
 
 log = logging.getLogger(__name__)
@@ -167,7 +169,7 @@ class Server:
         self._started_at = self._loop.now()
         self._pressure = MemoryPressure(self._loop.now)
         self._memory_is_short = False
-        self._signals = StopSignals(self._loop, self._remove_files)
+        self._signals = Signals(self._loop, self._remove_files, self._reread_files)
         self._ending: Timer | None = None
         self._status = 0
 
@@ -376,6 +378,25 @@ class Server:
             "kv_cells_total": 0,
             "host_cache_bytes": 0,
         }
+
+    def _reread_files(self) -> None:
+        """SIGHUP: those that can change while the daemon runs. One that can't be used changes nothing."""
+        log.info("reading keys, content filter, certificates and secrets again")
+        self._gate.reread_keys()
+        self._links.reread_files()
+        if self._entrances is not None:
+            self._entrances.reread_certificate()
+        if self._content_filter is not None:
+            # Many patterns take longer than the streams should wait.
+            path = self._config.content_filter
+            self._preparing.submit(lambda: reread(lambda: content_filter.load(path), None), self._on_content_filter)
+
+    def _on_content_filter(self, result: ContentFilter | BaseException | None) -> None:
+        if isinstance(result, BaseException):
+            log.error("the content filter could not be read again", exc_info=result)
+        elif result is not None and self._content_filter is not None:
+            self._content_filter.take_patterns(result)
+            log.info("the content filter was read again")
 
     # -- the end -------------------------------------------------------------------------------------------------
 

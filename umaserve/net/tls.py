@@ -27,7 +27,7 @@ def server_context(cert: str, key: str) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(cert, key, no_password)
-    except ssl.SSLError as error:
+    except OSError as error:
         advice = "give a certificate chain, the server's own first, and the key that belongs to it"
         raise ConfigError(f"TLS certificate {cert} and key {key}: {_reason(error)}: {advice}") from None
     return context
@@ -46,7 +46,7 @@ def client_context(ca_file: str = "") -> ssl.SSLContext:
         _check_pem(place, ca_file, b"-----BEGIN CERTIFICATE-----", "PEM certificates")
         try:
             context.load_verify_locations(ca_file)
-        except ssl.SSLError as error:
+        except OSError as error:
             raise ConfigError(f"{place}: {_reason(error)}: give the certificates of authorities, in PEM") from None
     return context
 
@@ -70,7 +70,9 @@ def _check_pem(place: str, path: str, marker: bytes, expected: str) -> None:
         raise ConfigError(f"{place}: expected {expected}")
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _reason(error: OSError) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message.rstrip('.')}"
     return (error.reason or str(error)).lower().replace("_", " ")

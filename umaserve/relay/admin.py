@@ -33,20 +33,21 @@ class Admin:
         drain_timeout: float,
     ) -> None:
         self._pool = pool
+        self.token = token
+        """May be changed."""
         self._keys = keys
-        self._token = token
         self._attempts = attempts
         self._stats = stats
         self._drain_timeout = drain_timeout
 
     def check(self, head: Request, address: str) -> None:
         """Whether the token came with it, in constant time, and not after too many that were wrong."""
-        if not self._token:
+        if not self.token:
             raise Refusal(404, "path: the admin API is off here: see --admin-token-file")
         if self._attempts.blocked(address):
             raise RequestError(Fault.RATE_LIMITED, "Authorization: too many wrong tokens; try again later")
         scheme, _, presented = (head.header("authorization") or "").partition(" ")
-        right = hmac.compare_digest(presented.strip().encode(errors="replace"), self._token.encode())
+        right = hmac.compare_digest(presented.strip().encode(errors="replace"), self.token.encode())
         if scheme.lower() != "bearer" or not right:
             self._attempts.failed(address)
             raise RequestError(Fault.UNAUTHORIZED, "Authorization: expected the admin token (Authorization: Bearer …)")

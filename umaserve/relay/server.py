@@ -22,11 +22,12 @@ from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.site import Doors, RelaySite
 from umaserve.settings.addresses import parse_address
 from umaserve.settings.relay import RelayConfig
+from umaserve.settings.reread import reread
 from umaserve.settings.secret_file import read_secret
 from umaserve.system import systemd
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import resident_bytes
-from umaserve.system.signals import StopSignals
+from umaserve.system.signals import Signals
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class RelayServer:
         """Raises ``ConfigError`` for secrets, certificates and files that can't be used."""
         self._config = config
         self._loop = Loop()
-        self._signals = StopSignals(self._loop, lambda: None)
+        self._signals = Signals(self._loop, lambda: None, self._reread_files)
         self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
         limits = PoolLimits(
             queue_len=config.max_queue_len,
@@ -53,12 +54,13 @@ class RelayServer:
         self._pool = Pool(self._loop, limits)
         self._keys = keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
-        secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
-        token = read_secret(config.admin_token, config.admin_token_file, "admin_token_file")
-        doors = Doors(Gate(names, None, self._loop.now), secret, keys, FailedAttempts(self._loop.now))
+        gate = Gate(names, None, self._loop.now)
+        self._doors = doors = Doors(gate, self._read_worker_secret(), keys, FailedAttempts(self._loop.now))
         # Of their own: workers behind one address that have a wrong secret must not lock out its operators.
         attempts = FailedAttempts(self._loop.now)
-        admin = Admin(self._pool, keys, token, attempts, self._stats, config.drain_timeout)
+        self._admin = admin = Admin(
+            self._pool, keys, self._read_admin_token(), attempts, self._stats, config.drain_timeout
+        )
         self._site = RelaySite(self._loop, config, self._pool, doors, admin, lambda: exposition(None, self._stats()))
         self._started_at = self._loop.now()
         self._clients: set[Client] = set()
@@ -94,6 +96,24 @@ class RelayServer:
     def stop(self) -> None:
         """Drain and end, as on the first SIGTERM; safe from any thread."""
         self._signals.stop()
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _read_worker_secret(self) -> str:
+        return read_secret(self._config.worker_secret, self._config.worker_secret_file, "worker_secret_file")
+
+    def _read_admin_token(self) -> str:
+        return read_secret(self._config.admin_token, self._config.admin_token_file, "admin_token_file")
+
+    def _reread_files(self) -> None:
+        """SIGHUP. What can't be used changes nothing; workers and clients that are connected stay. Changed client keys
+        are seen without."""
+        log.info("reading certificate and secrets again")
+        cert, key = self._config.tls_cert, self._config.tls_key
+        if self._tls is not None:
+            self._tls = reread(lambda: server_context(cert, key), self._tls)
+        self._doors.worker_secret = reread(self._read_worker_secret, self._doors.worker_secret)
+        self._admin.token = reread(self._read_admin_token, self._admin.token)
 
     # -- clients and workers -------------------------------------------------------------------------------------
 

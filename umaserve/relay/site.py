@@ -52,9 +52,10 @@ _NOT_PASSED = _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect", "accept-enc
 _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Doors:
-    """Who may come in. ``worker_secret`` is the workers', ``keys`` the clients' (``None``: nobody needs one)."""
+    """Who may come in. ``worker_secret`` is the workers' and may be changed, ``keys`` the clients' (``None``: nobody
+    needs one)."""
 
     gate: Gate
     worker_secret: str

@@ -157,22 +157,28 @@ class ContentFilter:
     """``patterns`` with their line numbers; raises ``ConfigError``. May be used from several threads."""
 
     def __init__(self, path: str, patterns: Sequence[tuple[int, str]]) -> None:
-        self._rules: list[_Rule] = []
-        self._streamed: list[_Rule] = []
+        rules: list[_Rule] = []
+        streamed: list[_Rule] = []
         numbers: list[int] = []
         sources: list[str] = []
         for number, pattern in patterns:
             rule = _rule(path, number, pattern)
-            self._rules.append(rule)
+            rules.append(rule)
             if _PLAIN.fullmatch(pattern):
                 numbers.append(number)
                 sources.append(pattern)
             else:
-                self._streamed.append(rule)
+                streamed.append(rule)
         if sources:
             # In a few characters one search for all of them is ten times as fast as one for each, in a long prompt
             # ten times as slow.
-            self._streamed.append(_Rule(numbers, "|".join(sources)))
+            streamed.append(_Rule(numbers, "|".join(sources)))
+        self._rules: Sequence[_Rule] = rules
+        self._streamed: Sequence[_Rule] = streamed
+
+    def take_patterns(self, other: ContentFilter) -> None:
+        """Use those of ``other`` from now on; answers that have begun keep theirs."""
+        self._rules, self._streamed = other._rules, other._streamed
 
     def check_prompt(self, text: str) -> None:
         """Raises ``RequestError`` for a match, and for a pattern that takes too long."""

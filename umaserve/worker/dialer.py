@@ -11,6 +11,7 @@ from umaserve.net.channel import Channel
 from umaserve.net.dial import DialError, Dialing, Submit, dial
 from umaserve.net.loop import Loop
 from umaserve.net.tls import Tls, client_context
+from umaserve.settings.reread import reread
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,13 @@ class Dialer:
         good."""
         self._loop = loop
         self._submit = submit
+        self._ca_file = ca_file
         self._context = client_context(ca_file)
+
+    def reread_authorities(self) -> None:
+        """For the connections that are made from now on; a file that can't be used is logged, and what was read before
+        stays."""
+        self._context = reread(lambda: client_context(self._ca_file), self._context)
 
     def connect(
         self,

@@ -39,9 +39,10 @@ _KEYS = frozenset(("authorization", "x-api-key"))
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~:-]*)+/?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HttpSettings:
-    """``key`` replaces the clients' own; ``models`` those that the server lists. Times in seconds."""
+    """``key``, which may be changed, replaces the clients' own; ``models`` those that the server lists. Times in
+    seconds."""
 
     url: str
     key: str

@@ -30,11 +30,12 @@ SHORTEST_WAIT_S, MAX_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
 DISMISSED_WAIT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Introduction:
     """How a worker introduces itself to a relay; it is given up after ``timeout`` seconds."""
 
     secret: str
+    """May be changed; the next connection shows the new one."""
     provider: str
     name: str
     max_concurrent: int

@@ -7,10 +7,11 @@ import os
 import platform
 
 from umaserve.net.loop import Loop
+from umaserve.settings.reread import reread
 from umaserve.settings.secret_file import read_secret
 from umaserve.settings.worker import WorkerConfig
 from umaserve.system import systemd
-from umaserve.system.signals import StopSignals
+from umaserve.system.signals import Signals
 from umaserve.system.threads import JobThread, ThreadWatch
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
@@ -31,29 +32,26 @@ class WorkerServer:
     def __init__(self, config: WorkerConfig) -> None:
         """Raises ``ConfigError`` for secrets and certificates that can't be used."""
         self._config = config
-        secret = read_secret(config.worker_secret, config.worker_secret_file, "worker_secret_file")
-        key = read_secret(config.backend_key, config.backend_key_file, "backend_key_file")
         self._loop = Loop()
-        self._signals = StopSignals(self._loop, lambda: None)
+        self._signals = Signals(self._loop, lambda: None, self._reread_files)
         self._resolving = JobThread("resolving", self._loop.wake)
-        dialer = Dialer(self._loop, self._resolving.submit, config.ca_file)
-        self._backend = HttpBackend(
-            self._loop,
-            dialer,
-            HttpSettings(
-                config.backend,
-                key,
-                config.models,
-                config.max_concurrent,
-                config.connect_timeout,
-                config.request_timeout,
-                config.max_response_bytes,
-            ),
+        self._dialer = Dialer(self._loop, self._resolving.submit, config.ca_file)
+        self._http = HttpSettings(
+            config.backend,
+            self._read_backend_key(),
+            config.models,
+            config.max_concurrent,
+            config.connect_timeout,
+            config.request_timeout,
+            config.max_response_bytes,
         )
+        self._backend = HttpBackend(self._loop, self._dialer, self._http)
         name = config.name or platform.node() or "worker"
-        introduction = Introduction(secret, config.provider, name, config.max_concurrent, config.connect_timeout)
+        self._mine = Introduction(
+            self._read_secret(), config.provider, name, config.max_concurrent, config.connect_timeout
+        )
         self._links = [
-            RelayLink(self._loop, dialer, url, introduction, self._backend, self._on_ack) for url in config.relay
+            RelayLink(self._loop, self._dialer, url, self._mine, self._backend, self._on_ack) for url in config.relay
         ]
         self._started = self._ready = self._draining = False
         self._models: tuple[str, ...] = ()
@@ -77,6 +75,21 @@ class WorkerServer:
     def stop(self) -> None:
         """Drain and end, as on the first SIGTERM; safe from any thread."""
         self._signals.stop()
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _read_secret(self) -> str:
+        return read_secret(self._config.worker_secret, self._config.worker_secret_file, "worker_secret_file")
+
+    def _read_backend_key(self) -> str:
+        return read_secret(self._config.backend_key, self._config.backend_key_file, "backend_key_file")
+
+    def _reread_files(self) -> None:
+        """SIGHUP, for the connections that are made from now on. What can't be used changes nothing."""
+        log.info("reading secrets and authorities again")
+        self._mine.secret = reread(self._read_secret, self._mine.secret)
+        self._http.key = reread(self._read_backend_key, self._http.key)
+        self._dialer.reread_authorities()
 
     # -- links and models ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,22 @@
+"""Reading a file that a setting names once more, while the program runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from umaserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def reread(read: Callable[[], T], kept: T) -> T:
+    """What ``read`` returns, or ``kept`` where it raises ConfigError, which is logged."""
+    try:
+        return read()
+    except ConfigError as error:
+        log.error("%s (until then what was read before holds)", error)
+        return kept
