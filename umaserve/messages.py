@@ -160,6 +160,10 @@ class Generate:
     """Whether it may begin with what was computed for another request, and leave its own for others."""
     enable_thinking: bool | None = None
     """For chat templates that know a variable of this name; ``None``: as they do of themselves."""
+    continue_final_message: bool | None = None
+    """Whether the answer goes on with the last turn; ``None``: where that is the assistant's."""
+    add_generation_prompt: bool = True
+    """Whether the chat template opens a turn of the assistant's, where none is continued."""
     spoken: Speaking | None = None
     """How the answer is spoken as well; ``None``: not at all."""
     lora: tuple[tuple[str, float], ...] | None = None

@@ -371,6 +371,7 @@ def test_second_config_is_refused_and_the_first_goes_on(fields: Message) -> None
             "type": "error",
             "error": "invalid_request",
             "message": "request: one is running on this connection; wait for its completion, or stop it",
+            "partial_text": "",
             "recoverable": True,
             "recovery_action": "wait",
             "request_id": "gen_1",
@@ -590,6 +591,7 @@ def test_modification_that_is_refused_ends_nothing(parameters: object, message: 
 )
 def test_steering_is_acknowledged_or_refused(action: str, says: str) -> None:
     asked = running()
+    sent(asked, Token("Once", 1))
     command = control(asked, action, parameters={"temperature": 1})
     assert isinstance(command, Steering)
     expected = {"type": "status", "operation": action, "progress": 100, "message": says}
@@ -602,6 +604,7 @@ def test_steering_is_acknowledged_or_refused(action: str, says: str) -> None:
             "recoverable": True,
             "recovery_action": "modify_request",
             "request_id": "gen_1",
+            "partial_text": "Once",
         }
     ]
     assert not asked.finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -672,10 +673,12 @@ TIMINGS = {
     "cache_n": 2,
     "prompt_n": 3,
     "prompt_ms": 1000.0,
+    "prompt_per_token_ms": pytest.approx(1000 / 3),
     "prompt_per_second": 3.0,
     "predicted_n": 3,
     "predicted_ms": 1500.0,
-    "predicted_per_second": 2.0,
+    "predicted_per_token_ms": 750.0,
+    "predicted_per_second": pytest.approx(4 / 3),
 }
 
 
@@ -798,13 +801,51 @@ def test_an_answer_without_tokens_has_no_rate() -> None:
         "cache_n": 0,
         "prompt_n": 5,
         "prompt_ms": 250.0,
+        "prompt_per_token_ms": 50.0,
         "prompt_per_second": 20.0,
         "predicted_n": 0,
         "predicted_ms": 0.0,
+        "predicted_per_token_ms": 0.0,
         "predicted_per_second": 0.0,
     }
     timings = whole(chat(), chat_body(), [Finished(FinishReason.STOP, Usage(5, 1))])["timings"]
     assert (timings["prompt_per_second"], timings["predicted_per_second"]) == (0.0, 0.0)
+
+
+def test_one_token_alone_has_no_rate() -> None:
+    end = Finished(FinishReason.LENGTH, Usage(5, 1), Timing(0.0, 0.5, 0.5001))
+    timings = whole(chat(), chat_body(), [end])["timings"]
+    assert (timings["predicted_per_second"], timings["predicted_per_token_ms"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues", "opens"),
+    [
+        ({}, None, True),
+        ({"continue_final_message": None, "add_generation_prompt": None}, None, True),
+        ({"continue_final_message": True}, True, True),
+        ({"continue_final_message": True, "add_generation_prompt": False}, True, False),
+        ({"continue_final_message": False, "add_generation_prompt": True}, False, True),
+        ({"add_generation_prompt": False}, None, False),
+    ],
+)
+def test_what_an_answer_begins_with(fields: dict[str, Any], continues: bool | None, opens: bool) -> None:
+    [request] = chat().receive(chat_body(**fields))
+    assert (request.continue_final_message, request.add_generation_prompt) == (continues, opens)
+
+
+def test_an_answer_cannot_go_on_and_begin_anew() -> None:
+    with pytest.raises(RequestError, match="^add_generation_prompt: expected false where continue_final_message is"):
+        chat().receive(chat_body(continue_final_message=True, add_generation_prompt=True))
+
+
+@pytest.mark.parametrize("field", parameters.NOT_DONE)
+def test_a_constraint_that_is_not_known_is_refused_by_name(field: str) -> None:
+    neutral, instead = parameters.NOT_DONE[field]
+    for value in (None, *neutral):
+        chat().receive(chat_body(**{field: value}))
+    with pytest.raises(RequestError, match=f"^{field}: expected to be absent: {re.escape(instead)}"):
+        chat().receive(chat_body(**{field: {"a": 1} if neutral == ({},) else 5}))
 
 
 # Completions.

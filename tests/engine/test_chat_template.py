@@ -28,11 +28,14 @@ CONVERSATION = (
 
 
 def plain(turns: tuple[ChatTurn, ...], tools: tuple[Tool, ...] = ()) -> str:
-    return ChatTemplate(PLAIN, "<s>", "</s>").render(turns, tools)
+    return ChatTemplate(PLAIN, "<s>", "</s>").render(turns, tools, continue_final_message=False)
 
 
 def test_a_template_that_knows_tools_gets_them_and_the_calls_as_objects():
-    messages, tools = map(json.loads, ChatTemplate(SHOWING, "", "").render(CONVERSATION, [WEATHER]).splitlines())
+    messages, tools = map(
+        json.loads,
+        ChatTemplate(SHOWING, "", "").render(CONVERSATION, [WEATHER], continue_final_message=False).splitlines(),
+    )
     parameters = json.loads(WEATHER.parameters)
     function = {"name": "weather", "description": "Tells the weather.", "parameters": parameters}
     assert tools == [{"type": "function", "function": function}]
@@ -49,20 +52,22 @@ def test_a_template_that_knows_tools_gets_them_and_the_calls_as_objects():
 )
 def test_no_tools_are_none_as_templates_expect(condition: str):
     template = ChatTemplate(FORM + f"{{% if {condition} %}}yes{{% else %}}no{{% endif %}}", "", "")
-    assert template.render(CONVERSATION) == "no"
-    assert template.render(CONVERSATION, [WEATHER]) == "yes"
+    assert template.render(CONVERSATION, continue_final_message=False) == "no"
+    assert template.render(CONVERSATION, [WEATHER], continue_final_message=False) == "yes"
 
 
 def test_a_template_that_sets_tools_where_there_are_none_knows_them():
     source = (
         "{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools %}{{ tools[0].type }}{% endif %}"
     )
-    assert ChatTemplate(FORM + source, "", "").render(CONVERSATION, [WEATHER]) == "function"
+    assert (
+        ChatTemplate(FORM + source, "", "").render(CONVERSATION, [WEATHER], continue_final_message=False) == "function"
+    )
 
 
 def test_a_template_with_another_form_of_calls_has_the_tools_told_in_words():
     source = "{% if tools %}Write [CALL].{% endif %}" + PLAIN
-    told = ChatTemplate(source, "", "").render(CONVERSATION, [WEATHER])
+    told = ChatTemplate(source, "", "").render(CONVERSATION, [WEATHER], continue_final_message=False)
     assert "<tools>" in told
     assert "[CALL]" not in told
 
@@ -131,3 +136,43 @@ def test_a_template_that_fails_on_the_turns_refuses_them(source: str, said: str)
 def test_thinking_is_a_variable_that_is_undefined_where_nobody_says(wanted: bool | None, told: str):
     source = "{% if enable_thinking is not defined %}as ever{% elif enable_thinking %}think{% else %}don't{% endif %}"
     assert ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),), enable_thinking=wanted) == told
+
+
+BEGUN = (ChatTurn("user", "Hi"), ChatTurn("assistant", "Hel"))
+SAID_TWICE = (*BEGUN, ChatTurn("assistant", "lo"))
+CALLED = (ChatTurn("user", "Hi"), ChatTurn("assistant", "", (ToolCall("c1", "weather", "{}"),)))
+
+
+@pytest.mark.parametrize(
+    ("turns", "wanted", "opened", "told"),
+    [
+        (BEGUN, None, True, "<user>Hi</user>>Hel"),
+        (BEGUN, True, False, "<user>Hi</user>>Hel"),
+        (BEGUN, False, True, "<user>Hi</user><assistant>Hel</assistant>>"),
+        (BEGUN, False, False, "<user>Hi</user><assistant>Hel</assistant>"),
+        (BEGUN[:1], None, True, "<user>Hi</user>>"),
+        (BEGUN[:1], False, False, "<user>Hi</user>"),
+    ],
+)
+def test_an_answer_that_the_assistant_has_begun_goes_on(
+    turns: tuple[ChatTurn, ...], wanted: bool | None, opened: bool, told: str
+):
+    template = ChatTemplate(PLAIN, "", "")
+    assert template.render(turns, continue_final_message=wanted, add_generation_prompt=opened) == told
+
+
+@pytest.mark.parametrize(
+    ("turns", "wanted", "said"),
+    [
+        (SAID_TWICE, None, "messages: expected at most one of the assistant's at the end, got two"),
+        (BEGUN[:1], True, "continue_final_message: expected the last message to be the assistant's"),
+        (CALLED, True, "continue_final_message: expected a last message without tool calls"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(turns: tuple[ChatTurn, ...], wanted: bool | None, said: str):
+    with pytest.raises(RequestError, match=said):
+        ChatTemplate(PLAIN, "", "").render(turns, continue_final_message=wanted)
+
+
+def test_after_the_assistants_calls_a_new_turn_begins():
+    assert ChatTemplate(PLAIN, "", "").render(CALLED).endswith("</assistant>>")

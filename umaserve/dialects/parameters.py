@@ -27,6 +27,33 @@ ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
 
 
+_SCHEMA = "use json_schema, or response_format"
+_GRAMMAR = "use grammar, with GBNF"
+_SAMPLER = "this server has no such sampler"
+NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
+    "guided_json": ((), _SCHEMA),
+    "guided_regex": ((), _GRAMMAR),
+    "guided_choice": ((), _GRAMMAR),
+    "guided_grammar": ((), _GRAMMAR),
+    "structured_outputs": (({},), _SCHEMA),
+    "structural_tag": ((), _SCHEMA),
+    "min_tokens": ((0,), "use ignore_eos with max_tokens for an answer of one length"),
+    "mirostat": ((0,), _SAMPLER),
+    "typical_p": ((1,), _SAMPLER),
+    "tfs_z": ((1,), _SAMPLER),
+    "dry_multiplier": ((0,), _SAMPLER),
+    "xtc_probability": ((0,), _SAMPLER),
+    "top_n_sigma": ((-1, 0), _SAMPLER),
+    "dynatemp_range": ((0,), _SAMPLER),
+    "samplers": ((), _SAMPLER),
+    "bad_words": (([],), "use logit_bias with token ids"),
+    "allowed_token_ids": ((), "use logit_bias, or grammar"),
+    "stop_token_ids": (([],), "use stop, with text"),
+}
+"""Fields of other servers that change which text comes, and that this one doesn't have: values that ask for nothing,
+and what to do instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """The server's caps that a dialect enforces; bytes and tokens."""
@@ -43,6 +70,15 @@ def json_body(body: bytes) -> Fields:
     return Fields(values)
 
 
+def refuse_unknown_constraints(fields: Fields) -> None:
+    """Refuse fields of other servers that promise a constraint, unless they ask for none: an answer without it would
+    be wrong without a word."""
+    for key, (neutral, instead) in NOT_DONE.items():
+        value = fields.values.get(key)
+        if value is not None and value not in neutral:
+            raise RequestError(Fault.BAD_REQUEST, f"{fields.name(key)}: expected to be absent: {instead}")
+
+
 def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_penalty") -> Sampling:
     """How the next token is chosen; what ``fields`` leave out is ``base``'s."""
 
@@ -50,6 +86,7 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
         value = fields.number(key, low, high, above_low=above_low)
         return otherwise if value is None else value
 
+    refuse_unknown_constraints(fields)
     top_k = fields.integer("top_k", 0, 2**20)
     seed = fields.integer("seed", 0, MAX_SEED)
     grammar = fields.string("grammar", max_bytes=MAX_GRAMMAR_BYTES)

@@ -35,19 +35,35 @@ class ChatTemplate:
         self._knows_tools = "tools" in names and TOOL_CALL_OPEN in source
         self._tokens = {"bos_token": bos, "eos_token": eos}
 
-    def render(self, turns: Sequence[ChatTurn], tools: Sequence[Tool] = (), enable_thinking: bool | None = None) -> str:
+    def render(
+        self,
+        turns: Sequence[ChatTurn],
+        tools: Sequence[Tool] = (),
+        enable_thinking: bool | None = None,
+        *,
+        continue_final_message: bool | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for ``turns``, open for the assistant's answer; raises ``RequestError``.
 
         A template that knows no ``tools``, or another form of calls, has them, and the calls in ``turns``, told in
-        words. ``enable_thinking`` is a variable that some know; ``None`` leaves it undefined.
+        words. ``enable_thinking`` is a variable that some know; ``None`` leaves it undefined. The last two are as in
+        ``messages.Generate``.
         """
+        if _is_continued(turns, continue_final_message):
+            return self._render(turns[:-1], tools, enable_thinking, open_answer=True) + turns[-1].content
+        return self._render(turns, tools, enable_thinking, open_answer=add_generation_prompt)
+
+    def _render(
+        self, turns: Sequence[ChatTurn], tools: Sequence[Tool], enable_thinking: bool | None, *, open_answer: bool
+    ) -> str:
         limit = _size(turns, tools) * 2 + MAX_GROWTH_BYTES
         if not self._knows_tools:
             turns, tools = in_words(turns, tools), ()
         values = {
             "messages": [_message(turn) for turn in turns],
             "tools": signatures(tools) or None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": open_answer,
             **self._tokens,
         }
         if enable_thinking is not None:
@@ -63,6 +79,24 @@ class ChatTemplate:
             # A template raises of its own accord, and fails as Python does on turns that its author didn't think of.
             raise RequestError(Fault.BAD_REQUEST, f"chat: the model's template refused it: {error}") from None
         return "".join(parts)
+
+
+def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
+    """Whether the answer goes on with the last turn; raises ``RequestError`` where it can't."""
+    by_assistant = [turn.role == "assistant" for turn in turns[-2:]]
+    if not by_assistant[-1]:
+        if wanted:
+            problem = f"expected the last message to be the assistant's, got one of the role {turns[-1].role}"
+            raise RequestError(Fault.BAD_REQUEST, f"continue_final_message: {problem}")
+        return False
+    if wanted is False or (turns[-1].tool_calls and wanted is None):
+        return False
+    if by_assistant == [True, True]:
+        raise RequestError(Fault.BAD_REQUEST, "messages: expected at most one of the assistant's at the end, got two")
+    if turns[-1].tool_calls:
+        problem = "expected a last message without tool calls, got some"
+        raise RequestError(Fault.BAD_REQUEST, f"continue_final_message: {problem}")
+    return True
 
 
 def _size(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -195,12 +196,18 @@ class LlamaEngine:
         template = self._template
         if template is None:
             raise RequestError(Fault.BAD_REQUEST, "chat: expected to be absent, since this model has no chat template")
+        render = functools.partial(
+            template.render,
+            tools=request.tools,
+            enable_thinking=request.enable_thinking,
+            continue_final_message=request.continue_final_message,
+            add_generation_prompt=request.add_generation_prompt,
+        )
         if not any(turn.attachments for turn in request.prompt):
-            text = template.render(request.prompt, request.tools, request.enable_thinking)
-            return Prompt(self._model.tokenize(text), ())
+            return Prompt(self._model.tokenize(render(request.prompt)), ())
         return self._media.prompt(
             request.prompt,
-            lambda turns: template.render(turns, request.tools, request.enable_thinking),
+            render,
             tenant if request.cache_prompt else None,
             wanted,
         )

@@ -138,7 +138,8 @@ class GenerateDialect:
             self._generation, self._replaced = self._replaced, None
         request_id = error.request_id if self.finished else self.request_id
         ends = self._authenticate is not None
-        return Reply(error_message(error, request_id), close=ends, code=CloseCode.POLICY_VIOLATION)
+        partial = None if self._generation is None or self.finished else self._generation.text
+        return Reply(error_message(error, request_id, partial), close=ends, code=CloseCode.POLICY_VIOLATION)
 
     def fail(self, error: RequestError) -> Reply:
         """The error message that ends the running generation, with the text made so far."""
@@ -229,7 +230,8 @@ class GenerateDialect:
             if steered.refusal is None and command.request.id == generation.request.id:
                 generation.request = command.request
         if steered.refusal is not None:
-            return error_message(RequestError(Fault.BAD_REQUEST, steered.refusal), generation.request.id)
+            error = RequestError(Fault.BAD_REQUEST, steered.refusal)
+            return error_message(error, generation.request.id, generation.text)
         operation, message = STEERED[type(command)]
         return status(operation, 100, message)
 

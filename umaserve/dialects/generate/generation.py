@@ -84,6 +84,11 @@ class Generation:
         self._ending: tuple[bytes, ...] = ()
 
     @property
+    def text(self) -> str:
+        """What was generated so far, behind the prompt where that is echoed."""
+        return self._text
+
+    @property
     def ended(self) -> bool:
         return bool(self._ending)
 

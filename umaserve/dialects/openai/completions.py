@@ -194,19 +194,24 @@ class CompletionBody(_OpenAIBody):
 
 
 def _timings(end: Finished) -> dict[str, float]:
-    """llama.cpp's account of one stream, in milliseconds and tokens per second; ``prompt_n`` were computed for it."""
+    """One stream's times as llama-server names them, in milliseconds and tokens per second; ``prompt_n`` tokens were
+    computed for it, ``cache_n`` were in the cache."""
     cache_n, predicted_n = end.usage.prefix_reused_tokens, end.usage.completion_tokens
     prompt_n = end.usage.prompt_tokens - cache_n
     # Without a first token, all the time was the prompt's.
     first_token_s = end.timing.first_token_s if predicted_n else end.timing.total_s
     prompt_s = max(0.0, first_token_s - end.timing.started_s)
+    # From the first token to the last: one token alone took no time of its own, and has no rate.
     predicted_s = max(0.0, end.timing.total_s - first_token_s)
+    intervals = max(0, predicted_n - 1)
     return {
         "cache_n": cache_n,
         "prompt_n": prompt_n,
         "prompt_ms": prompt_s * 1000,
+        "prompt_per_token_ms": prompt_s * 1000 / prompt_n if prompt_n else 0.0,
         "prompt_per_second": prompt_n / prompt_s if prompt_s else 0.0,
         "predicted_n": predicted_n,
         "predicted_ms": predicted_s * 1000,
-        "predicted_per_second": predicted_n / predicted_s if predicted_s else 0.0,
+        "predicted_per_token_ms": predicted_s * 1000 / intervals if intervals else 0.0,
+        "predicted_per_second": intervals / predicted_s if intervals and predicted_s else 0.0,
     }

@@ -66,6 +66,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         )
     completion_tokens = _max_tokens(fields, "max_completion_tokens", limits)
     max_tokens = _max_tokens(fields, "max_tokens", limits)
+    continues, opens = _continuation(fields)
     one = Generate(
         id=new_id,
         prompt=turns(fields, limits),
@@ -75,6 +76,8 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         logprobs=_chat_logprobs(fields),
         tools=offered,
         must_call=must_call,
+        continue_final_message=continues,
+        add_generation_prompt=opens,
     )
     parallel_calls = fields.boolean("parallel_tool_calls", True)
     audio = wanted_audio(fields, voice)
@@ -85,6 +88,17 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     if (n := _n_choices(fields)) != 1:
         raise out_of_range("n", "1 where audio is asked for", n)
     return replace(_asked(fields, (replace(one, spoken=Speaking()),)), audio=audio)
+
+
+def _continuation(fields: Fields) -> tuple[bool | None, bool]:
+    """``continue_final_message`` and ``add_generation_prompt``, as llama-server and vLLM have them."""
+    continues: bool | None = None
+    if fields.values.get("continue_final_message") is not None:
+        continues = fields.boolean("continue_final_message", False)
+    if continues and fields.boolean("add_generation_prompt", False):
+        problem = "expected false where continue_final_message is true, got true"
+        raise RequestError(Fault.BAD_REQUEST, f"add_generation_prompt: {problem}")
+    return continues, fields.boolean("add_generation_prompt", True)
 
 
 def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> CompletionRequest:
