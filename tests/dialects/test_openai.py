@@ -835,7 +835,7 @@ def test_what_an_answer_begins_with(fields: dict[str, Any], continues: bool | No
 
 
 def test_an_answer_cannot_go_on_and_begin_anew() -> None:
-    with pytest.raises(RequestError, match="^add_generation_prompt: expected false where continue_final_message is"):
+    with pytest.raises(RequestError, match=r"^add_generation_prompt: expected false where continue_final_message is"):
         chat().receive(chat_body(continue_final_message=True, add_generation_prompt=True))
 
 

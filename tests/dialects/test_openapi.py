@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,10 +19,12 @@ import websockets.sync.client
 from daemon import ANSWER_S, Daemon
 from http_wire import Http
 from routes import facts, routes
+from standin import StandInEngine
 
 import umaserve
 from umaserve.access.keys import KeyFile
 from umaserve.daemon.pages import DOCUMENT as PUBLISHED
+from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.errors import RequestError
@@ -31,6 +34,7 @@ from umaserve.wire.fields import Fields
 
 DOCUMENT = json.loads(PUBLISHED)
 ROUTES = routes()
+SPEAKING = replace(facts(), voice=VoiceInfo(("en",), clones=False), model=lambda: StandInEngine().info)
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
 POSTS = {path: op for path, method, op in OPERATIONS if method == "post"}
 GETS = {path: op for path, method, op in OPERATIONS if method == "get" and "101" not in op["responses"]}
@@ -297,6 +301,44 @@ def test_every_field_is_read_and_has_these_bounds(http: httpx.Client, path: str)
             if not {str(bound), f"{bound:g}"} & set(re.findall(r"[-+.e0-9]*[0-9]", words.partition(", got")[0])):
                 wrong.append((where, key, words))
     assert wrong == []
+
+
+def take(path: str, body: dict) -> None:
+    """Read ``body`` as the route at ``path`` does; raises ``RequestError``."""
+    content = json.dumps(body).encode()
+    match ROUTES[path].endpoint:
+        case TextReply() as endpoint:
+            endpoint.new_body(SPEAKING).receive(content)
+        case EngineQuestion() | SpeechReply() as endpoint:
+            endpoint.parse(content, SPEAKING)
+
+
+def optional(schema: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
+    """The fields of a request that may be absent, with those of the objects in it."""
+    schema = resolved(schema)
+    for part in schema.get("allOf", ()):
+        yield from optional(part, path)
+    for name, described in schema.get("properties", {}).items():
+        if name not in schema.get("required", ()):
+            yield (*path, name), described
+        yield from optional(described, (*path, name))
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_null_stands_for_an_absent_field_as_described(path: str):
+    example = next(value for where, _name, value in EXAMPLES if where == path)
+    described = jsonschema.Draft202012Validator({**request_schema(POSTS[path]), "components": DOCUMENT["components"]})
+    take(path, example)
+    for where, _described in optional(request_schema(POSTS[path])):
+        if where[0] in ("audio", "response_format") and len(where) > 1:
+            continue  # Beside other fields that these require.
+        body = copy.deepcopy(example)
+        inner = body
+        for name in where[:-1]:
+            inner = inner.setdefault(name, {})
+        inner[where[-1]] = None
+        assert described.is_valid(body), where
+        take(path, body)
 
 
 ADAPTERS = [
