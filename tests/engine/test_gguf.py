@@ -225,6 +225,37 @@ def test_damage_is_named(tmp_path: Path, content: bytes, expected: str) -> None:
     assert expected in message
 
 
+def vocabulary(*tokens: str) -> bytes:
+    return array("tokenizer.ggml.tokens", STRING, len(tokens), b"".join(map(string, tokens)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (vocabulary("a", "b", "a"), "its tokens 0 and 2 are both b'a'"),
+        (vocabulary("a\0b", "b", "a\0c"), "its tokens 0 and 2 are both b'a'"),
+        (vocabulary("", "[EMPTY_0]"), "its tokens 0 and 1 are both b'[EMPTY_0]'"),
+        (vocabulary("\0a", "[EMPTY_0]"), "its tokens 0 and 1 are both b'[EMPTY_0]'"),
+        (vocabulary("é\n" * 999, "é\n" * 999), "its tokens 0 and 1 are both b'"),
+        (pair("tokenizer.ggml.tokens", STRING, string("a")), "expected an array of strings"),
+        (array("tokenizer.ggml.tokens", U8, 2, bytes(2)), "expected an array of strings"),
+        (array("tokenizer.ggml.tokens", STRING, 2**20 + 1, b""), "it has 1048577 tokens"),
+        (array("tokenizer.ggml.tokens", STRING, 2**20, b""), "goes on past byte"),
+        (array("tokenizer.ggml.tokens", STRING, 2, string("a") + struct.pack("<Q", HUGE)), "goes on past byte"),
+    ],
+)
+def test_a_vocabulary_that_ends_llama_cpp_is_named(tmp_path: Path, tokens: bytes, expected: str) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(model([PAIRS[1], tokens]))
+    assert expected in problem(path)
+
+
+def test_empty_tokens_are_distinct(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(model([PAIRS[1], vocabulary("", "", "\0", "[EMPTY_9]")]))
+    gguf.check(str(path))
+
+
 def test_header_beyond_any_model_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
     path.write_bytes(model((array("k", U8, 2**32, b""),), (), data_bytes=0))
@@ -242,9 +273,9 @@ def test_header_beyond_any_model_costs_nothing(tmp_path: Path) -> None:
 def test_large_vocabulary(tmp_path: Path) -> None:
     words = b"".join(string(f"token {number}") for number in range(250_000))
     path = tmp_path / "vocabulary.gguf"
-    path.write_bytes(model([*PAIRS, array("words", STRING, 250_000, words)]))
+    path.write_bytes(model([PAIRS[1], array("tokenizer.ggml.tokens", STRING, 250_000, words)]))
     gguf.check(str(path))
-    path.write_bytes(model([*PAIRS, array("words", STRING, 250_001, words)]))
+    path.write_bytes(model([PAIRS[1], array("tokenizer.ggml.tokens", STRING, 250_001, words)]))
     problem(path)
 
 
@@ -262,8 +293,16 @@ MUTATIONS = st.lists(
     min_size=1,
     max_size=3,
 )
-# What llama.cpp's reader takes and ``check`` doesn't: it loads no tensors, and trusts names and part numbers.
-STRICTER = ("truncated, it has", "has a NUL", "a name has", "'split.", "can't have the shape")
+# What llama.cpp's reader takes and ``check`` doesn't: it loads no tensors, and trusts names, tokens and part numbers.
+STRICTER = (
+    "its tokens ",
+    "expected an array of strings",
+    "truncated, it has",
+    "has a NUL",
+    "a name has",
+    "'split.",
+    "can't have the shape",
+)
 
 
 # llama_cpp's log callback fails on a log line with a damaged name in it, where that is no UTF-8.

@@ -35,6 +35,7 @@ _LENGTH = struct.Struct("<Q")
 # llama.cpp aborts where a part's number has another type.
 _LAYOUT_KEYS = {"general.alignment": _UINT32, "split.no": _UINT16, "split.count": _UINT16}
 _DEFAULT_ALIGNMENT = 32
+_TOKENS_KEY = "tokenizer.ggml.tokens"
 
 _MAX_KEY_BYTES = 65535
 _MAX_TENSOR_NAME_BYTES = 63
@@ -43,6 +44,7 @@ _MAX_ELEMENTS = 2**63 - 1
 # Far above any real model (260k tokens take some 16 MiB), so that a hostile file costs seconds at most.
 _MAX_HEADER_BYTES = 128 * 2**20
 _MAX_ENTRIES = 2**18
+_MAX_TOKENS = 2**20
 
 
 def check(path: str) -> None:
@@ -127,6 +129,24 @@ class _Header:
             position += _LENGTH.size + length_at(data, position)[0]
         self.skip(position - self.position)
 
+    def check_tokens(self, count: int) -> None:
+        """Step over the strings of a vocabulary. llama.cpp ends the process where two of them are equal; it reads them
+        as C strings, and gives an empty one a name."""
+        data, length_at, last = self._data, _LENGTH.unpack_from, len(self._data) - _LENGTH.size
+        seen: dict[bytes, int] = {}
+        position = self.position
+        for number in range(count):
+            if position > last:
+                raise self.past_end()
+            start = position + _LENGTH.size
+            position = start + length_at(data, position)[0]
+            if position > len(data):
+                raise self.past_end()
+            token = data[start:position].partition(b"\0")[0] or b"[EMPTY_%d]" % number
+            if (first := seen.setdefault(token, number)) != number:
+                raise self.error(f"damaged, its tokens {first} and {number} are both {token[:64]!r}")
+        self.position = position
+
     def read(self, size: int) -> bytes:
         self.skip(size)
         return self._data[self.position - size : self.position]
@@ -181,9 +201,20 @@ def _layout_values(header: _Header, pairs: int) -> dict[str, int]:
             raise header.error(f"damaged, {key!r} has type {kind}, expected {expected}")
         if key in _LAYOUT_KEYS:
             values[key] = header.integer(_SCALAR_BYTES[kind])
+        elif key == _TOKENS_KEY:
+            _check_vocabulary(header, kind)
         else:
             _skip_value(header, key, kind)
     return values
+
+
+def _check_vocabulary(header: _Header, kind: int) -> None:
+    of, count = (header.integer(4), header.integer(8)) if kind == _ARRAY else (kind, 0)
+    if (kind, of) != (_ARRAY, _STRING):
+        raise header.error(f"damaged, {_TOKENS_KEY!r} has type {kind} of {of}, expected an array of strings")
+    if count > _MAX_TOKENS:
+        raise header.error(f"damaged, it has {count} tokens, expected {_MAX_TOKENS} at most")
+    header.check_tokens(count)
 
 
 def _skip_value(header: _Header, key: str, kind: int) -> None:
