@@ -133,10 +133,11 @@ def mrope_vision(path: Path) -> Path:
     return path
 
 
-def mrope_model(path: Path) -> Path:
-    """A text model of Qwen2-VL's architecture; each byte is a token, beside those of ChatML and around an image."""
+def mrope_model(path: Path, *more_tokens: str) -> Path:
+    """A text model of Qwen2-VL's architecture; each byte is a token, beside those of ChatML and around an image, and
+    ``more_tokens``, which are control tokens too."""
     heads, hidden = 2, 2 * MROPE_WIDTH
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", *more_tokens]
     tokens = specials + _byte_tokens()
     with _writing(path, "qwen2vl") as file:
         writer = file.writer

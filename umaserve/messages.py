@@ -59,8 +59,9 @@ class Image:
     field: str
     max_slices: int | None = None
     """Parts into which the projector may cut it, for those that do; ``None``: as many as it likes."""
-    numbered: bool = True
-    """Whether several of one conversation are told by numbers, for models that know such."""
+    numbered: bool | None = None
+    """Whether several images of one conversation have their numbers before them; ``None``: only for models that were
+    trained with such."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def item(kind: str, **more: Any) -> Message:
 @pytest.mark.parametrize(
     ("items", "fields", "content", "media"),
     [
-        ([item("image")], {}, "", {0: Image("ab", "data")}),
+        ([item("image")], {}, "", {0: Image("ab", "data", numbered=True)}),
         ([item("image")], LOOK, "", {0: Image("ab", "data", 9, False)}),
         ([item("audio")], LOOK, "", {0: Audio("ab", "data", 16_000)}),
         ([item("audio", sample_rate=384_000)], {}, "", {0: Audio("ab", "data", 384_000)}),
@@ -180,7 +180,7 @@ def item(kind: str, **more: Any) -> Message:
             [item("text"), item("text"), item("image"), item("text"), item("audio")],
             {},
             "ab\nabab",
-            {5: Image("ab", "data"), 7: Audio("ab", "data", 16_000)},
+            {5: Image("ab", "data", numbered=True), 7: Audio("ab", "data", 16_000)},
         ),
     ],
 )
@@ -259,7 +259,7 @@ def test_what_is_recorded_of_long_media_has_them_and_no_key() -> None:
     assert request.recorded is not None
     assert json.loads(request.recorded) == {"messages": messages}
     (turn,) = request.prompt
-    assert turn.attachments[0].media == Image(memoryview(data.encode()), "messages[0].content[0].data")
+    assert turn.attachments[0].media == Image(memoryview(data.encode()), "messages[0].content[0].data", None, True)
 
 
 def test_the_daemons_own_recording_is_cloned_where_a_mode_wants_one_or_its_path_is_named() -> None:

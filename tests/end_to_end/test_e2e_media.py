@@ -114,6 +114,14 @@ def test_media_reach_the_model_as_the_projectors_tokens(seeing: Daemon) -> None:
     assert with_image < with_both < with_image + sound + 6
 
 
+def test_the_numbers_of_several_images_are_tokens_too(seeing: Daemon) -> None:
+    two = [image(noise(1)), image(noise(2)), text("Which is larger?")]
+    without = {"image": {"use_image_id": False}}
+    label = httpx.post(f"http://{seeing.http}/tokenize", json={"content": "Image 1: "}).json()["tokens"]
+    assert tokens(seeing, *two) == tokens(seeing, *two, **without) + 2 * len(label)
+    assert tokens(seeing, image(), text("?")) == tokens(seeing, image(), text("?"), **without)
+
+
 def test_the_answer_depends_on_the_image_and_not_on_the_way_it_came(seeing: Daemon) -> None:
     # Once before, so that all that follow reuse it: llama.cpp rounds otherwise where it computes a prompt.
     _, one, again, other = (said(seeing, image(noise(seed, 200)), text("What is it?")) for seed in (1, 1, 1, 2))

@@ -21,7 +21,7 @@ from umaserve.engine import media as reading
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.projector import MediaChunk
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, Video
+from umaserve.messages import Attachment, Audio, ChatTurn, Detokenize, Generate, Image, Media, Video
 from umaserve.serving.ticks import Copy, Load, Outcome, Prepared, Release, Run, Save, Tick, without_parts
 from umaserve.settings.daemon import Config
 
@@ -242,6 +242,67 @@ def test_a_large_image_is_cut_into_slices_and_max_slices_makes_them_fewer(
     }
     assert counts[None] == 17
     assert all(count <= most + 1 for most, count in counts.items() if most is not None)
+
+
+def shown(engine: LlamaEngine, request: Prepared) -> str:
+    """The prompt's text, with a picture for each image."""
+    at, text = 0, ""
+    for start, end in [*((span.start, span.end) for span in request.spans), (len(request.tokens), 0)]:
+        text += engine.answer(Detokenize(tuple(request.tokens[at:start]))).text + "🖼" * bool(end)
+        at = end
+    return text
+
+
+def numbered(numbers: bool | None, *parts: str | None) -> list[str | Media]:
+    """A content in which an image stands for ``None``."""
+    seeds = itertools.count()
+    return [Image(picture(seed=next(seeds)), "image", numbered=numbers) if part is None else part for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "parts", "expected"),
+    [
+        (True, ["Look: ", None, None, "\nOr:\n", None, "?"], "Look: \nImage 1: 🖼Image 2: 🖼\nOr:\nImage 3: 🖼?"),
+        (True, [None, "?"], "🖼?"),
+        (False, [None, " and ", None, "?"], "🖼 and 🖼?"),
+        (None, [None, " and ", None, "?"], "🖼 and 🖼?"),
+    ],
+)
+def test_several_images_are_told_by_numbers(
+    engines: Callable[[str], LlamaEngine], numbers: bool | None, parts: list[str | None], expected: str
+) -> None:
+    engine = engines("whole")
+    text = shown(engine, prepared(engine, *numbered(numbers, *parts)))
+    assert expected in text.replace("<start_of_image>🖼<end_of_image>", "🖼")
+
+
+def test_sounds_between_images_have_no_number(engines: Callable[[str], LlamaEngine]) -> None:
+    engine = engines("both")
+    first, second = numbered(True, None, None)
+    text = shown(engine, prepared(engine, first, Audio(sound(), "audio", 16_000), second, "?"))
+    assert [text.count(f"Image {n}: ") for n in (1, 2, 3)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (True, "<image_id>0</image_id>{}<image_id>1</image_id>{}"),
+        (None, "<image_id>0</image_id>{}<image_id>1</image_id>{}"),
+        (False, "{}{}"),
+    ],
+)
+def test_a_model_that_knows_image_ids_is_told_by_those(
+    tmp_path_factory: pytest.TempPathFactory, numbers: bool | None, expected: str
+) -> None:
+    folder = tmp_path_factory.mktemp("ids")
+    model = projectors.mrope_model(folder / "model.gguf", "<image_id>", "</image_id>")
+    projector = projectors.mrope_vision(folder / "projector.gguf")
+    engine = load(replace(CONFIG, model=str(model), mmproj=str(projector)), lambda _: True)
+    try:
+        request = prepared(engine, *numbered(numbers, None, None, "?"))
+        assert expected.format(*["<|vision_start|>🖼<|vision_end|>"] * 2) in shown(engine, request)
+    finally:
+        engine.close()
 
 
 def test_slices_that_cannot_be_fewer_are_an_error(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ MAX_DECODING_S = 120
 SHRINKINGS = 6
 """Tries at a size that the projector cuts into few enough slices."""
 _OPEN_ID, _CLOSE_ID = "<image_id>", "</image_id>"
+"""What MiniCPM-V was trained to see around an image's number, which counts from 0. llama.cpp's mtmd puts none in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class MediaReader:
         self._max_tokens = max_tokens_each
         self._n_ubatch = n_ubatch
         self._cache = _Cache(cache_bytes)
-        self._numbers_images = len(model.tokenize(_OPEN_ID, begins=False)) == 1
+        self._knows_image_ids = len(model.tokenize(_OPEN_ID, begins=False)) == 1
 
     def prompt(
         self,
@@ -80,16 +81,26 @@ class MediaReader:
             raise RequestError(Fault.BAD_REQUEST, message)
         if not texts[-1]:
             raise RequestError(Fault.BAD_REQUEST, "messages: the model's chat template has no text behind the last one")
-        n_images = sum(isinstance(one, Image) for one in media)
+        several = sum(isinstance(one, Image) for one in media) > 1
+        index = 0
         pieces: list[Piece] = [self._model.tokenize(texts[0])]
-        number = 0
-        for one, its_pieces, text in zip(media, laid_out, texts[1:], strict=True):
-            if isinstance(one, Image) and one.numbered and n_images > 1 and self._numbers_images:
-                pieces.append(self._text(f"{_OPEN_ID}{number}{_CLOSE_ID}"))
-                number += 1
+        for one, its_pieces, before, after in zip(media, laid_out, texts[:-1], texts[1:], strict=True):
+            if several and isinstance(one, Image):
+                pieces.append(self._text(self._number(one, index, before)))
+                index += 1
             pieces += its_pieces
-            pieces.append(self._text(text))
+            pieces.append(self._text(after))
         return _joined(pieces)
+
+    def _number(self, image: Image, index: int, before: str) -> str:
+        """What tells the number of an image of several, behind the text ``before``; ``index`` counts from 0."""
+        if image.numbered is False:
+            return ""
+        if self._knows_image_ids:
+            return f"{_OPEN_ID}{index}{_CLOSE_ID}"
+        if image.numbered is None:
+            return ""
+        return f"Image {index + 1}: " if before.endswith("\n") or not before else f"\nImage {index + 1}: "
 
     def shed(self) -> None:
         """The box's memory is short: keep nothing that no prompt uses."""
