@@ -145,6 +145,9 @@ def _parse(grammar: str) -> dict[str, _Alternatives]:
 def _repeat(item: _Item, text: str) -> None:
     counts = [int(count) for count in re.findall("[0-9]+", text)]
     low = counts[0] if counts else int(text == "+")
+    if len(counts) == 2 and counts[1] < low:
+        # llama.cpp would count down from below zero, and fill the memory.
+        raise GbnfError(f"a largest count that is not below the smallest in {text[:64]}")
     # Each optional copy is a rule of its own: the copy, a reference to the next such rule, and an end.
     item.copies += (item.unit + 2) * max([low + 1, *counts])
     item.unit = item.unit * low + 1
