@@ -39,7 +39,7 @@ BAD = {
     "\n".join(f"a{n} ::= a{n + 1} | a{n + 1}" for n in range(40)) + '\na40 ::= "x"\nroot ::= a0': "ways to begin",
     'root ::= "' + "a" * 60000 + '"{1000}': "elements",
     'root ::= "a"{999}{999}': "elements",
-    'root ::= "a"{5,2}': "not below the smallest in {5,2}",
+    'root ::= "a"{5,2}': r"not below the smallest in \{5,2\}",
     'root ::= "a" ("b"{ 1, 0 })*': "not below the smallest",
     'root ::= "a"{0000000009999999999}': "elements",
 }
