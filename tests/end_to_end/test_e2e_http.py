@@ -349,7 +349,6 @@ def test_the_request_that_is_smuggled_above_would_be_served_by_itself(daemon: Da
 # -- clients that leave, and clients that lag --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leave", ["close", "half"])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -361,7 +360,7 @@ def test_the_request_that_is_smuggled_above_would_be_served_by_itself(daemon: Da
     ],
     ids=["stream", "whole", "three choices", "rest", "in prefill"],
 )
-def test_a_client_that_leaves_ends_its_request_within_a_tick(daemon: Daemon, path: str, body: dict, leave: str):
+def test_a_client_that_leaves_ends_its_request_within_a_tick(daemon: Daemon, path: str, body: dict):
     before = ended(daemon)
     dialect = "rest" if path == "/v1/generate" else "openai"
     name = f"umaserve_requests_total{[('dialect', dialect), ('end', 'abandoned')]}"
@@ -369,16 +368,31 @@ def test_a_client_that_leaves_ends_its_request_within_a_tick(daemon: Daemon, pat
     with Http(daemon.http) as http:
         http.send(encode("POST", path, body))
         daemon.wait_for(lambda values: values["active_sessions"] == body.get("n", 1) and values["kv_cells_used"] > 0)
-        if leave == "close":
-            http.close()
-        else:
-            http.sock.shutdown(socket.SHUT_WR)
+        http.close()
         ticks = daemon.metrics()["batch_calls_total"]
         assert daemon.wait_until_quiet()["batch_calls_total"] - ticks <= 2
     lines = ended(daemon)[len(before) :]
     assert len(lines) == body.get("n", 1)
     assert all(f"dialect={dialect} " in line and "end=abandoned" in line for line in lines)
     assert counted(daemon)[name] == count + len(lines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_finishes_sending_gets_its_answer(daemon: Daemon, stream: bool):
+    with Http(daemon.http) as asking, Http(daemon.http) as finished:
+        body = SHORT | {"max_tokens": 40, "stream": stream}
+        expected = asking.ask("POST", "/v1/completions", body)
+        finished.send(encode("POST", "/v1/completions", body))
+        finished.sock.shutdown(socket.SHUT_WR)
+        response = finished.receive()
+        assert finished.rest() == b""
+
+    def text(response: Response) -> str:
+        answers = events(response.body)[:-1] if stream else [response.body]
+        return "".join(json.loads(answer)["choices"][0]["text"] for answer in answers)
+
+    assert response.status == 200
+    assert text(response) == text(expected) != ""
 
 
 def test_a_reader_that_lags_is_held_while_others_go_on_and_then_gets_all(daemon: Daemon):

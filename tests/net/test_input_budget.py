@@ -327,7 +327,7 @@ def test_a_whole_request_keeps_nobody_from_being_heard(crowd: Crowd, kind: str) 
     third.send()
     assert crowd.budget.drawn >= 2 * LIMITS.max_chat_bytes
     assert sum(1 for _ in crowd.sessions.running()) == 3
-    third.socket.shutdown(socket.SHUT_WR)
+    third.socket.close()
     crowd.turn()
     assert sum(1 for _ in crowd.sessions.running()) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 
 import h11
@@ -589,6 +590,49 @@ def test_head_gets_the_length_and_no_body() -> None:
     assert codec.chunk(b"x") + codec.end() == b""
     assert codec.next_request() is not None
     assert codec.respond(200, [], b"x").endswith(b"\r\n\r\nx")
+
+
+STEPS = (
+    lambda codec: codec.begin(200, []),
+    lambda codec: codec.chunk(b"ab"),
+    lambda codec: codec.chunk(b"ab"),
+    lambda codec: codec.end(),
+)
+
+
+@pytest.mark.parametrize("probed_at", range(4))
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1", b"HEAD / HTTP/1.1", b"GET / HTTP/1.0"])
+def test_a_probe_is_a_part_of_the_response_sent_early(line: bytes, probed_at: int) -> None:
+    codec, plain = given_out(get(line=line)), given_out(get(line=line))
+    wire = b""
+    for number, step in enumerate(STEPS):
+        if number == probed_at:
+            probe = codec.probe()
+            assert probe == (b"HTTP/1.1 " if number == 0 else b"0" if line == b"GET / HTTP/1.1" else b"")
+            assert codec.probe() == b""
+            wire += probe
+        wire += step(codec)
+    assert codec.probe() == b""
+    # A chunk's size may have zeros before it.
+    assert re.sub(rb"\b0(?=[02]\r\n)", b"", wire) == b"".join(step(plain) for step in STEPS)
+
+
+@pytest.mark.parametrize("probed_at", range(4))
+def test_a_client_reads_a_response_that_was_probed_as_any_other(probed_at: int) -> None:
+    peer, codec = client(), new()
+    codec.receive_data(ask(peer))
+    assert codec.probe() == b"", "nothing is owed yet"
+    assert codec.next_request() is not None
+    wire = b""
+    for number, step in enumerate(STEPS):
+        if number == probed_at:
+            wire += codec.probe()
+        wire += step(codec)
+    assert read(peer, wire)[1] == b"abab"
+    peer.start_next_cycle()
+    codec.receive_data(ask(peer))
+    assert codec.next_request() is not None
+    assert read(peer, codec.probe() + codec.respond(200, [], b"next"))[1] == b"next"
 
 
 @pytest.mark.parametrize("status", [204, 304])

@@ -127,14 +127,8 @@ class HttpConnection:
         self._handle_requests()
 
     def input_ended(self) -> None:
-        """Over TCP, a client that has left looks like one that only finished sending: it is taken to have left."""
         self._codec.receive_eof()
-        if self.pending is not None:
-            self.channel.abort()
-            return
         self._handle_requests()
-        if self.pending is None:
-            self.channel.close()
 
     def wants_data(self) -> bool:
         if self._backlog.waiting or not self.input.may_grow:
@@ -170,8 +164,14 @@ class HttpConnection:
             self.abort()
             return
         self.input.hold(self._codec.buffered)
-        if self.channel.open and self.channel.handler is self:
-            self._watch_phase()
+        if not self.channel.open or self.channel.handler is not self:
+            return
+        self._watch_phase()
+        if not self._codec.keep_alive:
+            self.channel.close()
+        elif self.channel.ended:
+            # Over TCP, a client that has left looks like one that only finished sending, until something is sent.
+            self.channel.write(self._codec.probe())
 
     def _may_go_on(self) -> bool:
         return self.channel.open and self.channel.handler is self and not self.channel.overfull
@@ -236,6 +236,8 @@ class HttpConnection:
         self._replaced(self, handler)
         if rest:
             handler.data_received(rest)
+        if self.channel.ended and self.channel.open:
+            handler.input_ended()
 
     # -- replies -------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,9 @@ MAX_CHUNK_DIGITS = 16
 STEPS_PER_CALL = 256
 """Lines and chunks of a body that one call reads: a body of one-byte chunks must not hold the loop."""
 
+_RESPONSE_START = b"HTTP/1.1 "
+_CHUNK_START = b"0"
+"""What may stand before any chunk's size (RFC 9112, section 7.1)."""
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:[ \t]*;%b)?" % (MAX_CHUNK_DIGITS, TEXT))
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -104,6 +107,10 @@ class HttpCodec:
         self._body: _SizedBody | _ChunkedBody = _SizedBody(0)
         self._owes_continue = False
         self._bodiless = False
+        self._chunked = False
+        """Whether the response that has begun is."""
+        self._probed = False
+        """Whether the beginning of what is to be sent next has been sent."""
         self.more = False
         """``next_request`` stopped for its bound of work, not for want of bytes: call again in a later turn."""
 
@@ -262,6 +269,19 @@ class HttpCodec:
             headers = [*headers, ("Content-Length", str(len(body)))]
         return self.begin(status, headers) + self.chunk(body) + self.end()
 
+    def probe(self) -> bytes:
+        """As much of the response as is certain before the rest is known; ``b""`` the second time.
+
+        Nothing but bytes on the wire makes the kernel of a client that has closed its socket say so. One that only
+        finished sending (RFC 9112, section 9.6) gets the same response as without them.
+        """
+        if self._probed or self.phase is not Phase.RESPONSE:
+            return b""
+        self._probed = True
+        if self._http.our_state is h11.SEND_RESPONSE:
+            return _RESPONSE_START
+        return _CHUNK_START if self._chunked else b""
+
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response whose body comes through ``chunk`` until ``end``: chunked, in 1.0 until the close."""
         if not self.answering:
@@ -269,7 +289,9 @@ class HttpCodec:
         if self.phase is Phase.LAST_RESPONSE:
             headers = [*headers, ("Connection", "close")]
         reason = _REASONS.get(status, "")
-        return self._http.send(h11.Response(status_code=status, headers=_encoded(headers), reason=reason))
+        head = self._http.send(h11.Response(status_code=status, headers=_encoded(headers), reason=reason))
+        self._chunked = not self._bodiless and b"\r\nTransfer-Encoding: chunked\r\n" in head
+        return head.removeprefix(_RESPONSE_START) if self._probed else head
 
     def chunk(self, data: bytes) -> bytes:
         return b"" if self._bodiless else self._http.send(h11.Data(data))
