@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from routes import facts
 from standin import SteppedWorker
 
@@ -34,7 +35,7 @@ from umaserve.speech.load import load
 from umaserve.speech.plain_text import PlainText
 from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import FIRST_CLAUSE, LIMIT, Sentences
-from umaserve.speech.speaker import Speaker
+from umaserve.speech.speaker import TRANSITIONS, Event, Speaker, State
 from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, BadReference, Samples, SpeechError
 from umaserve.stages.spoken import Speech
 from umaserve.system.threads import YieldPoint
@@ -345,6 +346,75 @@ def test_others_run_in_the_pauses_of_a_voice() -> None:
     answer.worker.step()
     assert order == ["tick", "tick", "tick", "spoken"]
     assert answer.ends == [None]
+
+
+def test_the_table_of_a_speaker_has_one_end_that_can_always_be_reached() -> None:
+    assert {State.LISTENING, *TRANSITIONS.values()} == set(State)
+    assert {event for _state, event in TRANSITIONS} == set(Event)
+    assert all(TRANSITIONS[state, Event.STOP] is State.ENDED for state in State)
+    assert [key for key in TRANSITIONS if key[0] is State.ENDED] == [(State.ENDED, Event.STOP)]
+
+
+class Speeches(RuleBasedStateMachine):
+    """Whatever happens in whatever order: one job at a time, sentences in order, one end, and nothing after it."""
+
+    @initialize(reference=st.booleans())
+    def begin(self, reference: bool) -> None:
+        self.answer = Answer(reference=Reference(pcm(0.5, SAMPLE_RATE), "f", SAMPLE_RATE) if reference else None)
+        self.text = ""
+        self.complete = self.stopped = False
+
+    @precondition(lambda self: not self.complete)
+    @rule(text=st.sampled_from(["One. ", "Two. Three. ", "Fo", "ur. ", "Nothing. ", "\n"]))
+    def push(self, text: str) -> None:
+        self.text += text
+        self.answer.speaker.push(text)
+
+    @precondition(lambda self: not self.complete)
+    @rule()
+    def finish(self) -> None:
+        self.complete = True
+        self.answer.speaker.finish()
+
+    @precondition(lambda self: self.answer.worker.jobs)
+    @rule(failure=st.sampled_from([None] * 5 + [SpeechError("told to fail"), IndexError("a mistake")]))
+    def work(self, failure: Exception | None) -> None:
+        self.answer.voice.failure = failure
+        self.answer.worker.step()
+
+    @rule()
+    def abandon(self) -> None:
+        self.stopped = True
+        self.answer.speaker.abandon()
+
+    @precondition(lambda self: self.answer.worker.jobs and not self.answer.ends)
+    @rule()
+    def abandon_when_a_sentence_is_heard(self) -> None:
+        n_heard = len(self.answer.heard)
+        self.answer.voice.failure = None
+        self.answer.on_audio = self.answer.speaker.abandon
+        self.answer.worker.step()
+        self.answer.on_audio = lambda: None
+        self.stopped |= len(self.answer.heard) > n_heard
+
+    @invariant()
+    def all_is_in_order(self) -> None:
+        if not hasattr(self, "answer"):
+            return
+        ends, jobs, state = self.answer.ends, len(self.answer.worker.jobs), self.answer.speaker.state
+        assert len(ends) <= 1
+        assert (state is State.ENDED) == (bool(ends) or self.stopped)
+        if state is not State.ENDED:
+            assert jobs == (state is not State.LISTENING)
+            assert (state is State.DRAINING) == self.complete
+        expected = [piece for piece in pieces(self.text) if piece != "Nothing."]
+        assert self.answer.heard == expected[: len(self.answer.heard)]
+        if ends == [None]:
+            assert self.answer.heard == expected
+
+
+TestSpeeches = Speeches.TestCase
+TestSpeeches.settings = settings(deadline=None, max_examples=100, stateful_step_count=20)
 
 
 def base64_of(data: bytes) -> str:
