@@ -20,6 +20,7 @@ class Fault(enum.Enum):
     UNAUTHORIZED = enum.auto()
     RATE_LIMITED = enum.auto()
     MEMORY_PRESSURE = enum.auto()
+    QUEUE_FULL = enum.auto()
     TIMED_OUT = enum.auto()
     MODEL_NOT_LOADED = enum.auto()
     DECODE_FAILED = enum.auto()

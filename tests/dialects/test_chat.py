@@ -68,7 +68,7 @@ from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard  #
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=600)
+LIMITS = RequestLimits(max_prompt_bytes=64)
 VOICE = VoiceInfo(("en", "de"), clones=False)
 HELLO = [{"role": "user", "content": "Hello!"}]
 READ = Generate(
@@ -134,8 +134,14 @@ def test_the_contracts_own_example_but_for_its_recording() -> None:
     assert request.sampling == Sampling(temperature=0.7, top_p=0.8, length_penalty=1.1)
 
 
-def test_the_default_length_is_no_longer_than_the_server_allows() -> None:
-    assert tell(dialect(limits=RequestLimits(64, 100))).max_tokens == 100
+@pytest.mark.parametrize(
+    ("cap", "wanted", "given"), [(None, 10**9, 10**9), (100, None, 100), (100, 99, 99), (100, 513, 100)]
+)
+def test_an_answer_has_what_is_asked_for_within_the_operators_cap(
+    cap: int | None, wanted: int | None, given: int
+) -> None:
+    asked = dialect(limits=RequestLimits(64, cap))
+    assert tell(asked, generation={"max_new_tokens": wanted}).max_tokens == given
 
 
 def test_content_may_be_a_list_of_texts() -> None:
@@ -401,8 +407,8 @@ CANT = "since this daemon's voice can't take on another one"
         ({"omni_mode": 1}, "omni_mode: expected true or false, got a whole number"),
         ({"generation": 5}, "generation: expected an object, got a whole number"),
         (
-            {"generation": {"max_new_tokens": 601}},
-            "generation.max_new_tokens: expected a whole number from 1 to 600, got 601",
+            {"generation": {"max_new_tokens": 0}},
+            "generation.max_new_tokens: expected a whole number from 1, got 0",
         ),
         ({"generation": {"temperature": -1}}, "generation.temperature: expected a number from 0 to 10, got -1"),
         ({"generation": {"top_p": 0}}, "generation.top_p: expected a number above 0 up to 1, got 0"),

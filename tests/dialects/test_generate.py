@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.generate.conversation import GenerateDialect
+from umaserve.dialects.generate.request import read_config, with_parameters
 from umaserve.dialects.generate.rest import GenerateBody
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
@@ -47,11 +48,12 @@ from umaserve.messages import (
     Usage,
     Waiting,
 )
+from umaserve.wire.fields import Fields
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=64)
 MODEL = ModelInfo("tiny", "llama", "Q4_1", 135, 9, 4096, 2048, 49152, 576, None, "<s>", "</s>")
 KEY = "sesame-äöü"
 DONE = Finished(FinishReason.LENGTH, Usage(4, 2, 3), Timing(0.01, 0.0452, 1.2405))
@@ -116,6 +118,20 @@ def refused(asked: GenerateDialect, error: RequestError) -> Message:
 
 
 # What a config says.
+
+
+@pytest.mark.parametrize(
+    ("cap", "wanted", "given"), [(None, None, None), (None, 10**9, 10**9), (9, None, 9), (9, 8, 8), (9, 10, 9)]
+)
+def test_an_answer_has_what_is_asked_for_within_the_operators_cap(
+    cap: int | None, wanted: int | None, given: int | None
+) -> None:
+    limits = RequestLimits(64, cap)
+    fields = Fields({"prompt": "Once", "parameters": {"max_tokens": wanted}})
+    request, _options = read_config(fields, limits, None, "gen_1")
+    assert request.max_tokens == given
+    assert with_parameters(request, Fields({"max_tokens": 5}), limits).max_tokens == 5
+    assert with_parameters(request, Fields({"top_k": 5}), limits).max_tokens == given
 
 
 def test_config_with_no_more_than_it_needs() -> None:
@@ -788,6 +804,7 @@ ERRORS = {
     Fault.CONTEXT_EXCEEDED: ("context_length_exceeded", True, "reduce_prompt"),
     Fault.CONTENT_FILTERED: ("content_filter", True, "modify_request"),
     Fault.MEMORY_PRESSURE: ("memory_pressure", True, "retry"),
+    Fault.QUEUE_FULL: ("rate_limited", True, "retry"),
     Fault.TOO_MANY_SESSIONS: ("rate_limited", True, "retry"),
     Fault.RATE_LIMITED: ("rate_limited", True, "retry"),
     Fault.TIMED_OUT: ("timeout", True, "retry"),

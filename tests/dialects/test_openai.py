@@ -59,7 +59,7 @@ from umaserve.messages import (
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=200)
 INFO = ModelInfo(
     name="small-1",
     architecture="llama",
@@ -227,8 +227,7 @@ def test_null_is_the_same_as_absent() -> None:
         ({}, None),
         ({"max_tokens": -1}, None),
         ({"max_tokens": 1}, 1),
-        ({"max_tokens": 512}, 512),
-        ({"max_tokens": 2**31 - 1}, 512),
+        ({"max_tokens": 2**31}, 2**31),
         ({"max_completion_tokens": 9}, 9),
         ({"max_completion_tokens": 9, "max_tokens": 8}, 9),
         ({"max_completion_tokens": -1, "max_tokens": 8}, 8),
@@ -355,8 +354,8 @@ EXTENSIONS_REFUSED = [
         ({"model": 1}, "model"),
         ({"model": "m" * 257}, "model"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 2**31}, "max_tokens"),
-        ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 1.1}, "top_p"),
@@ -487,14 +486,17 @@ def test_completion_with_every_field() -> None:
     ) == (Generate("cmpl-7", TokenIds((1, 2**31 - 1)), 512, Sampling(1.0, 1.0, seed=0), ("x",), 5),)
 
 
-@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (512, 512), (513, 512)])
+@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (2**31, 2**31)])
 def test_completion_answer_length(wanted: int | None, max_tokens: int | None) -> None:
     assert completion_requests(max_tokens=wanted)[0].max_tokens == max_tokens
 
 
-def test_the_default_length_of_a_completion_keeps_to_the_cap() -> None:
-    [request] = CompletionBody(RequestLimits(200, 9), lambda: INFO, "c", 0).receive(completion_body())
-    assert request.max_tokens == 9
+@pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 9), (-1, 9), (8, 8), (10, 9)])
+def test_the_operators_cap_cuts_every_answer(wanted: int | None, max_tokens: int) -> None:
+    limits = RequestLimits(200, 9)
+    completion = CompletionBody(limits, lambda: INFO, "c", 0).receive(completion_body(max_tokens=wanted))
+    chat = ChatBody(limits, None, lambda: INFO, "c", 0).receive(chat_body(max_tokens=wanted))
+    assert [request.max_tokens for request in (*completion, *chat)] == [max_tokens] * 2
 
 
 def test_each_prompt_has_its_choices_side_by_side() -> None:
@@ -545,7 +547,7 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
         ({"echo": 1}, "echo: expected true or false, got a whole number"),
         ({"echo": True, "logprobs": 0}, "echo: expected false where logprobs are asked for, got true"),
         ({"echo": True, "prompt": [1]}, "echo: expected false where the prompt is token ids, got true"),
-        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1 to 2147483647, got 0"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1, got 0"),
     ],
 )
 def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expected: str) -> None:
@@ -1093,6 +1095,7 @@ STATUSES: dict[Fault, tuple[int, str, str | None]] = {
     Fault.UNAUTHORIZED: (401, "invalid_request_error", "invalid_api_key"),
     Fault.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_exceeded"),
     Fault.MEMORY_PRESSURE: (503, "server_error", "memory_pressure"),
+    Fault.QUEUE_FULL: (503, "server_error", "queue_full"),
     Fault.TIMED_OUT: (504, "server_error", "timeout"),
     Fault.MODEL_NOT_LOADED: (503, "server_error", "model_not_loaded"),
     Fault.DECODE_FAILED: (500, "server_error", "server_error"),

@@ -35,7 +35,7 @@ from umaserve.messages import (
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
+LIMITS = RequestLimits(max_prompt_bytes=64)
 
 # The contract, written down a second time so that a code can't change without a test saying so.
 CODES = {
@@ -44,13 +44,14 @@ CODES = {
     Fault.BAD_REQUEST: "E_PROTO_BAD_REQUEST",
     Fault.BUSY: "E_PROTO_BUSY",
     Fault.PROMPT_TOO_LARGE: "E_LIMIT_PROMPT_TOO_LARGE",
-    Fault.CONTEXT_EXCEEDED: "E_LIMIT_CONTEXT",
+    Fault.CONTEXT_EXCEEDED: "E_LIMIT_PROMPT_TOO_LARGE",
     Fault.TOO_MANY_SESSIONS: "E_LIMIT_SESSIONS",
     Fault.CONTENT_FILTERED: "E_CONTENT_FILTER",
     Fault.NOT_FOUND: "E_PROTO_BAD_REQUEST",
     Fault.UNAUTHORIZED: "E_UNAUTHORIZED",
     Fault.RATE_LIMITED: "E_LIMIT_RATE",
     Fault.MEMORY_PRESSURE: "E_LIMIT_MEMORY",
+    Fault.QUEUE_FULL: "E_LIMIT_SESSIONS",
     Fault.TIMED_OUT: "E_RUNTIME_TIMEOUT",
     Fault.MODEL_NOT_LOADED: "E_RUNTIME_MODEL",
     Fault.DECODE_FAILED: "E_RUNTIME_DECODE",
@@ -103,8 +104,32 @@ def nested(depth: int) -> list[Any]:
 # What a request says.
 
 
+@pytest.mark.parametrize(
+    ("cap", "wanted", "given"),
+    [
+        (None, None, 512),
+        (None, 513, 513),
+        (None, 10**9, 10**9),
+        (2000, None, 2000),
+        (9, None, 9),
+        (9, 8, 8),
+        (9, 10, 9),
+    ],
+)
+def test_an_answer_has_what_is_asked_for_within_the_operators_cap(
+    cap: int | None, wanted: int | None, given: int
+) -> None:
+    limits = RequestLimits(64, cap)
+    asked = JsonDialect(limits, keep_alive=False).receive(request(max_tokens=wanted))
+    assert isinstance(asked, Generate)
+    assert asked.max_tokens == given
+    line = LineDialect(limits).receive(b"hi")
+    assert isinstance(line, Generate)
+    assert line.max_tokens == (cap or 512)
+
+
 def test_request_with_no_more_than_it_needs() -> None:
-    assert generate() == Generate(id="r1", prompt="hi")
+    assert generate() == Generate(id="r1", prompt="hi", max_tokens=512)
 
 
 def test_request_with_every_field() -> None:
@@ -222,10 +247,10 @@ def sampling(name: str) -> Read:
 RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]] = [
     (
         "max_tokens",
-        "a whole number from 1 to 512",
+        "a whole number from 1",
         lambda command: command.max_tokens,
-        [(1, 1), (512, 512), (2.0, 2)],
-        [(0, "0"), (513, "513"), (-1, "-1"), (2**63, str(2**63)), (-(2**63), str(-(2**63))), (0.5, "a number")],
+        [(1, 1), (513, 513), (2.0, 2), (1e9, 10**9), (2**63, 2**63)],
+        [(0, "0"), (-1, "-1"), (-(2**63), str(-(2**63))), (0.5, "a number")],
     ),
     (
         "temperature",
@@ -476,7 +501,7 @@ TYPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("prompt", "a non-empty string", ("a string",)),
     ("type", '"metrics" or "generate"', ("null", "a string")),
     ("event", '"cancel"', ("null", "a string")),
-    ("max_tokens", "a whole number from 1 to 512", ("null", "a whole number")),
+    ("max_tokens", "a whole number from 1", ("null", "a whole number")),
     ("temperature", "a number from 0 to 10", ("null", *NUMBERS)),
     ("top_p", "a number above 0 up to 1", ("null", *NUMBERS)),
     ("top_k", "a whole number from 0 to 1048576", ("null", "a whole number")),
@@ -666,7 +691,7 @@ def test_what_is_no_json(payload: bytes) -> None:
 
 def test_pair_of_surrogate_escapes_is_one_character() -> None:
     command = dialect().receive(b'{"id":"r1","prompt":"\\ud83d\\ude00"}')
-    assert command == Generate("r1", "😀")
+    assert command == Generate("r1", "😀", 512)
 
 
 # No input does worse than a refusal.
@@ -991,7 +1016,7 @@ def lines(*prompts: str) -> LineDialect:
 
 @pytest.mark.parametrize("line", ["hi", " ", '{"id":"r1"}', "Metrics", "metrics ", "\u0000", "é\r", "x" * 64, "é" * 32])
 def test_a_line_is_a_prompt_as_it_stands(line: str) -> None:
-    assert LineDialect(LIMITS).receive(line.encode()) == Generate("", line)
+    assert LineDialect(LIMITS).receive(line.encode()) == Generate("", line, 512)
 
 
 def test_a_line_of_metrics_is_answered_in_one() -> None:
@@ -1108,5 +1133,5 @@ def test_no_line_does_worse_than_a_refusal(line: bytes) -> None:
         assert not reply.close
         assert asked.ready
     else:
-        assert command == (GetMetrics() if line == b"metrics" else Generate("", line.decode()))
+        assert command == (GetMetrics() if line == b"metrics" else Generate("", line.decode(), 512))
         assert not asked.ready

@@ -230,14 +230,16 @@ def test_chat_uses_the_models_template(daemon: Daemon):
 
 
 def test_the_context_is_filled_to_its_end_and_not_beyond(own_daemon):
-    daemon = own_daemon("--n-ctx", "256", "--max-tokens", "300")
+    daemon = own_daemon("--n-ctx", "256")
     *_, end = daemon.ask("Once upon a time", ignore_eos=True)
     assert end["reason"] == "length"
     assert end["usage"]["total_tokens"] == 256
-    (error,) = daemon.ask("Once upon a time", max_tokens=253)
-    assert error["code"] == "E_LIMIT_CONTEXT"
-    assert "4 tokens and max_tokens 253 make 257, the context holds 256" in error["message"]
-    assert daemon.ask("Once upon a time", max_tokens=252, ignore_eos=True)[-1]["usage"]["total_tokens"] == 256
+    (error,) = daemon.ask("one two " * 200, max_tokens=1)
+    assert error["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
+    assert re.fullmatch("prompt: 40[0-9] tokens, expected at most 255: the context holds 256, .*", error["message"])
+    for max_tokens in (252, 253, 1e9):
+        *_, end = daemon.ask("Once upon a time", max_tokens=max_tokens, ignore_eos=True)
+        assert (end["reason"], end["usage"]["total_tokens"]) == ("length", 256)
 
 
 def test_more_work_than_the_kv_holds_waits_and_fails_nobody(own_daemon):

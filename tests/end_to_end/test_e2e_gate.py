@@ -170,8 +170,8 @@ def test_a_full_queue_takes_no_more(small: Daemon):
         small.wait_for(lambda values: values["waiting_sessions"] == 1)
         response = refused.ask("POST", "/v1/completions", SHORT)
         assert (response.status, response.headers["retry-after"]) == (503, "1")
-        assert response.error["code"] == "memory_pressure"
-        assert refused.ask("POST", "/v1/generate", SHORT).json["error"] == "memory_pressure"
+        assert response.error["code"] == "queue_full"
+        assert refused.ask("POST", "/v1/generate", SHORT).json["error"] == "rate_limited"
         running.close()
         assert waiting.receive().json["usage"]["completion_tokens"] == 4
         assert refused.ask("POST", "/v1/completions", SHORT).status == 200

@@ -168,21 +168,30 @@ def test_stops_and_length_change(plain: LlamaEngine):
     assert stream.run().text == whole.text[: whole.text.index(stop)]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "fault", "said"),
-    [
-        ({"max_tokens": N_CTX}, Fault.CONTEXT_EXCEEDED, f"max_tokens {N_CTX} make {N_CTX + 13}, the context holds 512"),
-        ({"sampling": Sampling(logit_bias=((10**6, 1.0),))}, Fault.BAD_REQUEST, "logit_bias"),
-    ],
-    ids=["max_tokens", "logit_bias"],
-)
-def test_a_change_that_is_refused_changes_nothing(plain: LlamaEngine, wrong: dict, fault: Fault, said: str):
+def test_a_change_that_is_refused_changes_nothing(plain: LlamaEngine):
     whole = Stream(plain, max_tokens=20, stop=("wizard",)).run()
     stream = Stream(plain, max_tokens=20, stop=("wizard",)).run(3)
-    with pytest.raises(RequestError, match=said) as caught:
-        stream.change(stop=(" ",), **wrong)
-    assert caught.value.fault is fault
+    with pytest.raises(RequestError, match="logit_bias") as caught:
+        stream.change(stop=(" ",), sampling=Sampling(logit_bias=((10**6, 1.0),)))
+    assert caught.value.fault is Fault.BAD_REQUEST
     assert stream.run().text == whole.text
+
+
+@pytest.mark.parametrize("wanted", [None, N_CTX, 10**9])
+def test_an_answer_is_cut_to_what_the_context_holds(plain: LlamaEngine, wanted: int | None):
+    room = N_CTX - len(plain.answer(Tokenize(STORY, special=True)).ids)
+    assert plain.prepare(Generate("t", STORY, wanted)).max_tokens == room
+    stream = Stream(plain, max_tokens=10)
+    stream.change(max_tokens=wanted)
+    assert stream.prepared.max_tokens == room
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(plain: LlamaEngine):
+    assert plain.prepare(Generate("t", TokenIds((1,) * (N_CTX - 1)))).max_tokens == 1
+    said = f"^prompt: {N_CTX} tokens, expected at most {N_CTX - 1}: the context holds {N_CTX}, "
+    with pytest.raises(RequestError, match=said) as caught:
+        plain.prepare(Generate("t", TokenIds((1,) * N_CTX), 1))
+    assert caught.value.fault is Fault.CONTEXT_EXCEEDED
 
 
 def test_a_grammar_goes_on_where_it_was(plain: LlamaEngine):

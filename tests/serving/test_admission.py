@@ -29,7 +29,7 @@ def test_as_many_may_wait_as_the_queue_is_long() -> None:
     admit = admission(max_queue=3)
     admit(ORIGIN, 2, 0.0)
     error = refused(admit, waiting=3)
-    assert (error.fault, error.retry_after_s) == (Fault.MEMORY_PRESSURE, 1.0)
+    assert (error.fault, error.retry_after_s) == (Fault.QUEUE_FULL, 1.0)
     assert error.message.startswith("request: 3 wait")
 
 

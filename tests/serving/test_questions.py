@@ -169,7 +169,7 @@ def test_no_more_than_so_many_wait(world: World, query: Query) -> None:
     gone.forgotten = True
     with pytest.raises(RequestError, match=f"request: {MOST} questions wait already") as refused:
         world.ask(Detokenize(()))
-    assert (refused.value.fault, refused.value.retry_after_s) == (Fault.MEMORY_PRESSURE, 1)
+    assert (refused.value.fault, refused.value.retry_after_s) == (Fault.QUEUE_FULL, 1)
     world.finish()
     assert len(world.answers) == MOST - 1
     world.ask(query)

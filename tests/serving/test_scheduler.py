@@ -65,12 +65,13 @@ LONG = "a prompt that needs more than one tick, since a batch is shorter than it
 class Client:
     """One request and what came of it."""
 
-    def __init__(self, request: Generate) -> None:
+    def __init__(self, request: Generate, context: int) -> None:
         self.request = request
         self.session: Session
         self.outputs: list[Output | RequestError] = []
-        self.limits = [(0, request.max_tokens or DEFAULT_MAX_TOKENS, request.stop)]
-        """From which token on which ``max_tokens`` and ``stop`` hold."""
+        self._room = context - len(request.prompt.encode()) if isinstance(request.prompt, str) else context
+        self.limits = [(0, self._length(request), request.stop)]
+        """From which token on which length and ``stop`` hold."""
         self.gone = False
         self.at_token: Callable[[], None] = lambda: None
 
@@ -81,10 +82,13 @@ class Client:
             assert isinstance(output, Token) == (Started() in self.outputs), "one start, and before the first token"
         if isinstance(output, Steered) and isinstance(output.command, Modify) and output.refusal is None:
             wanted = output.command.request
-            self.limits.append((len(self.tokens), wanted.max_tokens or DEFAULT_MAX_TOKENS, wanted.stop))
+            self.limits.append((len(self.tokens), self._length(wanted), wanted.stop))
         self.outputs.append(output)
         if isinstance(output, Token):
             self.at_token()
+
+    def _length(self, request: Generate) -> int:
+        return min(request.max_tokens or DEFAULT_MAX_TOKENS, self._room)
 
     @property
     def tokens(self) -> list[Token]:
@@ -167,7 +171,8 @@ class World:
     def arrive(
         self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: object
     ) -> Client:
-        client = Client(Generate(f"r{len(self.clients)}", prompt, **fields))
+        request = Generate(f"r{len(self.clients)}", prompt, **fields)
+        client = Client(request, self.engine.capacity.sequence_tokens)
         client.session = self.sessions.open(client.receive, caller)
         self.sessions.request(client.session, client.request, self.now)
         self.clients.append(client)
@@ -690,12 +695,9 @@ def test_other_stops_see_what_was_held_back(world: World) -> None:
 
 
 @pytest.mark.parametrize("moment", [arrived, preparing, waiting, in_prefill, in_decode, held, preempted])
-@pytest.mark.parametrize("fields", [{"max_tokens": 190}, {"prompt": "refuse", "max_tokens": 3}], ids=str)
-def test_a_refused_modification_changes_nothing(
-    moment: Callable[[World], Client], fields: dict[str, object], world: World
-) -> None:
+def test_a_refused_modification_changes_nothing(moment: Callable[[World], Client], world: World) -> None:
     client = moment(world)
-    command = world.modify(client, stop=tuple("aeiou"), **fields)
+    command = world.modify(client, stop=tuple("aeiou"), prompt="refuse", max_tokens=3)
     world.turn_until(lambda: client.steered and client.steered[-1].command is command)
     assert client.steered[-1].refusal == "prompt: too long"
     assert client.session.request == client.request
@@ -706,19 +708,24 @@ def test_a_refused_modification_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "refusal", "applied"),
-    [((190, 50), None, 50), ((50, 190), "prompt: too long", 40), ((1, 60), None, 60)],
+    ("changes", "refusal", "applied"),
+    [
+        (({"prompt": "refuse"}, {"max_tokens": 50}), None, 50),
+        (({"max_tokens": 50}, {"prompt": "refuse"}), "prompt: too long", 40),
+        (({"max_tokens": 1}, {"max_tokens": 60}), None, 60),
+        (({"max_tokens": 1}, {"max_tokens": 10**9}), None, 200 - len(LONG)),
+    ],
     ids=str,
 )
 def test_of_several_modifications_the_last_holds_and_all_are_answered_alike(
-    world: World, lengths: tuple[int, int], refusal: str | None, applied: int
+    world: World, changes: tuple[dict[str, object], dict[str, object]], refusal: str | None, applied: int
 ) -> None:
     client, made = in_decode(world), []
     change = world.engine.change
     world.engine.change = lambda *arguments: (made.append(arguments), change(*arguments))[1]
-    first = world.modify(client, max_tokens=lengths[0])
+    first = world.modify(client, **changes[0])
     world.pause(client)
-    second = world.modify(client, max_tokens=lengths[1])
+    second = world.modify(client, **changes[1])
     world.resume(client)
     world.turn_until(lambda: client.steered)
     assert [one.command for one in client.steered] == [first, Pause(), second, Resume()]

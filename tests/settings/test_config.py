@@ -59,7 +59,7 @@ DEFAULTS: dict[str, Any] = {
     "max_frame_bytes": 1048576,
     "max_chat_bytes": 134217728,
     "max_prompt_bytes": 262144,
-    "max_tokens": 512,
+    "max_tokens": 0,
     "tx_high_water": 65536,
     "max_queue": 256,
     "request_timeout": 600.0,
@@ -101,7 +101,7 @@ DEFAULTS: dict[str, Any] = {
 }
 WHOLE = {
     "max_sessions": (1, 65536),
-    "max_tokens": (1, 1048576),
+    "max_tokens": (0, 1048576),
     "max_queue": (1, 65536),
     "n_ctx": (64, 4194304),
     "parallel": (1, 256),

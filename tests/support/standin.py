@@ -244,8 +244,7 @@ class StandInEngine:
         tokens, spans = _tokens(request), ()
         if not isinstance(request.prompt, str | TokenIds) and any(turn.attachments for turn in request.prompt):
             tokens, spans = self._with_media(request.prompt, tenant)
-        max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
-        self._check_length(tokens, max_tokens)
+        max_tokens = self._max_tokens(request, tokens)
         text = TextStream(PIECES, request.stop)
         adapters = request.lora or ()
         return Prepared(tokens, max_tokens, text, StandInSampler(tokens, adapters), request.logprobs, adapters, spans)
@@ -286,8 +285,7 @@ class StandInEngine:
             assert token == next_token(sequence), "changed with another sequence's tokens"
             sequence.append(token)
         _tokens(request)
-        max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
-        self._check_length(prepared.tokens, max_tokens)
+        max_tokens = self._max_tokens(request, prepared.tokens)
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens)
 
@@ -310,9 +308,11 @@ class StandInEngine:
             raise RequestError(Fault.CONTEXT_EXCEEDED, "input: too long")
         return Embedded([vector(text) for text in texts], sum(map(len, texts)))
 
-    def _check_length(self, tokens: Sequence[int], max_tokens: int) -> None:
-        if len(tokens) + max_tokens > self.capacity.sequence_tokens:
+    def _max_tokens(self, request: Generate, tokens: Sequence[int]) -> int:
+        room = self.capacity.sequence_tokens - len(tokens)
+        if room < 1:
             raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt: too long")
+        return min(request.max_tokens or DEFAULT_MAX_TOKENS, room)
 
     def run(self, tick: Tick) -> TickResult:
         self.ticks.append(tick)

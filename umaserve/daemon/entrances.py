@@ -162,7 +162,7 @@ def _protocol(name: str, sock: socket.socket, config: Config) -> str:
 
 
 def _unix_protocol(protocol: str, config: Config) -> tuple[FrameCodec | LineCodec, JsonDialect | LineDialect]:
-    limits = RequestLimits(config.max_prompt_bytes, config.max_tokens)
+    limits = RequestLimits(config.max_prompt_bytes, config.max_tokens or None)
     if protocol == "json":
         return FrameCodec(config.max_frame_bytes), JsonDialect(limits, config.keep_alive)
     return LineCodec(config.max_frame_bytes), LineDialect(limits)

@@ -55,7 +55,7 @@ class Services:
         if voice is not None and self.ref_audio is not None:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
         return Facts(
-            limits=RequestLimits(config.max_prompt_bytes, config.max_tokens),
+            limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None),
             model=self.model,
             voice=voice,
             new_id=_new_id,

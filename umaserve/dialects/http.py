@@ -32,6 +32,7 @@ HTTP_STATUS: Mapping[Fault, int] = {
     Fault.UNAUTHORIZED: 401,
     Fault.RATE_LIMITED: 429,
     Fault.MEMORY_PRESSURE: 503,
+    Fault.QUEUE_FULL: 503,
     Fault.TIMED_OUT: 504,
     Fault.MODEL_NOT_LOADED: 503,
     Fault.DECODE_FAILED: 500,

@@ -56,10 +56,25 @@ and what to do instead."""
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The server's caps that a dialect enforces; bytes and tokens."""
+    """The server's caps that a dialect enforces."""
 
     max_prompt_bytes: int
-    max_tokens: int
+    max_tokens: int | None = None
+    """The operator's cap on the tokens of an answer; ``None``: only the context ends it."""
+
+
+def max_tokens(fields: Fields, key: str, limits: RequestLimits, default: int | None = None) -> int | None:
+    """The tokens that the answer may have, at most the operator's cap; ``None``: as many as the context holds.
+
+    More than fits is no mistake: programs ask for as much as other servers give, and learn by ``finish_reason``.
+    """
+    wanted = fields.integer(key, 1)
+    return within_cap(default if wanted is None else wanted, limits)
+
+
+def within_cap(tokens: int | None, limits: RequestLimits) -> int | None:
+    """``tokens``, or the operator's cap where that is less; ``None`` is without end."""
+    return min((limit for limit in (tokens, limits.max_tokens) if limit is not None), default=None)
 
 
 def json_body(body: bytes) -> Fields:

@@ -63,7 +63,6 @@ class LlamaEngine:
 
     def __init__(self, model: Model, config: Config) -> None:
         self._model = model
-        self._default_max_tokens = config.max_tokens
         self._memory = llama_cpp.llama_get_memory(model.context)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
@@ -229,14 +228,13 @@ class LlamaEngine:
 
     def _max_tokens(self, wanted: int | None, prompt_tokens: int) -> int:
         room = self.capacity.sequence_tokens - prompt_tokens
-        least = 1 if wanted is None else wanted
-        if least > room:
+        if room < 1:
             raise RequestError(
                 Fault.CONTEXT_EXCEEDED,
-                f"prompt: {prompt_tokens} tokens and max_tokens {least} make {prompt_tokens + least}, the context "
-                f"holds {self.capacity.sequence_tokens}",
+                f"prompt: {prompt_tokens} tokens, expected at most {self.capacity.sequence_tokens - 1}: the context "
+                f"holds {self.capacity.sequence_tokens}, and an answer takes at least one",
             )
-        return min(wanted or self._default_max_tokens, room)
+        return room if wanted is None else min(wanted, room)
 
     def run(self, tick: Tick) -> TickResult:
         self._use_threads(tick.threads)

@@ -26,7 +26,7 @@ class Admission:
         """Raise ``RequestError`` for a request that can't be taken; each kind can be tried again later."""
         if waiting >= self._max_queue:
             raise RequestError(
-                Fault.MEMORY_PRESSURE,
+                Fault.QUEUE_FULL,
                 f"request: {waiting} wait for a place already, which is the most; try again later",
                 retry_after_s=1.0,
             )

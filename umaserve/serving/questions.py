@@ -54,7 +54,7 @@ class Questions:
         """``answered`` gets the rendered answer in a later turn; raises ``RequestError`` where too many wait."""
         if len(self._asked) >= self._max_slots:
             raise RequestError(
-                Fault.MEMORY_PRESSURE,
+                Fault.QUEUE_FULL,
                 f"request: {self._max_slots} questions wait already; try again later",
                 retry_after_s=1,
             )

@@ -103,7 +103,7 @@ class Config:
     )
     max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
     max_tokens: int = setting(
-        512, whole(1, 1048576), "limits", "the most a request may ask for, and gets when it does not say"
+        0, whole(0, 1048576), "limits", "cut every answer to this many tokens; 0: no cap but the context"
     )
     tx_high_water: int = setting(
         64 * KIB, size(KIB, 64 * MIB), "limits", "pause a stream whose client leaves this much unread"

@@ -106,16 +106,17 @@ class Fields:
             raise bad_request(self.name(key), "true or false", value)
         return value
 
-    def integer(self, key: str, low: int, high: int) -> int | None:
+    def integer(self, key: str, low: int, high: int | None = None) -> int | None:
+        """A whole number, also one written as a float; of any size upwards where there is no ``high``."""
         value = self.values.get(key)
         if value is None:
             return None
-        expected = f"a whole number from {low} to {high}"
+        expected = f"a whole number from {low}" + ("" if high is None else f" to {high}")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise bad_request(self.name(key), expected, value)
-        if not low <= value <= high:
+        if value < low or (high is not None and value > high):
             raise out_of_range(self.name(key), expected, value)
         return value
 

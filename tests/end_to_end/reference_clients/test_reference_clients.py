@@ -130,7 +130,7 @@ def test_the_flow_of_an_error_and_its_recovery(narrow: Daemon):
         messages.append(message)
         if message["type"] == "error":
             crowd.leave()
-    assert (messages[0]["error"], messages[0]["recoverable"]) == ("memory_pressure", True)
+    assert (messages[0]["error"], messages[0]["recoverable"]) == ("rate_limited", True)
     assert messages[-1]["type"] == "completion"
     assert messages[-1]["usage"]["completion_tokens"] <= 100
 

@@ -22,6 +22,7 @@ from umaserve.wire.websocket import CloseCode
 OURS = frozenset(
     (
         Fault.MEMORY_PRESSURE,
+        Fault.QUEUE_FULL,
         Fault.TIMED_OUT,
         Fault.MODEL_NOT_LOADED,
         Fault.DECODE_FAILED,

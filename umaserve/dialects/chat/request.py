@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.content import check_media, joined
-from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, sampling
+from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, sampling
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Audio,
@@ -67,13 +67,12 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
     if system is not None and not any(turn.role == "system" for turn in turns):
         turns = (ChatTurn("system", system), *turns)
     generation = fields.object("generation") or Fields({})
-    max_tokens = generation.integer("max_new_tokens", 1, limits.max_tokens)
     penalty = generation.number("length_penalty", MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     chosen = sampling(generation, DEFAULTS)
     request = Generate(
         id=request_id,
         prompt=turns,
-        max_tokens=min(DEFAULT_NEW_TOKENS, limits.max_tokens) if max_tokens is None else max_tokens,
+        max_tokens=max_tokens(generation, "max_new_tokens", limits, DEFAULT_NEW_TOKENS),
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
         enable_thinking=fields.boolean("enable_thinking", False),
         spoken=None if speech is None else speech.speaking,

@@ -36,6 +36,7 @@ ERRORS = {
     Fault.CONTEXT_EXCEEDED: ("context_length_exceeded", True, "reduce_prompt"),
     Fault.CONTENT_FILTERED: ("content_filter", True, "modify_request"),
     Fault.MEMORY_PRESSURE: ("memory_pressure", True, "retry"),
+    Fault.QUEUE_FULL: ("rate_limited", True, "retry"),
     Fault.TOO_MANY_SESSIONS: ("rate_limited", True, "retry"),
     Fault.RATE_LIMITED: ("rate_limited", True, "retry"),
     Fault.TIMED_OUT: ("timeout", True, "retry"),

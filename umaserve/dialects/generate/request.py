@@ -10,10 +10,12 @@ from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
     lora,
+    max_tokens,
     sampling,
     stops,
     turn,
     with_targets,
+    within_cap,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
 from umaserve.errors import Fault, RequestError
@@ -72,10 +74,9 @@ def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) ->
             )
             raise RequestError(Fault.BAD_REQUEST, message)
         repeat_penalty = "repeat_penalty"
-    max_tokens = fields.integer("max_tokens", 1, limits.max_tokens)
     return dataclasses.replace(
         request,
-        max_tokens=request.max_tokens if max_tokens is None else max_tokens,
+        max_tokens=max_tokens(fields, "max_tokens", limits, request.max_tokens),
         sampling=sampling(fields, request.sampling, repeat_penalty=repeat_penalty),
         stop=request.stop if fields.values.get("stop") is None else stops(fields),
         cache_prompt=fields.boolean("cache_prompt", request.cache_prompt),
@@ -99,7 +100,7 @@ def _read(
     if options.echo_prompt and not isinstance(prompt, str):
         message = f"{wanted.name('echo_prompt')}: expected false where prompt is an array of messages, got true"
         raise RequestError(Fault.BAD_REQUEST, message)
-    request = Generate(id=request_id, prompt=prompt, logprobs=_logprobs(wanted))
+    request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted))
     return with_targets(request, fields), options
 
 

@@ -24,6 +24,7 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.UNAUTHORIZED: (_INVALID, "invalid_api_key"),
     Fault.RATE_LIMITED: ("rate_limit_error", "rate_limit_exceeded"),
     Fault.MEMORY_PRESSURE: (_SERVER, "memory_pressure"),
+    Fault.QUEUE_FULL: (_SERVER, "queue_full"),
     Fault.TIMED_OUT: (_SERVER, "timeout"),
     Fault.MODEL_NOT_LOADED: (_SERVER, "model_not_loaded"),
     Fault.DECODE_FAILED: (_SERVER, "server_error"),

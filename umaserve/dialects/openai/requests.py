@@ -18,6 +18,7 @@ from umaserve.dialects.parameters import (
     stops,
     token_ids,
     with_targets,
+    within_cap,
 )
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
@@ -30,7 +31,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 8
 MAX_GENERATIONS = 32
 """Prompts times choices of one request."""
-MAX_WANTED_TOKENS = 2**31 - 1
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
@@ -64,13 +64,13 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise RequestError(
             Fault.BAD_REQUEST, "tool_choice: expected no call to be required where the answer's form is given, got both"
         )
-    completion_tokens = _max_tokens(fields, "max_completion_tokens", limits)
-    max_tokens = _max_tokens(fields, "max_tokens", limits)
+    completion_tokens = _wanted_tokens(fields, "max_completion_tokens")
+    max_tokens = _wanted_tokens(fields, "max_tokens")
     continues, opens = _continuation(fields)
     one = Generate(
         id=new_id,
         prompt=turns(fields, limits),
-        max_tokens=max_tokens if completion_tokens is None else completion_tokens,
+        max_tokens=within_cap(max_tokens if completion_tokens is None else completion_tokens, limits),
         sampling=chosen,
         stop=stops(fields),
         logprobs=_chat_logprobs(fields),
@@ -120,9 +120,10 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
         raise RequestError(Fault.BAD_REQUEST, "echo: expected false where logprobs are asked for, got true")
     if echo and any(isinstance(prompt, TokenIds) for prompt in prompts):
         raise RequestError(Fault.BAD_REQUEST, "echo: expected false where the prompt is token ids, got true")
-    max_tokens = _max_tokens(fields, "max_tokens", limits)
+    max_tokens = _wanted_tokens(fields, "max_tokens")
     if fields.values.get("max_tokens") is None:
-        max_tokens = min(DEFAULT_COMPLETION_TOKENS, limits.max_tokens)
+        max_tokens = DEFAULT_COMPLETION_TOKENS
+    max_tokens = within_cap(max_tokens, limits)
     chosen, stop = _sampling(fields, None), stops(fields)
     requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
     return _asked(fields, requests, echo=echo)
@@ -189,13 +190,9 @@ def _n_choices(fields: Fields) -> int:
     return fields.integer("n", 1, MAX_CHOICES) or 1
 
 
-def _max_tokens(fields: Fields, key: str, limits: RequestLimits) -> int | None:
-    """``None`` where the request leaves it to the server, which some clients say with -1.
-
-    Programs ask for as much as other servers give: they get this one's most, and learn by ``finish_reason``.
-    """
-    wanted = None if fields.values.get(key) == -1 else fields.integer(key, 1, MAX_WANTED_TOKENS)
-    return None if wanted is None else min(wanted, limits.max_tokens)
+def _wanted_tokens(fields: Fields, key: str) -> int | None:
+    """``None`` where the request leaves it to the server, which some clients say with -1."""
+    return None if fields.values.get(key) == -1 else fields.integer(key, 1)
 
 
 def _sampling(fields: Fields, response_schema: str | None) -> Sampling:

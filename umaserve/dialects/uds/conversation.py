@@ -15,6 +15,7 @@ from umaserve.dialects.parameters import (
     check_prompt_bytes,
     dump_capped,
     lora,
+    max_tokens,
     sampling,
     stops,
     turn,
@@ -42,13 +43,14 @@ CODES = {
     Fault.BAD_REQUEST: "E_PROTO_BAD_REQUEST",
     Fault.BUSY: "E_PROTO_BUSY",
     Fault.PROMPT_TOO_LARGE: "E_LIMIT_PROMPT_TOO_LARGE",
-    Fault.CONTEXT_EXCEEDED: "E_LIMIT_CONTEXT",
+    Fault.CONTEXT_EXCEEDED: "E_LIMIT_PROMPT_TOO_LARGE",
     Fault.TOO_MANY_SESSIONS: "E_LIMIT_SESSIONS",
     Fault.CONTENT_FILTERED: "E_CONTENT_FILTER",
     Fault.NOT_FOUND: "E_PROTO_BAD_REQUEST",
     Fault.UNAUTHORIZED: "E_UNAUTHORIZED",
     Fault.RATE_LIMITED: "E_LIMIT_RATE",
     Fault.MEMORY_PRESSURE: "E_LIMIT_MEMORY",
+    Fault.QUEUE_FULL: "E_LIMIT_SESSIONS",
     Fault.TIMED_OUT: "E_RUNTIME_TIMEOUT",
     Fault.MODEL_NOT_LOADED: "E_RUNTIME_MODEL",
     Fault.DECODE_FAILED: "E_RUNTIME_DECODE",
@@ -56,6 +58,7 @@ CODES = {
 }
 
 MAX_METADATA_BYTES = 1024
+DEFAULT_MAX_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -168,7 +171,7 @@ class LineDialect:
         if prompt == "metrics":
             self._running = True
             return GetMetrics()
-        request = Generate("", read_prompt(prompt, self._limits))
+        request = Generate("", read_prompt(prompt, self._limits), _default_tokens(self._limits))
         self._running = True
         return request
 
@@ -213,13 +216,18 @@ def _generate(fields: Fields, limits: RequestLimits) -> Generate:
     request = Generate(
         id=_required_id(fields),
         prompt=_prompt_or_turns(fields, limits),
-        max_tokens=fields.integer("max_tokens", 1, limits.max_tokens),
+        max_tokens=max_tokens(fields, "max_tokens", limits, _default_tokens(limits)),
         sampling=sampling(fields, Sampling()),
         stop=stops(fields),
         cache_prompt=fields.boolean("cache_prompt", True),
         lora=lora(fields),
     )
     return with_targets(request, fields)
+
+
+def _default_tokens(limits: RequestLimits) -> int:
+    """The contract's "server limit": the operator's cap, where there is one."""
+    return limits.max_tokens or DEFAULT_MAX_TOKENS
 
 
 def _metadata(fields: Fields) -> dict[str, Any] | None:
