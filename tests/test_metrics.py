@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -197,6 +199,14 @@ def test_ticks_are_a_histogram_too() -> None:
 def test_an_exposition_leaves_nothing_behind() -> None:
     metrics = ServingMetrics()
     assert exposed(metrics, {"connections": 1}).keys() == exposed(metrics, {"connections": 2}).keys()
+
+
+def test_resident_bytes_are_told_without_a_descriptor_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(*_: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Path, "read_text", no_more)
+    assert resident_bytes() > 2**20
 
 
 def test_resident_bytes_are_whole_pages_of_this_process() -> None:

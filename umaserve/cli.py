@@ -18,6 +18,7 @@ from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import Settings, nearest
 from umaserve.system import logs
+from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
     from umaserve.settings.daemon import Config
@@ -72,6 +73,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {
         "serve": _serve,

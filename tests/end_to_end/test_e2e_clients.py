@@ -135,6 +135,10 @@ def test_out_of_descriptors_accepting_pauses_and_comes_back(own_daemon):
     time.sleep(1)
     # Not timed but told apart: a busy loop would take the whole second.
     assert _cpu_seconds(daemon) - cpu < 0.7
+    assert daemon.logs.count("accepting pauses") == 1
+    # Who came in is served, though nothing can be opened for it.
+    wires[0].send({"id": "first", "prompt": "Once", "max_tokens": 2})
+    assert wires[0].receive_until("eos", "error")["event"] == "eos"
     for wire in wires:
         wire.close()
     assert daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -325,3 +326,66 @@ def test_a_socket_made_by_the_manager(tmp_path: Path, name: str, line: bytes | N
             assert wire.receive_until("eos")["reason"] == "length"
     assert daemon.stop() == 0, daemon.logs
     assert os.path.exists(path), "a socket that the manager made is the manager's to remove"
+
+
+# -- closed standard streams ------------------------------------------------------------------------------------------
+
+
+def close_all() -> None:
+    for number in (0, 1, 2):
+        os.close(number)
+
+
+def test_a_daemon_without_standard_streams_serves_and_ends(own_daemon):
+    daemon = own_daemon(preexec_fn=close_all)
+    assert daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos"
+    for number in (0, 1, 2):
+        assert os.readlink(f"/proc/{daemon.process.pid}/fd/{number}") == os.devnull
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+@pytest.mark.parametrize("command", [["ask", "Hi", "--max-tokens", "1"], ["metrics"]])
+def test_a_client_without_a_standard_stream_ends_as_with_one(daemon: Daemon, command: list[str], closed: int):
+    result = run(*command, "--socket", daemon.path, preexec_fn=lambda: os.close(closed))
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 0
+
+
+def test_ask_without_a_standard_input_to_read_says_so_in_one_line(daemon: Daemon):
+    result = run("ask", "-", "--socket", daemon.path, preexec_fn=lambda: os.close(0))
+    assert result.returncode == 1
+    assert "prompt: expected a non-empty string" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_chat_without_a_standard_stream_ends_as_with_one(daemon: Daemon, closed: int):
+    result = run(
+        *("chat", "--url", f"http://{daemon.http}", "--max-tokens", "1", "Hi"), preexec_fn=lambda: os.close(closed)
+    )
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["relay", "--listen", "127.0.0.1:0", "--worker-secret", "secret"],
+        ["worker", "--relay", "http://127.0.0.1:1", "--worker-secret", "secret"],
+    ],
+)
+def test_a_relay_and_a_worker_without_standard_streams_run_and_end(command: list[str]):
+    process = subprocess.Popen([sys.executable, "-m", "umaserve", *command], preexec_fn=close_all)
+
+    def handles_signals() -> bool:
+        (caught,) = re.findall(r"SigCgt:\t([0-9a-f]+)", Path(f"/proc/{process.pid}/status").read_text())
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    deadline = time.monotonic() + 60
+    while not handles_signals():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(60) == 0

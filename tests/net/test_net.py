@@ -23,7 +23,7 @@ from umaserve.errors import ConfigError
 from umaserve.net import channel as channel_module
 from umaserve.net import listeners
 from umaserve.net.channel import HALF_CLOSED_POLL_S, LINGER_S, READ_PER_TURN, Channel
-from umaserve.net.listeners import PAUSE_S, Listener, SocketFile
+from umaserve.net.listeners import COMPLAIN_EVERY_S, PAUSE_S, Listener, SocketFile
 from umaserve.net.loop import READ, TRY_AGAIN_S, WRITE, Loop
 from umaserve.net.timers import Timer, Timers
 from umaserve.system.peers import Peer, peer_of
@@ -1509,6 +1509,20 @@ def test_accepting_pauses_when_the_system_has_no_more(error: int, accepting: Acc
     clock.now += PAUSE_S * 1.01
     accepting.loop.turns(2)
     assert len(accepting.accepted) == 1
+
+
+def test_pauses_are_logged_once_a_minute_and_say_what_to_do(
+    accepting: Accepting, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    accepting.connect()
+    accepting.socket.error = errno.EMFILE
+    for minute in (1, 2):
+        for _ in range(100):
+            accepting.loop.turns(2)
+            clock.now += PAUSE_S * 1.01
+        assert len(caplog.records) == minute
+        clock.now += COMPLAIN_EVERY_S
+    assert "raise this program's limit of open files" in caplog.text
 
 
 def test_accepting_with_no_descriptor_left(accepting: Accepting, clock: Clock) -> None:

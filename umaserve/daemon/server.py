@@ -176,7 +176,7 @@ class Server:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        raise_descriptor_limit()
+        raise_descriptor_limit(self._config.max_sessions, "max_sessions")
         sys.setswitchinterval(SWITCH_S)
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._signals.handle()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import llama_cpp
 import numpy as np
+import numpy.ctypeslib  # By itself numpy reads it at the first logits, when no descriptor may be left.
 
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import logging
+import math
 import os
 import socket
 import stat
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
 PAUSE_S = 0.2
+COMPLAIN_EVERY_S = 60.0
 BACKLOG = 1024
 _SUN_PATH = 108
 _LOST_IN_QUEUE = {
@@ -33,6 +35,10 @@ _LOST_IN_QUEUE = {
     errno.EPERM,
 }
 """What accept(2) says of one connection, not of the listening socket."""
+_ADVICE = {
+    errno.EMFILE: "raise this program's limit of open files (ulimit -Hn, LimitNOFILE=), or lower its connections'",
+    errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
+}
 
 
 class SocketFile:
@@ -158,6 +164,7 @@ class Listener:
         self._loop = loop
         self._sock = sock
         self._accepted = accepted
+        self._complain_at = -math.inf
         sock.setblocking(False)
         self._resume()
 
@@ -177,11 +184,7 @@ class Listener:
                 if error.errno in _LOST_IN_QUEUE:
                     log.debug("a connection was lost before it was accepted: %s", error)
                     continue
-                # Mostly descriptors that have run out. The waiting connection keeps the socket readable: polling it
-                # would spin.
-                log.warning("accepting pauses for %g s: %s", PAUSE_S, error.strerror)
-                self._loop.set_interest(self._sock, 0, self._on_ready)
-                self._loop.call_later(PAUSE_S, self._resume)
+                self._pause(error)
                 return
             if sock.family != socket.AF_UNIX:
                 _set_tcp_options(sock)
@@ -190,6 +193,16 @@ class Listener:
             except Exception:
                 log.exception("a connection was dropped, since taking it in failed")
                 sock.close()
+
+    def _pause(self, error: OSError) -> None:
+        """Mostly descriptors that have run out. The waiting connection keeps the socket readable: polling it would
+        spin."""
+        if self._loop.now() >= self._complain_at:
+            self._complain_at = self._loop.now() + COMPLAIN_EVERY_S
+            advice = _ADVICE.get(error.errno or 0, "clients wait until there is room")
+            log.warning("accepting pauses: %s: %s", error.strerror, advice)
+        self._loop.set_interest(self._sock, 0, self._on_ready)
+        self._loop.call_later(PAUSE_S, self._resume)
 
     def close(self) -> None:
         self._loop.set_interest(self._sock, 0, self._on_ready)

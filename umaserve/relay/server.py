@@ -69,7 +69,7 @@ class RelayServer:
 
     def run(self) -> int:
         """Raises ``ConfigError`` where it can't listen."""
-        raise_descriptor_limit()
+        raise_descriptor_limit(self._config.max_connections, "max_connections")
         for sock in tcp_sockets(*parse_address(self._config.listen)):
             self._listeners.append(Listener(self._loop, sock, self._accept))
             host, port = sock.getsockname()[:2]

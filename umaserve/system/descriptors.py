@@ -1,11 +1,54 @@
-"""How many files and sockets this process may have open."""
+"""File descriptors: how many this process may have open, and the three that every program expects."""
 
 from __future__ import annotations
 
+import logging
+import os
 import resource
+import sys
+
+log = logging.getLogger(__name__)
+
+OWN_DESCRIPTORS = 64
+"""Besides connections: the log, the loop, listeners, threads' and decoders' pipes, files that are read."""
 
 
-def raise_descriptor_limit() -> None:
-    """Take all the descriptors that the system allows: the usual soft limit is for programs that use select(2)."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_descriptor_limit(connections: int, setting: str) -> None:
+    """Take all the descriptors that the system allows, since the usual soft limit is for programs that use select(2);
+    warn where that is too few for as many ``connections`` as the setting of this name allows."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        limit = most
+    except (OSError, ValueError) as error:
+        log.debug("the limit of open files stays: %s", error)
+    needed = connections + OWN_DESCRIPTORS
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        log.warning(
+            "this process may have %d files and sockets open, and %s = %d needs %d: raise the limit (ulimit -Hn, or "
+            "LimitNOFILE= in a unit), or lower %s; until then clients beyond it wait",
+            limit,
+            setting,
+            connections,
+            needed,
+            setting,
+        )
+
+
+def open_standard_streams() -> None:
+    """Put the null device where standard input, output or error is closed, as by ``2>&-``.
+
+    What is opened next would have its number otherwise, and get all that libraries in C write there.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,8 +33,12 @@ def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def resident_bytes() -> int:
-    """Resident set size of this process (proc(5), statm)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Resident set size of this process (proc(5), statm), or the largest that it ever was where no descriptor is left
+    to read it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class MemoryPressure:

@@ -11,6 +11,7 @@ from umaserve.settings.reread import reread
 from umaserve.settings.secret_file import read_secret
 from umaserve.settings.worker import WorkerConfig
 from umaserve.system import systemd
+from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.signals import Signals
 from umaserve.system.threads import JobThread, ThreadWatch
 from umaserve.worker.dialer import Dialer
@@ -58,6 +59,7 @@ class WorkerServer:
         """Those that the links were told last."""
 
     def run(self) -> int:
+        raise_descriptor_limit(self._config.max_concurrent, "max_concurrent")
         self._signals.handle()
         self._loop.after_poll = self._resolving.collect
         self._loop.before_sleep = self._end_turn
