@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from umaserve.errors import RequestError
-from umaserve.messages import Command, Output
+from umaserve.messages import Command, FinishReason, Output
 from umaserve.wire.websocket import CloseCode
+
+FINISH_REASONS: Mapping[FinishReason, str] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "stop",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
+"""What OpenAI's API and the contract of ``/generate`` call them; a cancelled stream was stopped."""
 
 
 class Reply(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
+from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.generate.request import Options
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Finished,
-    FinishReason,
     Generate,
     Loading,
     Logprobs,
@@ -48,13 +48,6 @@ ERRORS = {
 ("modify_request", "reduce_prompt"), send it again after a while ("retry"), when the running one has ended ("wait"), on
 a new connection ("reconnect") or with a key ("authenticate"), begin anew with a ``config`` ("restart"), or nothing
 ("none")."""
-
-FINISH_REASONS = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.CANCELLED: "stop",
-    FinishReason.CONTENT_FILTER: "content_filter",
-}
 
 MIN_LOGPROB = -9999.0
 """JSON has no infinity, which the logarithm of a probability of 0 is."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.thinking import WithoutThinking
 from umaserve.dialects.tool_calls import ToolCallParser
 from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token, ToolCall
@@ -18,13 +19,6 @@ MIN_LOGPROB = -9999.0
 
 _UNPADDED = 6
 """Bytes: whole samples, and whole groups of base64."""
-
-_REASONS = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.CANCELLED: "stop",
-    FinishReason.CONTENT_FILTER: "content_filter",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class ChatChoice:
     def finish(self, reason: FinishReason) -> Part:
         held = "" if self._tool_calls is None else self._tool_calls.finish()
         called = self._n_found and reason is FinishReason.STOP
-        return Part(held, finish_reason="tool_calls" if called else _REASONS[reason])
+        return Part(held, finish_reason="tool_calls" if called else FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         """The ``choices`` items that say ``part`` in a stream; the role goes before all else."""
@@ -108,7 +102,7 @@ class SpokenChoice:
         return Part(sound=pcm16(spoken.pcm))
 
     def finish(self, reason: FinishReason) -> Part:
-        return Part(self._text.finish(), finish_reason=_REASONS[reason])
+        return Part(self._text.finish(), finish_reason=FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         """The ``choices`` items that say ``part`` in a stream; the role and the audio's id go before all else."""
@@ -158,7 +152,7 @@ class TextChoice:
         return Part(token.text, logprobs=_scores(token))
 
     def finish(self, reason: FinishReason) -> Part:
-        return Part(finish_reason=_REASONS[reason])
+        return Part(finish_reason=FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         """The ``choices`` items that say ``part`` in a stream."""
