@@ -806,7 +806,7 @@ class Daemon:
         questions = Questions(engine, self.compute, self.preparing, 4)
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 60.0, 1 << 20), lambda: engine.info,
-            lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: questions, self.speech,
+            lambda: Metrics({}), 0, lambda: b"", None, lambda: questions, self.speech,
             Recordings("", 0, 0, lambda: None), None, None, InputBudget(self.loop, 1 << 20, 1 << 20), dict,
         )  # fmt: skip
         self.scheduler = Scheduler(

@@ -89,7 +89,7 @@ class World:
         services = Services(
             config, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
             lambda: engine.info if self.loaded else None, lambda: Metrics({}), 0, lambda: b"",
-            lambda _feedback, _origin: False, lambda: questions, self.speech,
+            None, lambda: questions, self.speech,
             Recordings("", 0, 0, lambda: None), None, None, self.budget, lambda: self.stuck,
         )  # fmt: skip
         self.lost: list[Client] = []

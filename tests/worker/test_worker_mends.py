@@ -75,7 +75,7 @@ class Daemon:
         self.questions = Questions(engine, self.compute, self.preparing, 4)
         services = Services(
             CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
-            lambda: Metrics({}), 0, lambda: b"", lambda _feedback, _origin: False, lambda: self.questions,
+            lambda: Metrics({}), 0, lambda: b"", None, lambda: self.questions,
             Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
             InputBudget(self.loop, 1 << 20, 1 << 20), dict,
         )  # fmt: skip

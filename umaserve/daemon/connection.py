@@ -206,12 +206,14 @@ class Connection:
             session.sink = self._spoken.take
 
     def _keep(self, feedback: Feedback) -> None:
+        log_of_all = self._services.feedback
         try:
-            kept = self._services.keep_feedback(feedback, self._caller)
+            if log_of_all is not None:
+                log_of_all.keep(feedback, self._caller)
         except RequestError as error:
             self._reply(self._dialect.refuse(error))
         else:
-            self._reply(self._dialect.send(FeedbackKept(kept)))
+            self._reply(self._dialect.send(FeedbackKept(log_of_all is not None)))
 
     def _reattach(self, command: Reattach) -> None:
         error = RequestError(Fault.BAD_REQUEST, "type: a generation can't be resumed here", command.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import stat
@@ -12,7 +13,11 @@ from typing import Any
 
 import orjson
 
-from umaserve.errors import ConfigError
+from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.messages import Feedback
+from umaserve.serving.sessions import Caller
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 16 << 20
 MAX_AGE = timedelta(days=30)
@@ -39,6 +44,14 @@ class FeedbackLog:
                 f"feedback log {path}: {error.strerror}: choose a regular file, no link, that you may write to "
                 "with --feedback-log"
             ) from error
+
+    def keep(self, feedback: Feedback, caller: Caller) -> None:
+        """Write down what ``caller`` thinks; raises ``RequestError`` where the disk refuses."""
+        try:
+            self.append({"peer": caller.peer, "key": caller.key, **feedback.values}, datetime.now(UTC))
+        except OSError as error:
+            log.error("feedback could not be written: %s", error)
+            raise RequestError(Fault.DECODE_FAILED, "feedback: it could not be written down") from None
 
     def append(self, values: Mapping[str, Any], now: datetime) -> None:
         """Write down ``values``, without a ``time``, whole or not at all. Raises ``OSError``: a full disk, say."""

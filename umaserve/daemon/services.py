@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from umaserve.daemon.detached import Detached
+from umaserve.daemon.feedback import FeedbackLog
 from umaserve.dialects.http import Facts
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Feedback, Metrics, ModelInfo
+from umaserve.messages import Metrics, ModelInfo
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
-from umaserve.serving.sessions import Caller, SessionManager
+from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
@@ -37,8 +38,8 @@ class Services:
     started_at: int
     """Seconds since 1970."""
     prometheus: Callable[[], bytes]
-    keep_feedback: Callable[[Feedback, Caller], bool]
-    """Write it down; whether there is a place for it. Raises ``RequestError`` where the disk refuses."""
+    feedback: FeedbackLog | None
+    """Where clients' feedback is kept, if it is."""
     questions: Callable[[], Questions | None]
     """``None`` while the model loads."""
     speech: Speech

@@ -1,0 +1,67 @@
+"""What is looked after by the clock while the daemon runs, whoever its clients are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from umaserve.daemon.model_host import ModelHost
+from umaserve.net.loop import Loop
+from umaserve.serving.admission import Admission
+from umaserve.serving.sessions import SessionManager
+from umaserve.stages.recordings import TIDY_S, Recordings
+from umaserve.system.memory import MemoryPressure
+
+log = logging.getLogger(__name__)
+
+TELL_S = 1.0
+EXPIRE_S = 1.0
+WATCH_S = 5.0
+"""How often threads are looked at, so that the log tells of one that is stuck where nobody else asks."""
+
+
+class MemoryWatch:
+    """Where memory is short, the caches go first; where it still is a moment later, no request is taken."""
+
+    def __init__(self, loop: Loop, host: ModelHost, admission: Admission) -> None:
+        self._pressure = MemoryPressure(loop.now)
+        self._host = host
+        self._admission = admission
+        self._short = False
+
+    def look(self) -> None:
+        was_short = self._short
+        self._short = self._pressure.short()
+        if self._short:
+            self._host.shed_caches()
+        if self._short != was_short:
+            log.warning("memory is %s", f"short: {self._pressure.reason}" if self._short else "enough again")
+        self._admission.memory_short = self._short and was_short
+
+
+def keep_house(
+    loop: Loop,
+    host: ModelHost,
+    sessions: SessionManager,
+    admission: Admission,
+    recordings: Recordings,
+    look_at_threads: Callable[[], object],
+    request_timeout: float,
+) -> None:
+    """Begin all of it. ``request_timeout`` is in seconds, 0: none."""
+    every(loop, TELL_S, host.tell_waiting)
+    every(loop, MemoryPressure.READ_S, MemoryWatch(loop, host, admission).look)
+    every(loop, WATCH_S, look_at_threads)
+    every(loop, TIDY_S, recordings.tidy)
+    if request_timeout:
+        every(loop, min(EXPIRE_S, request_timeout / 2), lambda: sessions.expire(request_timeout))
+
+
+def every(loop: Loop, seconds: float, do: Callable[[], object]) -> None:
+    """Call ``do`` now, and so many seconds after each time."""
+
+    def again() -> None:
+        loop.call_later(seconds, again)
+        do()
+
+    again()
