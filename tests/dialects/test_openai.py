@@ -55,6 +55,7 @@ from umaserve.messages import (
     Usage,
     Waiting,
 )
+from umaserve.wire.http_head import Headers
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -213,8 +214,8 @@ def test_chat_with_every_field() -> None:
 
 def test_null_is_the_same_as_absent() -> None:
     names = (
-        "model max_tokens max_completion_tokens temperature top_p n stop seed logprobs top_logprobs logit_bias "
-        "presence_penalty frequency_penalty response_format tools tool_choice parallel_tool_calls stream "
+        "model max_tokens n_predict max_completion_tokens temperature top_p n stop seed logprobs top_logprobs "
+        "logit_bias presence_penalty frequency_penalty response_format tools tool_choice parallel_tool_calls stream "
         "stream_options user top_k min_p repeat_penalty grammar json_schema ignore_eos functions function_call "
         "cache_prompt lora priority slo"
     )
@@ -230,6 +231,9 @@ def test_null_is_the_same_as_absent() -> None:
         ({"max_tokens": 2**31}, 2**31),
         ({"max_completion_tokens": 9}, 9),
         ({"max_completion_tokens": 9, "max_tokens": 8}, 9),
+        ({"max_tokens": 8, "n_predict": 7}, 8),
+        ({"n_predict": 7}, 7),
+        ({"n_predict": -1}, None),
         ({"max_completion_tokens": -1, "max_tokens": 8}, 8),
     ],
 )
@@ -489,6 +493,15 @@ def test_completion_with_every_field() -> None:
 @pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 16), (-1, None), (1, 1), (2**31, 2**31)])
 def test_completion_answer_length(wanted: int | None, max_tokens: int | None) -> None:
     assert completion_requests(max_tokens=wanted)[0].max_tokens == max_tokens
+
+
+def test_a_completions_length_has_llama_servers_name_too() -> None:
+    assert completion_requests(n_predict=7)[0].max_tokens == 7
+
+
+@pytest.mark.parametrize(("cap", "told"), [(None, ()), (9, (("x-umaserve-max-tokens", "9"),))])
+def test_the_operators_cap_is_told(cap: int | None, told: Headers) -> None:
+    assert CompletionBody(RequestLimits(200, cap), lambda: INFO, "c", 0).headers == told
 
 
 @pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 9), (-1, 9), (8, 8), (10, 9)])

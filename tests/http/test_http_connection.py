@@ -426,6 +426,7 @@ class Body:
 
     end = None
     done = True
+    headers = (("x-told", "yes"),)
     stream_type = sse.CONTENT_TYPE
     frame = staticmethod(sse.event)
 
@@ -486,7 +487,7 @@ def test_a_stream_that_fails_after_it_began_ends_without_its_end(world: World, m
     world.deliver()
     received = world.received()
     assert received.startswith(b"HTTP/1.1 200 ")
-    assert b"\r\nX-Accel-Buffering: no\r\n" in received
+    assert b"\r\nX-Accel-Buffering: no\r\nx-told: yes\r\n" in received
     assert b"data: event\n\n" in received
     assert received.endswith(b"<closed>")
     assert b"0\r\n\r\n" not in received

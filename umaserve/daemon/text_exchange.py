@@ -104,7 +104,7 @@ class TextExchange:
             if self._body.streaming:
                 self._end_stream()
             else:
-                self._responder.respond(200, [JSON_TYPE], self._body.result())
+                self._responder.respond(200, [JSON_TYPE, *self._body.headers], self._body.result())
 
     def _fail(self, index: int, error: RequestError) -> None:
         self.abandon()
@@ -121,7 +121,7 @@ class TextExchange:
             return
         if not self._begun:
             self._begun = True
-            self._responder.begin(200, [("Content-Type", self._body.stream_type), *AS_IT_COMES])
+            self._responder.begin(200, [("Content-Type", self._body.stream_type), *AS_IT_COMES, *self._body.headers])
         self._responder.write(b"".join(map(self._body.frame, self._unsent)))
         self._unsent.clear()
         if self._responder.congested:

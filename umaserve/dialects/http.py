@@ -88,6 +88,10 @@ class Body(Protocol):
     def end(self) -> bytes | None:
         """The data of the event that ends a stream, if one does."""
 
+    @property
+    def headers(self) -> Headers:
+        """What the reply has beside its content type."""
+
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The requests in ``body``; raises ``RequestError``."""
 
@@ -127,6 +131,11 @@ class ErrorShape:
         if isinstance(error, RequestError):
             return self.of_request(error)
         return ErrorReply(error.status, self.of_http(error.status, error.message), error.headers)
+
+
+def cap_headers(limits: RequestLimits) -> Headers:
+    """Tells a client of the operator's cap on the tokens of an answer, where there is one."""
+    return () if limits.max_tokens is None else (("x-umaserve-max-tokens", str(limits.max_tokens)),)
 
 
 def error_headers(error: RequestError, status: int) -> Headers:

@@ -9,7 +9,7 @@ import orjson
 from umaserve.dialects import sse
 from umaserve.dialects.generate.generation import Generation, error_message
 from umaserve.dialects.generate.request import read_body
-from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
+from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, cap_headers, error_headers
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import FeedbackKept, Finished, Generate, Metrics, ModelInfo, Output, Spoken, Steered
@@ -28,6 +28,7 @@ class GenerateBody:
     """A stream ends with its completion or error; nothing follows."""
 
     def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str) -> None:
+        self.headers = cap_headers(limits)
         self._limits = limits
         self._model = model
         self._new_id = new_id

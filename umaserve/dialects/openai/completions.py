@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from umaserve.dialects import sse
-from umaserve.dialects.http import ErrorReply
+from umaserve.dialects.http import ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
@@ -37,6 +37,7 @@ class _OpenAIBody:
 
     def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str, created: int) -> None:
         """``new_id`` is the answer's id, ``created`` its time in seconds since 1970."""
+        self.headers = cap_headers(limits)
         self._limits = limits
         self._model = model
         self._new_id = new_id

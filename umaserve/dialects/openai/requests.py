@@ -64,13 +64,12 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise RequestError(
             Fault.BAD_REQUEST, "tool_choice: expected no call to be required where the answer's form is given, got both"
         )
-    completion_tokens = _wanted_tokens(fields, "max_completion_tokens")
-    max_tokens = _wanted_tokens(fields, "max_tokens")
+    max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
     continues, opens = _continuation(fields)
     one = Generate(
         id=new_id,
         prompt=turns(fields, limits),
-        max_tokens=within_cap(max_tokens if completion_tokens is None else completion_tokens, limits),
+        max_tokens=within_cap(max_tokens, limits),
         sampling=chosen,
         stop=stops(fields),
         logprobs=_chat_logprobs(fields),
@@ -120,10 +119,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
         raise RequestError(Fault.BAD_REQUEST, "echo: expected false where logprobs are asked for, got true")
     if echo and any(isinstance(prompt, TokenIds) for prompt in prompts):
         raise RequestError(Fault.BAD_REQUEST, "echo: expected false where the prompt is token ids, got true")
-    max_tokens = _wanted_tokens(fields, "max_tokens")
-    if fields.values.get("max_tokens") is None:
-        max_tokens = DEFAULT_COMPLETION_TOKENS
-    max_tokens = within_cap(max_tokens, limits)
+    max_tokens = within_cap(_wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict"), limits)
     chosen, stop = _sampling(fields, None), stops(fields)
     requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
     return _asked(fields, requests, echo=echo)
@@ -190,9 +186,13 @@ def _n_choices(fields: Fields) -> int:
     return fields.integer("n", 1, MAX_CHOICES) or 1
 
 
-def _wanted_tokens(fields: Fields, key: str) -> int | None:
-    """``None`` where the request leaves it to the server, which some clients say with -1."""
-    return None if fields.values.get(key) == -1 else fields.integer(key, 1)
+def _wanted_tokens(fields: Fields, default: int | None, *keys: str) -> int | None:
+    """The number that the first of ``keys`` gives; ``None``, which some clients say with -1: to the context's end."""
+    given = [key for key in keys if fields.values.get(key) is not None]
+    if not given:
+        return default
+    numbers = [None if fields.values[key] == -1 else fields.integer(key, 1) for key in given]
+    return next((number for number in numbers if number is not None), None)
 
 
 def _sampling(fields: Fields, response_schema: str | None) -> Sampling:
