@@ -123,8 +123,10 @@ def test_path_of_each_form_of_target(line: bytes, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["h", "a-b.example:8080", "my_host", "127.0.0.1:65535", "[::1]", "[fe80::1]:80", "[::ffff:1.2.3.4]"]
-)
+    "host",
+    ["h", "h:", "h.", "a-b.example.:8080", "my_host", "127.0.0.1:65535", "127.0.0.1:", "[::1]", "[::1]:",
+     "[fe80::1]:80", "[::ffff:1.2.3.4]", "a" * 255],
+)  # fmt: skip
 def test_good_hosts_pass(host: str) -> None:
     assert only(get(host=f"Host: {host}".encode())).header("host") == host
 
@@ -382,8 +384,9 @@ def test_the_end_of_input_within_a_request_is_refused(wire: bytes) -> None:
         *[
             (get(host=b"Host:" + host), "Host")
             for host in (
-                b"", b" ", b"a b", b"a,b", b"a/b", b"u@h", b"h:", b"h:x", b"h:65536", b"h:-1", b":80", b"h:80:80",
+                b"", b" ", b"a b", b"a,b", b"a/b", b"u@h", b"h:x", b"h:000080", b"h:65536", b"h:-1", b":80", b"h:80:80",
                 b"::1", b"[::1", b"[]", b"[::g]", b"[1::2::3]", b"[::1%eth0]", b"[1.2.3.4]", b"h\xe9", b"http://h",
+                b".", b"..", b".:80", b".h", b"a..b", b"127.0.0.1..", b"h..:80", b"a" * 256,
             )
         ],
         # framing

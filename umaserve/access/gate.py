@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from umaserve.access.keys import Key, KeyFile
 from umaserve.errors import Fault, RequestError
 from umaserve.serving.rates import RateLimits
 from umaserve.serving.sessions import Caller
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
-from umaserve.wire.http_head import Refusal, Request
+from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
 
 SUBPROTOCOL = "umaserve"
 KEY_SUBPROTOCOL = "bearer."
@@ -22,6 +20,9 @@ ANY = "*"
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type"
 _CORS_AGE_S = "600"
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+"""What an origin's port is that names none."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
@@ -60,28 +61,34 @@ class Gate:
 
     def check_names(self, request: Request, *, by_file: bool) -> None:
         """Host, against DNS rebinding, which reaches no socket ``by_file``; and Origin, against foreign pages."""
-        host = _host_name(request.header("host") or "")
-        if host and not (by_file or is_loopback(host) or ANY in self._hosts or host in self._hosts):
-            raise Refusal(403, f"Host: expected a name that this server answers to, got {host[:64]}: see --allow-host")
-        origin = (request.header("origin") or "").lower()
-        if origin and not self._may_call(origin, request):
-            raise Refusal(403, f"Origin: pages of {origin[:64]} may not call this server: see --allow-origin")
+        at = _host(request)
+        if at is not None and not (by_file or is_loopback(at[0]) or not self._hosts.isdisjoint((ANY, at[0]))):
+            host = at[0][:64]
+            raise Refusal(403, f"Host: expected a name that this server answers to, got {host}: see --allow-host")
+        origins = request.header_values("origin")
+        if len(origins) > 1:
+            raise Refusal(400, f"Origin: expected at most one, got {len(origins)}")
+        if origins and not self._may_call(origins[0].lower(), at):
+            expected = "that of a page that may call this server"
+            raise Refusal(403, f"Origin: expected {expected}, got {shown(origins[0])}: see --allow-origin")
 
-    def _may_call(self, origin: str, request: Request) -> bool:
-        if ANY in self._origins or origin in self._origins:
+    def _may_call(self, origin: str, at: tuple[str, int | None] | None) -> bool:
+        """Whether pages of ``origin`` may call this server ``at`` the host and port of the request."""
+        if not self._origins.isdisjoint((ANY, origin)):
             return True
         try:
-            parts = urlsplit(origin)
-            name = parts.hostname or ""
+            scheme, name, port = parse_origin(origin)
         except ValueError:
             return False
-        return is_loopback(name) or parts.netloc == (request.header("host") or "").lower()
+        default = _PORTS.get(scheme)
+        return is_loopback(name) or (at is not None and (name, port or default) == (at[0], at[1] or default))
 
     def cors_headers(self, request: Request) -> list[tuple[str, str]]:
         """What lets a browser's page read the reply."""
-        origin = request.header("origin")
-        if origin is None or not (ANY in self._cors or origin.lower() in self._cors):
+        origins = request.header_values("origin")
+        if len(origins) != 1 or self._cors.isdisjoint((ANY, origins[0].lower())):
             return []
+        origin = origins[0]
         return [
             ("Access-Control-Allow-Origin", origin),
             ("Access-Control-Expose-Headers", "Retry-After"),
@@ -147,9 +154,18 @@ def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
     return Caller(dialect, peer, key.name, key.priority, limits)
 
 
-def _host_name(host: str) -> str:
-    """The name in a Host header, without its port and an address's brackets; the codec has checked its form."""
-    name = host.lower()
-    if name.startswith("["):
-        return str(ipaddress.ip_address(name[1 : name.index("]")]))
-    return name.partition(":")[0].rstrip(".")
+def parse_origin(text: str) -> tuple[str, str, int | None]:
+    """The scheme, host and port of an origin in lower case (RFC 6454, section 6.2), as ``parse_authority`` has them.
+
+    Raises ``ValueError`` for anything else, ``null`` and lists of origins among it.
+    """
+    match = _ORIGIN.fullmatch(text)
+    if match is None:
+        raise ValueError("expected scheme://host or scheme://host:port")
+    return (match[1], *parse_authority(match[2]))
+
+
+def _host(request: Request) -> tuple[str, int | None] | None:
+    """What the Host header names, of which the codec has checked the form; a request of HTTP/1.0 may have none."""
+    value = request.header("host")
+    return None if value is None else parse_authority(value)

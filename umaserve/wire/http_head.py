@@ -18,8 +18,10 @@ _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _METHOD = re.compile(_TOKEN + rb"{1,32}")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"+):(" + TEXT + rb")")
+MAX_HOST_CHARS = 255
 # RFC 3986 allows more in a name, such as commas, which no host has and lists of hosts do.
-_HOST = re.compile(r"(?:[0-9A-Za-z._~-]{1,255}|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{1,5}))?")
+_LABEL = "[0-9A-Za-z_~-]+"
+_AUTHORITY = re.compile(rf"(?:({_LABEL}(?:\.{_LABEL})*\.?)|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{{0,5}}))?")
 _LENGTH = re.compile("[0-9]{1,18}")
 _ABSOLUTE = re.compile("https?://([^/?]*)(.*)", re.IGNORECASE)
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
@@ -106,15 +108,24 @@ def _parse_host(values: list[str], version: bytes) -> str | None:
         return None
     if len(values) != 1:
         raise Refusal(400, f"Host: expected exactly one, got {len(values)}")
-    match = _HOST.fullmatch(values[0])
     try:
-        if match is None or int(match[2] or 0) > 65535:
-            raise ValueError
-        if match[1] is not None:
-            ipaddress.IPv6Address(match[1])
+        parse_authority(values[0])
     except ValueError:
         raise Refusal(400, f"Host: expected host or host:port, got {shown(values[0])}") from None
     return values[0]
+
+
+def parse_authority(text: str) -> tuple[str, int | None]:
+    """The host and port of ``host[:port]`` (RFC 3986, section 3.2, without user information). Raises ``ValueError``.
+
+    A name is in lower case and has no dot at its end; an IPv6 address has no brackets and its shortest form. The port
+    is ``None`` where there is none, or an empty one.
+    """
+    match = _AUTHORITY.fullmatch(text)
+    if match is None or len(match[1] or "") > MAX_HOST_CHARS or int(match[3] or 0) > 65535:
+        raise ValueError("expected host or host:port")
+    host = match[1].lower().removesuffix(".") if match[1] else str(ipaddress.IPv6Address(match[2]))
+    return host, int(match[3]) if match[3] else None
 
 
 def _parse_target(method: str, target: str, host: str | None) -> tuple[str, Mapping[str, str]]:

@@ -1,0 +1,128 @@
+"""Which names a gate lets in, whose pages, and by which headers a key may come."""
+
+from __future__ import annotations
+
+import pytest
+
+from umaserve.access.gate import Gate, Names, parse_origin
+from umaserve.wire.http11 import HttpCodec
+from umaserve.wire.http_head import Refusal, Request
+
+APP = "https://app.example"
+
+
+def gate(*allow_origin: str, cors_origin: tuple[str, ...] = ()) -> Gate:
+    return Gate(Names("192.0.2.1:80", ("box.example",), allow_origin, cors_origin), None, lambda: 0.0)
+
+
+def request(*headers: str, host: str = "127.0.0.1:8080") -> Request:
+    codec = HttpCodec(16 * 1024, 0)
+    codec.receive_data("\r\n".join(["GET / HTTP/1.1", f"Host: {host}", *headers, "", ""]).encode("latin-1"))
+    parsed = codec.next_request()
+    assert parsed is not None
+    return parsed
+
+
+def status(asked: Request, at: Gate | None = None) -> int:
+    try:
+        (at or gate()).check_names(asked, by_file=False)
+    except Refusal as refusal:
+        return refusal.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:", 200),
+        ("127.0.0.1.", 200),
+        ("LocalHost.:80", 200),
+        ("[0:0:0:0:0:0:0:1]:", 200),
+        ("192.0.2.1", 200),
+        ("box.example.", 200),
+        ("127.1", 403),
+        ("0x7f000001", 403),
+        ("box.example.evil.example", 403),
+        ("[::2]", 403),
+    ],
+)
+def test_names_that_a_gate_answers_to(host: str, expected: int) -> None:
+    assert status(request(host=host)) == expected
+
+
+def test_a_client_of_1_0_may_name_no_host() -> None:
+    codec = HttpCodec(1024, 0)
+    codec.receive_data(b"GET / HTTP/1.0\r\nOrigin: http://evil.example\r\n\r\n")
+    asked = codec.next_request()
+    assert asked is not None
+    assert status(asked) == 403
+    assert status(asked, gate("http://evil.example")) == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "expected"),
+    [
+        ("http://127.0.0.1", "127.0.0.1", 200),
+        ("http://localhost:3000", "127.0.0.1", 200),
+        ("https://[::1]:5", "127.0.0.1", 200),
+        ("tauri://localhost", "127.0.0.1", 200),
+        ("HTTP://LOCALHOST", "127.0.0.1", 200),
+        ("http://box.example", "box.example", 200),
+        ("http://box.example", "box.example:80", 200),
+        ("http://box.example", "box.example:", 200),
+        ("https://box.example:8443", "BOX.example:8443", 200),
+        (APP, "127.0.0.1", 200),
+        ("http://box.example", "box.example:81", 403),
+        ("https://box.example", "box.example:80", 403),
+        ("http://evil.example", "127.0.0.1", 403),
+        ("http://localhost.evil.example", "127.0.0.1", 403),
+        ("http://evil.example\\@127.0.0.1", "127.0.0.1", 403),
+        ("http://evil.example@127.0.0.1", "127.0.0.1", 403),
+        ("http://evil.example#@127.0.0.1", "127.0.0.1", 403),
+        ("http://evil.example?.localhost", "127.0.0.1", 403),
+        ("http://[::1].evil.example", "127.0.0.1", 403),
+        ("http://[::1]evil.example", "127.0.0.1", 403),
+        ("http://127.0.0.1 http://evil.example", "127.0.0.1", 403),
+        ("http://127.0.0.1, http://evil.example", "127.0.0.1", 403),
+        ("http://127.0.0.1/", "127.0.0.1", 403),
+        ("http://127.0.0.1:x", "127.0.0.1", 403),
+        ("//127.0.0.1", "127.0.0.1", 403),
+        ("127.0.0.1", "127.0.0.1", 403),
+        ("127.0.0.1:8080", "127.0.0.1:8080", 403),
+        ("http:127.0.0.1", "127.0.0.1", 403),
+        ("http://", "127.0.0.1", 403),
+        ("null", "127.0.0.1", 403),
+        ("", "127.0.0.1", 403),
+    ],
+)
+def test_pages_that_may_call(origin: str, host: str, expected: int) -> None:
+    assert status(request(f"Origin: {origin}", host=host), gate(APP)) == expected
+
+
+def test_what_is_listed_may_call_by_its_text_alone() -> None:
+    assert status(request("Origin: null"), gate("null")) == 200
+    assert status(request("Origin: file://"), gate("file://")) == 200
+    assert status(request("Origin: anything"), gate("*")) == 200
+
+
+@pytest.mark.parametrize("second", ["http://evil.example", "http://127.0.0.1", "null", ""])
+@pytest.mark.parametrize("allowed", [APP, "*"])
+def test_of_two_origins_none_is_judged(second: str, allowed: str) -> None:
+    two = request("Origin: http://127.0.0.1", f"Origin: {second}")
+    assert status(two, gate(allowed)) == 400
+    assert gate(cors_origin=("*",)).cors_headers(two) == []
+    assert gate(cors_origin=("*",)).preflight_headers(two) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("http://h", ("http", "h", None)),
+        ("chrome-extension://abcdef", ("chrome-extension", "abcdef", None)),
+        ("https://[::FFFF:1.2.3.4]:443", ("https", "::ffff:102:304", 443)),
+        ("http://h.:80", ("http", "h", 80)),
+    ],
+)
+def test_the_parts_of_an_origin(text: str, parts: tuple[str, str, int | None]) -> None:
+    assert parse_origin(text) == parts
