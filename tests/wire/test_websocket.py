@@ -151,7 +151,16 @@ def accepted(key: str = ACCEPT) -> list[tuple[str, str]]:
         asking(),
         asking(upgrade="WebSocket", connection="keep-alive, UPGRADE"),
         asking(("upgrade", "websocket"), ("connection", "upgrade"), upgrade="h2c", connection="close"),
-        asking(sec_websocket_extensions="permessage-deflate; client_max_window_bits"),
+        *(
+            asking(sec_websocket_extensions=extensions)
+            for extensions in [
+                "permessage-deflate; client_max_window_bits",
+                "permessage-deflate; client_max_window_bits=15, x-webkit-deflate-frame",
+                'foo; a="1"; b = "\\a\\-b" ;c,bar',
+                ", foo,,\tbar ,",
+            ]
+        ),
+        asking(("sec-websocket-extensions", ""), sec_websocket_extensions="foo"),
         asking(sec_websocket_protocol="theirs, other"),
         asking(sec_websocket_protocol=""),
     ],
@@ -202,6 +211,38 @@ def test_the_first_of_the_clients_subprotocols_that_is_ours_is_chosen(
                 "AAAAAAAAAAAAAAAAAAAAAAA=",  # 17 bytes
                 KEY + KEY,
             ]
+        ),
+        *(
+            (
+                asking(sec_websocket_extensions=extensions),
+                "Sec-WebSocket-Extensions: expected a list of extensions, each a token with parameters, "
+                f"got {extensions!r}",
+            )
+            for extensions in [
+                ";;;,,",
+                "",
+                ",",
+                "foo;",
+                ";a",
+                "foo;;a",
+                "foo a",
+                "foo; a b",
+                "foo; a=",
+                "foo; =b",
+                "foo; a=b=c",
+                'foo; a="',
+                'foo; a=""',
+                'foo; a="b c"',
+                'foo; a="b\\"',
+                'foo; a="b,c"',
+                'foo; a="b"c',
+                "foo/1",
+                "(foo)",
+            ]
+        ),
+        (
+            asking(("sec-websocket-extensions", ";"), sec_websocket_extensions="foo"),
+            "Sec-WebSocket-Extensions: expected a list of extensions, each a token with parameters, got 'foo, ;'",
         ),
     ],
 )

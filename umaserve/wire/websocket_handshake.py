@@ -15,6 +15,11 @@ MAX_ANSWER_BYTES = 16 * 1024
 """The head of a server's answer to a handshake."""
 
 _KEY = re.compile(r"[A-Za-z0-9+/]{22}==")
+_TOKEN_CHAR = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_TOKEN = rf"{_TOKEN_CHAR}+"
+# What is in quotes must be a token once its backslashes are taken away.
+_VALUE = rf'(?:{_TOKEN}|"(?:\\?{_TOKEN_CHAR})+")'
+_EXTENSION = re.compile(rf"{_TOKEN}(?:[ \t]*;[ \t]*{_TOKEN}(?:[ \t]*=[ \t]*{_VALUE})?)*")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n\0]*)?")
 
 
@@ -40,6 +45,7 @@ def handshake(request: Request, subprotocols: Sequence[str] = ()) -> list[tuple[
     key = _only(request, "Sec-WebSocket-Key")
     if key is None or not _KEY.fullmatch(key):
         raise Refusal(400, "Sec-WebSocket-Key: expected 16 bytes in base64")
+    _check_extensions(request)
     headers = [
         ("Upgrade", "websocket"),
         ("Connection", "Upgrade"),
@@ -49,6 +55,15 @@ def handshake(request: Request, subprotocols: Sequence[str] = ()) -> list[tuple[
         if offered in subprotocols:
             return [*headers, ("Sec-WebSocket-Protocol", offered)]
     return headers
+
+
+def _check_extensions(request: Request) -> None:
+    """None is ever used, but a malformed list must fail the handshake (RFC 6455 9.1)."""
+    values = request.header_values("sec-websocket-extensions")
+    offered = [item for item in _items(request, "sec-websocket-extensions") if item]
+    if values and not (offered and all(_EXTENSION.fullmatch(item) for item in offered)):
+        expected = "a list of extensions, each a token with parameters"
+        raise Refusal(400, f"Sec-WebSocket-Extensions: expected {expected}, got {shown(', '.join(values))}")
 
 
 def _items(request: Request, name: str) -> list[str]:
