@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import logging
 import os
 import re
+import signal
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -180,6 +184,42 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path, monkeyp
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     assert file.match(presented, 0.0)
+
+
+def test_what_a_process_left_that_was_killed_is_gone_after_the_next_change(path: Path) -> None:
+    code = """
+import os, signal, sys
+from umaserve.access.keys import KeyFile
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+KeyFile(sys.argv[1], missing_ok=True).add("alice")
+"""
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", code, str(path)], timeout=120)
+        assert killed.returncode == -signal.SIGKILL
+        assert len(list(path.parent.iterdir())) == 1
+    new(path).add("alice")
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (errno.ENOSPC, "No space left on device: make room on its disk"),
+        (errno.EROFS, "Read-only file system: its file system is read-only: name a file elsewhere"),
+        (errno.EACCES, "Permission denied: its directory must exist and be writable"),
+    ],
+)
+def test_a_failed_write_says_what_to_do_about_it(
+    error: int, advice: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(ConfigError) as caught:
+        new(path).add("alice")
+    assert str(caught.value) == f"API keys {path}: can't be written: {advice}"
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_file_that_would_be_too_large_to_read_is_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

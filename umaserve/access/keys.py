@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -16,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -32,6 +34,14 @@ MAX_FILE_BYTES = 1 << 20
 MAX_PRESENTED = 256
 """Characters of a presented key; ours have 47."""
 _KEY_PREFIX = "uma_"
+_TEMPORARY = ".umaserve-keys-"
+_ADVICE = {
+    errno.ENOSPC: "make room on its disk",
+    errno.EDQUOT: "make room in this user's quota of its disk",
+    errno.EROFS: "its file system is read-only: name a file elsewhere",
+    errno.EIO: "check its disk",
+}
+"""What to do where a file can't be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +209,12 @@ class KeyFile:
         data = orjson.dumps({"keys": [_entry(key) for key in keys]}, option=orjson.OPT_INDENT_2) + b"\n"
         if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"API keys {self._path}: the file would pass {MAX_FILE_BYTES} bytes: revoke keys first")
-        descriptor, temporary = tempfile.mkstemp(prefix=".umaserve-keys-", dir=os.path.dirname(path))
+        directory = os.path.dirname(path)
+        # With the directory's lock, one that is there is what a process left that was killed.
+        for leftover in Path(directory).glob(f"{_TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=directory)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
@@ -213,7 +228,7 @@ class KeyFile:
         self._keys = tuple(keys)
 
     def _unwritable(self, error: OSError) -> ConfigError:
-        advice = "its directory must exist and be writable"
+        advice = _ADVICE.get(error.errno or 0, "its directory must exist and be writable")
         return ConfigError(f"API keys {self._path}: can't be written: {error.strerror}: {advice}")
 
 
