@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import errno
 import io
 import wave
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from umaserve.cli import main
 from umaserve.commands import chat as chat_cli
 from umaserve.commands import chat_media
 from umaserve.commands.chat import ChatError, Message, _prompts
 from umaserve.commands.chat_media import FileError
+from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
 
 
@@ -85,6 +88,71 @@ def test_a_sound_that_is_none_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"no sound at all")
     with pytest.raises(FileError, match=r"a\.mp3: "):
         chat_media.sound(str(path))
+
+
+def samples(path: Path) -> bytes:
+    with wave.open(str(path), "rb") as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
+        return file.readframes(file.getnframes())
+
+
+def test_spoken_answers_take_the_place_of_what_was_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "answer.wav"
+    path.write_bytes(b"what was there, and longer than what comes" * 100)
+    with SpeechFile(str(path)) as speech:
+        speech.write(b"ab")
+        speech.write(b"cd")
+    assert samples(path) == b"abcd"
+
+
+def test_without_sound_the_file_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "answer.wav"
+    path.write_bytes(b"what was there")
+    with pytest.raises(ChatError), SpeechFile(str(path)):
+        raise ChatError("no daemon")
+    assert path.read_bytes() == b"what was there"
+
+
+def test_without_sound_no_file_is_made(tmp_path: Path) -> None:
+    with SpeechFile(str(tmp_path / "answer.wav")):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_heard_before_the_connection_broke_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "answer.wav"
+    with contextlib.suppress(ChatError), SpeechFile(str(path)) as speech:
+        speech.write(b"ab")
+        raise ChatError("broken")
+    assert samples(path) == b"ab"
+
+
+@pytest.mark.parametrize("name", ["", "missing/answer.wav", "a\0b"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_asked(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="name a file that you may write"):
+        SpeechFile(str(tmp_path / name))
+
+
+def test_a_chat_that_reaches_no_daemon_leaves_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answer.wav"
+    path.write_bytes(b"what was there")
+    assert main(["chat", "--url", "http://127.0.0.1:1", "--speak", str(path), "Hi"]) == 1
+    assert "start a daemon with --http" in capsys.readouterr().err
+    assert path.read_bytes() == b"what was there"
+
+
+def test_a_disk_that_is_full_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = base64.b64encode(np.zeros(8, "<f4").tobytes())
+
+    def ask(*_: object) -> Iterator[Message]:
+        yield {"type": "chunk", "text_delta": "Yes", "audio_data": sound}
+
+    monkeypatch.setattr(chat_cli, "_ask", ask)
+    # Where each write fails, as on a disk without room.
+    assert main(["chat", "--speak", "/dev/full", "Hi"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
 
 
 # What is typed

@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import urllib.parse
-import wave
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,9 +17,10 @@ import orjson
 
 from umaserve.commands import chat_media
 from umaserve.commands.chat_media import FileError
+from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
 from umaserve.net.tls import client_context
-from umaserve.wire.pcm import SAMPLE_RATE, pcm16
+from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
@@ -76,16 +76,15 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     if options.voice and not options.speak:
         parser.error("--voice: expected --speak FILE beside it, to hear that voice")
     messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-    with contextlib.ExitStack() as opened:
-        try:
-            attached = [chat_media.item(*file) for file in options.files]
-            tts = _tts(options)
-            wav = opened.enter_context(_wav(options.speak)) if options.speak else None
+    try:
+        attached = [chat_media.item(*file) for file in options.files]
+        tts = _tts(options)
+        with SpeechFile(options.speak) if options.speak else contextlib.nullcontext() as speech:
             for prompt in [options.prompt] if options.prompt else _prompts(attached):
                 question = {"role": "user", "content": _content(prompt, attached)}
                 attached.clear()
                 try:
-                    answer = _turn(options, [*messages, question], tts, write, wav)
+                    answer = _turn(options, [*messages, question], tts, write, speech)
                 except ChatError as error:
                     if options.prompt or not sys.stdin.isatty():
                         raise
@@ -93,9 +92,9 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
                     _complain(error)
                 else:
                     messages += [question, {"role": "assistant", "content": answer}]
-        except (ChatError, FileError, OSError) as error:
-            _complain(error)
-            return 1
+    except (ChatError, FileError, OSError) as error:
+        _complain(error)
+        return 1
     return 0
 
 
@@ -121,21 +120,6 @@ def _tts(options: argparse.Namespace) -> Message | None:
 
 def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:
     return [*attached, {"type": "text", "text": prompt}] if attached else prompt
-
-
-@contextlib.contextmanager
-def _wav(path: str) -> Iterator[wave.Wave_write]:
-    """A WAV file for the answers: mono, 16 bit. Raises ``FileError``."""
-    with contextlib.ExitStack() as opened:
-        try:
-            file = opened.enter_context(open(path, "wb"))
-        except OSError as error:
-            raise FileError(f"--speak {path}: {error.strerror}: name a file that you may write") from None
-        wav = opened.enter_context(wave.open(file))
-        wav.setnchannels(1)
-        wav.setsampwidth(2)
-        wav.setframerate(SAMPLE_RATE)
-        yield wav
 
 
 def _prompts(attached: list[Message]) -> Iterator[str]:
@@ -185,7 +169,7 @@ def _turn(
     messages: Sequence[Message],
     tts: Message | None,
     write: Write,
-    wav: wave.Wave_write | None,
+    speech: SpeechFile | None,
 ) -> str:
     """Ask, print the answer as it comes, and return it: what came of it, where Ctrl-C ended it."""
     generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
@@ -206,8 +190,8 @@ def _turn(
                     case "chunk":
                         said.append(message["text_delta"])
                         write(message["text_delta"])
-                        if wav is not None and message["audio_data"] is not None:
-                            wav.writeframes(pcm16(base64.b64decode(message["audio_data"])))
+                        if speech is not None and message["audio_data"] is not None:
+                            speech.write(pcm16(base64.b64decode(message["audio_data"])))
     except KeyboardInterrupt:
         if options.prompt:
             raise

@@ -1,0 +1,51 @@
+"""The WAV file that spoken answers are written into, which exists or is emptied only when there is sound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import wave
+from types import TracebackType
+
+from umaserve.commands.chat_media import FileError
+from umaserve.wire.pcm import SAMPLE_RATE
+
+
+class SpeechFile:
+    """Mono, 16 bit. What was at ``path`` stays until the first sound comes; raises ``FileError`` where nothing can be
+    written there, before anything is asked."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._is_new = not os.path.lexists(path)
+        self._wav: wave.Wave_write | None = None
+        try:
+            # Not open(): its "w" empties the file, and its "a" leaves no way back to the header.
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no such file"
+            raise FileError(f"--speak {path}: {reason}: name a file that you may write") from None
+
+    def __enter__(self) -> SpeechFile:
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: object, _traceback: TracebackType | None) -> None:
+        with self._file:
+            if self._wav is not None:
+                self._wav.close()
+            elif self._is_new:
+                # Whoever sees the file takes it for an answer.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
+
+    def write(self, pcm: bytes) -> None:
+        """Samples of 16 bit. Raises OSError: a full disk, say."""
+        if self._wav is None:
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._file.truncate(0)
+            self._wav = wave.open(self._file)  # noqa: SIM115
+            self._wav.setnchannels(1)
+            self._wav.setsampwidth(2)
+            self._wav.setframerate(SAMPLE_RATE)
+        self._wav.writeframes(pcm)
