@@ -97,6 +97,21 @@ def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:
     assert [answered(first), answered(again)] == [expected(world, first), expected(world, again)]
 
 
+def test_what_the_kv_holds_is_not_encoded_again_for_one_behind_many_that_wait() -> None:
+    world = World(slots=1, batch_tokens=2, cells=300, cached_cells=200, sequences=3)
+    world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)
+    finish(world)
+    world.engine.shed()
+    world.arrive("x" * 150, max_tokens=5)
+    for number in range(10):
+        world.arrive(f"{number} waits for long", max_tokens=5, priority=Priority.BACKGROUND)
+    world.turn_until(lambda: all(client.session.prepared for client in world.clients))
+    again = world.arrive(turns("look: ", "a cat on a mat", " where?"), max_tokens=5)
+    finish(world)
+    assert again.session.reused == len("look: a cat on a mat wh")
+    assert encoded(world) == 1
+
+
 def test_an_image_is_never_reused_from_its_middle() -> None:
     world = World(cached_cells=100, sequences=8, batch_tokens=4)
     leaver = world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)

@@ -1177,7 +1177,8 @@ def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> N
     world.scheduler.tell_waiting()
     world.scheduler.deliver()
     told = [[one for one in client.outputs if isinstance(one, Waiting)] for client in world.clients]
-    assert told == [[], [Waiting(3, 3, None)], [Waiting(1, 3, None)], [], []]
+    # The new one can still keep its deadline, and is served before the one that has missed it.
+    assert told == [[], [Waiting(3, 3, None)], [Waiting(2, 3, None)], [], []]
     world.turn_until(lambda: new.end)
     world.now += PATIENCE_S
     world.scheduler.tell_waiting()
@@ -1188,6 +1189,26 @@ def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> N
     world.resume(paused)
     world.finish()
     assert later.text == later.expected
+
+
+def test_the_position_told_is_the_order_in_which_they_are_served() -> None:
+    world = World(slots=1)
+    world.arrive("in the way", max_tokens=100)
+    world.arrive("aged", max_tokens=2, priority=Priority.BACKGROUND)
+    world.now += AGING_S
+    late = [world.arrive(f"relaxed {number}", max_tokens=2, target_ttft_s=20.0) for number in range(2)]
+    world.arrive("hasty", max_tokens=2, target_ttft_s=5.0)
+    world.arrive("patient", max_tokens=2, priority=Priority.BACKGROUND, target_ttft_s=0.1)
+    world.turns(8)
+    world.now += PATIENCE_S
+    world.scheduler.tell_waiting()
+    world.scheduler.deliver()
+    waiting = world.clients[1:]
+    told = {client.request.prompt: client.outputs[-1].position for client in waiting}
+    world.finish()
+    served = sorted(waiting, key=lambda client: client.session.started_at)
+    assert sorted(told, key=told.get) == [client.request.prompt for client in served]
+    assert [client.request.prompt for client in served][:3] == ["aged", "hasty", late[0].request.prompt]
 
 
 # The content filter.
@@ -1312,6 +1333,29 @@ def test_those_that_come_together_wait_for_the_first_to_compute_what_they_share(
     world.turn_until(lambda: all(client.end for client in world.clients))
     assert [reused(client) for client in clients] == [0, *[len(SYSTEM)] * 3]
     assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    world.finish()
+
+
+def test_what_a_newcomer_can_reuse_is_looked_up_beside_any_number_that_wait() -> None:
+    world = World(slots=1, batch_tokens=2, cells=300, sequences=3, cached_cells=200)
+    world.arrive("a conversation that was here before", max_tokens=5)
+    world.turn_until(lambda: world.scheduler.idle)
+    # What can be reused changes with each tick of this prompt.
+    running = world.arrive("x" * 150, max_tokens=5)
+    for number in range(20):
+        world.arrive(f"{number} waits for long", max_tokens=5, priority=Priority.BACKGROUND)
+    world.turn_until(lambda: all(client.session.prepared for client in world.clients))
+    newcomer = world.arrive("a conversation that was here before, and goes on", max_tokens=5)
+    world.turn_until(lambda: newcomer.session.prepared)
+    world.turns(2)
+    assert newcomer.session.slot is None
+    assert running.session.state is State.PREFILL
+    assert newcomer.session.reusable == len("a conversation that was here before")
+    looked_at = [client.session.looked_at for client in world.clients[2:]]
+    world.turns(8)
+    again = [client.session.looked_at for client in world.clients[2:]]
+    assert running.session.state is State.PREFILL
+    assert all(before < after for before, after in zip(looked_at, again, strict=True)), "each has its turn"
     world.finish()
 
 
@@ -1741,6 +1785,19 @@ def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
     world.arrive("other", other, max_tokens=2)
     world.finish()
     assert order[:7] == ["many 0", "key 0", "other", "many 1", "key 1", "many 2", "late"]
+
+
+def test_background_requests_that_have_waited_long_are_prepared_before_newcomers(world: World) -> None:
+    world.arrive("first", max_tokens=2)
+    world.scheduler.pump()
+    world.arrive("patient", max_tokens=2, priority=Priority.BACKGROUND)
+    world.scheduler.pump()
+    order = prepared_order(world)
+    world.now += AGING_S
+    for number in range(3):
+        world.arrive(f"newcomer {number}", max_tokens=2)
+    world.finish()
+    assert order[1:5] == ["patient", "newcomer 0", "newcomer 1", "newcomer 2"]
 
 
 def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: World) -> None:

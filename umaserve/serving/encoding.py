@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Priority
 from umaserve.metrics import ServingMetrics
-from umaserve.serving.policy import AGING_S
+from umaserve.serving.policy import is_background
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Chunk, Engine, JobQueue
 from umaserve.serving.turns import Turns
@@ -82,6 +81,5 @@ class Encoding:
     def _order(self, one: tuple[Session, Chunk]) -> tuple[bool, int, float]:
         session, _chunk = one
         assert session.request is not None
-        late = self._now() - session.requested_at >= AGING_S
-        first = session.request.priority is Priority.INTERACTIVE or late
-        return not first, self._turns.last(session.caller.tenant), session.requested_at
+        background = is_background(session.request.priority, session.requested_at, self._now())
+        return background, self._turns.last(session.caller.tenant), session.requested_at

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import itertools
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from umaserve.messages import Priority
 from umaserve.serving.cost_model import Cost
-from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan, urgency
+from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import State
@@ -206,15 +206,29 @@ class Planning:
             adapters=prepared.adapters,
         )
 
+    def urgency(self, session: Session) -> tuple[bool, bool, float, int]:
+        """The order in which waiting sessions are served, the least first."""
+        request = session.request
+        assert request is not None
+        target = request.target_ttft_s or self._targets.ttft_s
+        return *urgency(request.priority, session.requested_at, target, self._now()), session.id
+
     def _prompts(self, sessions: Sequence[Session]) -> list[Prompt]:
-        stale = (s for s in sessions if s.slot is None and s.looked_at != self.slots.version)
-        for session in itertools.islice(stale, LOOKED_UP):
-            self._look_up(session)
+        self._look_up_some([s for s in sessions if s.slot is None and s.looked_at != self.slots.version])
         waiting = [session for session in sessions if session.slot is not None or not self._follows(session)]
         blocked = [(session, chunk) for session in waiting if (chunk := _not_encoded(session)) is not None]
-        self.to_encode = blocked
+        # What it needs of its media is known when it has been looked up.
+        self.to_encode = [(s, chunk) for s, chunk in blocked if s.slot is not None or s.looked_at != NEVER]
         without = {session.id for session, _chunk in blocked}
         return [self._prompt(session) for session in waiting if session.id not in without]
+
+    def _look_up_some(self, stale: list[Session]) -> None:
+        """The most urgent one, which may start in this tick, and those looked up longest ago: each has its turn."""
+        if stale:
+            most_urgent = min(stale, key=self.urgency)
+            stale.remove(most_urgent)
+            for session in (most_urgent, *heapq.nsmallest(LOOKED_UP - 1, stale, key=lambda s: s.looked_at)):
+                self._look_up(session)
 
     def _look_up(self, session: Session) -> None:
         """What it can reuse, and whom it does better to wait for, since that one computes more of it just now."""

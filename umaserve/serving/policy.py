@@ -122,6 +122,18 @@ class Plan:
     """Whether there was more to prefill than the tick's time allowed."""
 
 
+def is_background(priority: Priority, arrived_at: float, now: float) -> bool:
+    """Whether a request gives way to interactive ones: background work does until it has waited for ``AGING_S``."""
+    return priority is Priority.BACKGROUND and now - arrived_at < AGING_S
+
+
+def urgency(priority: Priority, arrived_at: float, target_ttft_s: float, now: float) -> tuple[bool, bool, float]:
+    """What waiting requests are served by, the least first (rule 5); of equal ones, the first that came."""
+    deadline = arrived_at + min(target_ttft_s, AGING_S)
+    missed = deadline < now < arrived_at + AGING_S
+    return is_background(priority, arrived_at, now), missed, deadline
+
+
 def plan(snapshot: Snapshot) -> Plan:
     """The next tick; empty when nothing can be done."""
     sets = _in_turn(snapshot)
@@ -219,7 +231,7 @@ class _Room:
 
 
 def _is_background(one: Stream | Prompt, now: float) -> bool:
-    return one.priority is Priority.BACKGROUND and now - one.arrived_at < AGING_S
+    return is_background(one.priority, one.arrived_at, now)
 
 
 def _with_background(
@@ -292,8 +304,5 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     return tuple(guessing)
 
 
-def _urgency(prompt: Prompt, now: float) -> tuple[int, bool, float, int]:
-    class_ = Priority.BACKGROUND if _is_background(prompt, now) else Priority.INTERACTIVE
-    deadline = prompt.arrived_at + min(prompt.target_ttft_s, AGING_S)
-    missed = deadline < now < prompt.arrived_at + AGING_S
-    return class_, missed, deadline, prompt.id
+def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, float, int]:
+    return *urgency(prompt.priority, prompt.arrived_at, prompt.target_ttft_s, now), prompt.id

@@ -10,6 +10,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.policy import is_background
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Engine, JobQueue, Prepared
@@ -86,9 +87,10 @@ class Preparing:
         self._session = session
         self._worker.submit(lambda: self._prepare(request, tenant, lambda: session.running), prepared)
 
-    def _order(self, session: Session) -> tuple[int, int, int]:
+    def _order(self, session: Session) -> tuple[bool, int, int]:
         assert session.request is not None
-        return session.request.priority, self._turns.last(session.caller.tenant), session.id
+        background = is_background(session.request.priority, session.requested_at, self._now())
+        return background, self._turns.last(session.caller.tenant), session.id
 
     def _prepare(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prepared:
         """On the preparing thread."""

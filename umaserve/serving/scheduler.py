@@ -94,7 +94,7 @@ class Scheduler:
     def tell_waiting(self) -> None:
         """Tell each request that has waited for others for ``PATIENCE_S`` where it stands."""
         now = self._now()
-        queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=_class_and_age)
+        queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=self._planning.urgency)
         each = self.metrics.request_s / self._engine.capacity.slots
         for position, session in enumerate(queue, 1):
             if now - session.waits_since >= PATIENCE_S:
@@ -290,11 +290,6 @@ class Scheduler:
 
 def _ids(sessions: list[Session]) -> str:
     return ", ".join(session.request_id for session in sessions)
-
-
-def _class_and_age(session: Session) -> tuple[int, int]:
-    assert session.request is not None
-    return session.request.priority, session.id
 
 
 def _shutting_down() -> RequestError:

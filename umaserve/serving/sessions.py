@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 MAX_CHANGES = 8
 """Changes to one request that may wait for the end of a tick."""
 
+NEVER = -1
+"""Before every version of what can be reused."""
+
 Sink = Callable[[Output | RequestError], None]
 
 Admit = Callable[["Caller", int, float], None]
@@ -91,7 +94,7 @@ class Session:
     """Those that had been when that was last looked at."""
     follows: int | None = None
     """The session whose prompt begins like its own and is being computed, by its id, when that was last looked at."""
-    looked_at: int = -1
+    looked_at: int = NEVER
     """The version of what can be reused at that time."""
     repetition: Repetition | None = None
     """Its text, to guess from; ``None``: guess nothing."""
