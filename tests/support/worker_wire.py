@@ -112,6 +112,7 @@ class RelayPeer:
         self.sock = sock
         self._protocol = ServerProtocol(max_size=None)
         self._events: list[Any] = []
+        self.pinged = 0
         self.request: Request = self._next()
         self._protocol.send_response(self._protocol.accept(self.request))
         self._flush()
@@ -134,6 +135,10 @@ class RelayPeer:
     def receive(self) -> Any:
         """The next message; for a close frame its code and reason, for the connection's end ``None``."""
         frame = self._next()
+        while isinstance(frame, Frame) and frame.opcode is Opcode.PING:
+            # What answers it is the protocol's.
+            self.pinged += 1
+            frame = self._next()
         if frame is None:
             return None
         assert isinstance(frame, Frame)

@@ -503,16 +503,37 @@ def test_a_lost_connection_aborts_its_jobs(world: World) -> None:
     world.log.until("lost a relay: ")
 
 
-def test_a_silent_relay_is_left(world: World) -> None:
+def test_a_relay_that_pings_only_idle_workers_is_pinged_while_its_stream_goes_on(world: World) -> None:
     peer = world.begin()
-    world.thread.pass_time(80.0)
-    peer.send("ping")
-    assert peer.receive()["type"] == "pong"
-    world.thread.pass_time(80.0)
-    peer.send("ping")
-    assert peer.receive()["type"] == "pong"
-    world.thread.pass_time(90.0)
-    world.log.until("lost a relay: nothing was heard of the relay for 90 s")
+    job = world.running(peer)
+    for number in range(8):
+        world.thread.pass_time(31.0)
+        world.chunk(job, f"data: {number}\n\n")
+        assert peer.until("response_chunk")["chunk"] == f"data: {number}\n\n"
+    assert peer.pinged > 0
+    world.complete(job)
+    assert peer.receive()["type"] == "response_complete"
+
+
+def test_a_relay_that_says_something_is_not_pinged(world: World) -> None:
+    peer = world.begin()
+    for _ in range(5):
+        peer.send("ping")
+        assert peer.receive()["type"] == "pong"
+        world.thread.pass_time(31.0)
+    assert peer.pinged == 0
+
+
+def test_a_relay_that_answers_no_ping_is_left(world: World) -> None:
+    peer = world.begin()
+    world.log.until("registered")
+    for _ in range(2):
+        world.thread.pass_time(31.0)
+        assert world.log.lines.empty()
+    world.thread.pass_time(31.0)
+    world.log.until("a relay: closed, since it did not answer a ping for 30 s")
+    world.log.until("lost a relay: ")
+    peer.sock.close()
     world.thread.pass_time(1.5)
     world.accept().welcome()
 

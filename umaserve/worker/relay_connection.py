@@ -13,6 +13,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
+from umaserve.net.pings import Pings
 from umaserve.wire.http_head import shown
 from umaserve.wire.relay_codec import encode, parse_from_proxy
 from umaserve.wire.relay_messages import (
@@ -41,7 +42,9 @@ FEATURES = ("flow", "websocket")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """What both kinds of relay take and send at most."""
 MESSAGES_PER_TURN = 64
-SILENCE_S = 90.0
+PING_S = 30.0
+"""Of silence, after which a relay is pinged. Some ping only who sends them nothing: while a worker streams, the answers
+to its own pings are the only sign that they are there."""
 MAX_ENDED = 256
 CANCELLED = 499
 """The status, nobody's standard, of an answer that its client does not want any more."""
@@ -104,6 +107,7 @@ class RelayConnection:
         self._held = False
         """Whether all output is held, since the relay is behind."""
         self._deadline = loop.call_later(opening.timeout, self._not_registered)
+        self._pings: Pings | None = None
         channel.handler = self
         channel.write(opening.handshake)
 
@@ -155,8 +159,6 @@ class RelayConnection:
     # -- from the channel ----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.registered:
-            self._deadline.postpone(self._loop.now() + SILENCE_S)
         if self._phase is not _Phase.HANDSHAKE:
             self._codec.receive_data(data)
             self._handle_messages()
@@ -202,6 +204,8 @@ class RelayConnection:
         self._note(self.channel.failure or "the connection was lost")
         self._phase = _Phase.CLOSING
         self._deadline.cancel()
+        if self._pings is not None:
+            self._pings.cancel()
         self._abort_jobs()
         self._lost(self)
 
@@ -211,12 +215,7 @@ class RelayConnection:
             one.abort()
 
     def _not_registered(self) -> None:
-        self.close(CloseCode.PROTOCOL_ERROR, f"no acknowledgement within {self._opening.timeout:g} s")
-
-    def _silent(self) -> None:
-        self.close(CloseCode.NORMAL_CLOSURE, f"nothing was heard of the relay for {SILENCE_S:g} s")
-        # It won't read that either.
-        self.channel.abort()
+        self.close(CloseCode.PROTOCOL_ERROR, f"no acknowledgement within {self._opening.timeout:.3g} s")
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -283,7 +282,7 @@ class RelayConnection:
         self.registered = True
         self._features = frozenset(ack.features)
         self._deadline.cancel()
-        self._deadline = self._loop.call_later(SILENCE_S, self._silent)
+        self._pings = Pings(self._loop, self.channel, PING_S, self._codec.ping, "a relay")
         fields = {"worker": ack.worker_id, "models": ",".join(ack.models), "features": ",".join(ack.features)}
         log.info("registered at a relay", extra={"fields": fields})
         for warning in ack.warnings:
