@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from umaserve.net.timers import Timer, Timers
+from umaserve.relay import pool as pool_module
 from umaserve.relay import registry as registry_module
 from umaserve.relay.in_flight import CANCEL_GRACE_S
 from umaserve.relay.pool import EVENT_STREAM, MAX_REQUEUES, Pool, PoolLimits
@@ -157,6 +158,8 @@ class Link:
         self.cancelled: dict[str, float] = {}
         """Until when each keeps its place."""
         self.bodies: dict[str, list[str]] = {}
+        self.said: dict[str, str] = {}
+        """Output of each without a status, which is not to reach its client yet."""
         self.held: dict[str, bool] = {}
         self.leaving = self.gone = self.overfull = False
         self.closed: tuple[int, str] | None = None
@@ -221,7 +224,7 @@ class Link:
         overtaken = [one for one in self.relay.waiting() if one.request.number < request.number and self.serves(one)]
         assert overtaken == []
         self.open[request.id] = client
-        self.bodies[request.id], self.held[request.id] = [message.body], False
+        self.bodies[request.id], self.held[request.id], self.said[request.id] = [message.body], False, ""
         self.turn = next(self.relay.turns)
         now = self.relay.clock.now()
         client.waited, client.since = client.waited + now - client.since, now
@@ -256,7 +259,8 @@ class Link:
         self.others = max(0, load - self.occupied)
         self.relay.pool.report(self.worker, load)
 
-    def chunk(self, id_: str, text: str, status: int | None = None, headers: dict[str, str] | None = None) -> None:
+    def chunk(self, id_: str, text: str, status: int | None = 200, headers: dict[str, str] | None = None) -> None:
+        """With a status it is output, whatever it is; without one it may be held back."""
         self.relay.pool.chunk(self.worker, ResponseChunk(id_, text, status, headers))
 
     def complete(self, id_: str, status: int = 200, body: str | None = "answer") -> None:
@@ -591,7 +595,7 @@ def test_a_whole_reply_is_passed_on(relay: Relay) -> None:
 
 @pytest.mark.parametrize(
     ("head", "begun"),
-    [((None, None), (200, EVENT_STREAM)), ((201, {"content-type": "text/x"}), (201, {"content-type": "text/x"}))],
+    [((200, None), (200, EVENT_STREAM)), ((201, {"content-type": "text/x"}), (201, {"content-type": "text/x"}))],
 )
 def test_a_stream_is_passed_on_in_its_parts(relay: Relay, head: tuple, begun: tuple) -> None:
     link, client = relay.connect("a"), relay.ask()
@@ -599,6 +603,49 @@ def test_a_stream_is_passed_on_in_its_parts(relay: Relay, head: tuple, begun: tu
     link.chunk(client.request.id, "two", 500, {"x": "y"})
     link.complete(client.request.id)
     assert client.heard == [("begin", *begun), ("write", "one"), ("write", "two"), ("end",)]
+
+
+@pytest.mark.parametrize("chunks", [['{"e":1}'], ["", "{", '"e":', "1}"]])
+def test_an_error_that_comes_like_a_stream_is_an_error_yet(relay: Relay, chunks: list[str]) -> None:
+    link, client = relay.connect("a"), relay.ask()
+    for chunk in chunks:
+        link.chunk(client.request.id, chunk, None)
+    assert client.heard == []
+    link.complete(client.request.id, 400, "")
+    assert client.heard == [("respond", 400, {"x-by": "box"}, '{"e":1}')]
+
+
+@pytest.mark.parametrize(
+    "chunks", [["data:1\n"], ["\n", ":x\n"], ["", "i", "d:1\n"], ["\ufeff", "event", ":x\n"], ["retry:1\n"]]
+)
+def test_what_begins_like_events_is_a_stream_once_that_shows(relay: Relay, chunks: list[str]) -> None:
+    link, client = relay.connect("a"), relay.ask()
+    for chunk in chunks:
+        assert client.heard == []
+        link.chunk(client.request.id, chunk, None)
+    assert client.heard == [("begin", 200, EVENT_STREAM), ("write", "".join(chunks))]
+    link.chunk(client.request.id, "{", None)
+    assert client.heard[-1] == ("write", "{")
+
+
+def test_what_is_longer_than_an_error_is_a_stream(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_HELD", 4)
+    link, client = relay.connect("a"), relay.ask()
+    link.chunk(client.request.id, "1234", None)
+    assert client.heard == []
+    link.chunk(client.request.id, "5", None)
+    assert client.heard == [("begin", 200, EVENT_STREAM), ("write", "12345")]
+
+
+def test_who_has_seen_nothing_of_its_output_gets_another_worker(relay: Relay) -> None:
+    link, client = relay.connect("a"), relay.ask()
+    other = relay.connect("a")
+    link.chunk(client.request.id, "x" * RESPONSE_BYTES, None)
+    link.drop()
+    assert relay.holders(client) == [other]
+    other.chunk(client.request.id, "y" * (RESPONSE_BYTES - 1), None)
+    other.complete(client.request.id, body="y")
+    assert client.heard == [("respond", 200, {"x-by": "box"}, "y" * RESPONSE_BYTES)]
 
 
 def test_a_stream_that_its_worker_calls_a_failure_is_one(relay: Relay) -> None:
@@ -1076,19 +1123,23 @@ class AnyOrder(RuleBasedStateMachine):
         self.relay.connect(*models, places=places, features=features, load=load, lingers=lingers)
 
     @precondition(lambda self: self.relay.links)
-    @rule(index=INDEX, whose=WHOSE, which=INDEX, size=st.integers(0, 8))
-    def chunk(self, index: int, whose: str, which: int, size: int) -> None:
+    @rule(index=INDEX, whose=WHOSE, which=INDEX, size=st.integers(0, 8), status=st.sampled_from([200, None]))
+    def chunk(self, index: int, whose: str, which: int, size: int, status: int | None) -> None:
         link = self.link(index, whose)
         id_ = self.id(link, whose, which)
         client, before, late = link.open.get(id_), self.heard(), self.relay.pool.totals["late_messages"]
-        got = client.got if client is not None else ""
-        link.chunk(id_, "x" * size)
+        got = client.got + ("" if client.begun else link.said[id_]) if client is not None else ""
+        holds = client is not None and not (client.begun or client.request.is_websocket or status)
+        link.chunk(id_, "x" * size, status)
         if client is None:
             assert (self.heard(), self.relay.pool.totals["late_messages"]) == (before, late + 1)
         elif len(got) + size > RESPONSE_BYTES:
             assert client.outcome == ("fail", 502, f"response: larger than {RESPONSE_BYTES} bytes")
+        elif holds:
+            link.said[id_] += "x" * size
+            assert not client.begun
         else:
-            assert client.heard[-1] == ("write", "x" * size)
+            assert client.got == got + "x" * size
 
     @precondition(lambda self: self.relay.links)
     @rule(
@@ -1101,11 +1152,13 @@ class AnyOrder(RuleBasedStateMachine):
         link.complete(id_, status, body)
         if client is None:
             assert self.heard() == before
-        elif not client.begun:
-            assert client.outcome == ("respond", status, {"x-by": "box"}, body)
-        else:
+        elif client.begun:
             assert client.outcome is not None
             assert client.outcome[0] == ("end" if status == 200 else "fail")
+        elif len(link.said[id_] + body) > RESPONSE_BYTES:
+            assert client.outcome == ("fail", 502, f"response: larger than {RESPONSE_BYTES} bytes")
+        else:
+            assert client.outcome == ("respond", status, {"x-by": "box"}, link.said[id_] + body)
 
     @precondition(lambda self: self.relay.links)
     @rule(index=INDEX, whose=WHOSE, which=INDEX)

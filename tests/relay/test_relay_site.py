@@ -57,9 +57,9 @@ def streaming(relay: Relay, worker: Worker) -> tuple[Client, dict[str, Any]]:
     """A client whose answer has begun, and its request as the worker got it."""
     client = relay.client().post(stream=True)
     request = worker.request()
-    worker.chunk(request, "begun")
+    worker.chunk(request, ": begun\n\n")
     assert client.head()[0] == 200
-    assert client.chunk() == b"begun"
+    assert client.chunk() == b": begun\n\n"
     return client, request
 
 
@@ -553,7 +553,7 @@ def test_an_answer_that_is_too_large_is_a_bad_gateway(start: Callable[..., Relay
     assert client.receive().json == error
     assert (worker.receive()["type"], relay.stat("failed_total")) == ("cancel", 2)
     client, request = streaming(relay, worker)
-    worker.chunk(request, "x" * 1020)
+    worker.chunk(request, "x" * 1016)
     assert client.chunk() == b'data: {"error":"response: larger than 1024 bytes"}\n\n'
     assert client.chunk() == b""
     client.post()
@@ -564,8 +564,8 @@ def test_an_answer_that_is_too_large_is_a_bad_gateway(start: Callable[..., Relay
 
 def flood(worker: Worker, request: dict[str, Any], n: int) -> bytes:
     for _ in range(n):
-        worker.chunk(request, "x" * 2**15)
-    return b"x" * (n * 2**15)
+        worker.chunk(request, ":" * 2**15)
+    return b":" * (n * 2**15)
 
 
 def test_a_worker_is_told_to_pause_for_a_slow_client_and_others_go_on(relay: Relay) -> None:
@@ -651,7 +651,7 @@ def test_a_worker_that_leaves_is_heard_to_its_last_word() -> None:
     codec, client = WebSocketCodec(2**20, client=True), Heard()
     link.data_received(codec.send(json.dumps(register()).encode()))
     pool.submit(RelayedRequest("r-1", MODEL, CHAT, True, "{}", {}, client))  # type: ignore[arg-type]
-    parts = [str(number) for number in range(2 * MESSAGES_PER_TURN)]
+    parts = [f"data:{number}\n\n" for number in range(2 * MESSAGES_PER_TURN)]
     messages = [{"type": "response_chunk", "request_id": "r-1", "chunk": part} for part in parts]
     messages.append({"type": "response_complete", "request_id": "r-1", "status_code": 200})
     # Within TLS, the end may come in one piece with all that was before it.

@@ -325,6 +325,43 @@ def test_a_stream_that_never_began_ends_with_the_completions_own_words(relay: Re
     assert (response.status, response.body) == (500, (body or "").encode())
 
 
+def test_a_streams_400_that_its_worker_sends_as_a_stream_stays_one(relay: Relay) -> None:
+    worker = relay.worker()
+    client = relay.client().post(stream=True)
+    request = worker.request()
+    body = '{"error": {"message": "max_tokens: expected at least 1", "code": 400}}'
+    for part in (body[:5], body[5:]):
+        worker.chunk(request, part)
+    worker.complete(request, 400, headers={"content-type": "application/json"}, body="")
+    response = client.receive()
+    assert (response.status, response.headers["content-type"], response.body) == (
+        400,
+        "application/json",
+        body.encode(),
+    )
+
+
+@pytest.mark.parametrize("unfinished", ['data: {"choices":[]}', 'data: {"choices":[]}\n', "data: {"])
+def test_a_late_error_is_no_part_of_an_unfinished_event(relay: Relay, unfinished: str) -> None:
+    worker = relay.worker()
+    client, request = streaming(relay, worker)
+    worker.chunk(request, unfinished)
+    assert client.chunk() == unfinished.encode()
+    worker.complete(request, 500)
+    assert client.chunk() == b'\n\ndata: {"error":"the worker failed after it had begun to answer"}\n\n'
+    assert client.chunk() == b""
+
+
+def test_a_late_error_of_what_is_no_stream_of_events_leaves_it_unfinished(relay: Relay) -> None:
+    worker = relay.worker()
+    client = relay.client().post(stream=True)
+    worker.chunk(worker.request(), "{}\n", headers={"content-type": "application/x-ndjson"})
+    assert client.head()[0] == 200
+    assert client.chunk() == b"{}\n"
+    worker.crash()
+    assert client.rest() == b"", "neither an event nor the last chunk"
+
+
 def test_a_worker_that_fails_after_output_ends_the_stream_with_an_error(relay: Relay) -> None:
     worker = relay.worker()
     client, request = streaming(relay, worker)

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from umaserve.wire.relay_messages import Request, TokenCounts
+from umaserve.worker import http_backend
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_backend import HttpBackend, HttpSettings, token_counts
 
@@ -179,7 +180,7 @@ def test_a_stream_goes_on_as_it_comes(world: World) -> None:
 def test_a_character_that_is_split_is_held_back_until_it_is_whole(world: World) -> None:
     _, reply = world.start(is_streaming=True)
     peer = world.accept()
-    peer.begin()
+    peer.begin("text/plain")
     data = "a€".encode()
     peer.chunk(data[:2])
     assert reply.next()[1] == "a"
@@ -205,6 +206,33 @@ def test_a_stream_is_the_same_text_however_it_is_cut(world: World, text: str, cu
         peer.chunk(data[start:end])
     peer.chunk(b"")
     assert reply.text() == (text, ("complete", 200, {"content-type": SSE}, "", None))
+
+
+def test_an_event_is_held_back_until_it_is_whole(world: World) -> None:
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    peer.chunk(b"data: 1\n\ndata: 2")
+    assert reply.next()[1] == "data: 1\n\n"
+    peer.chunk(b"\r")
+    peer.chunk(b"\n")
+    world.thread.turn()
+    assert reply.told.empty()
+    peer.chunk(b"\r\ndata: [DO")
+    assert reply.next()[1] == "data: 2\r\n\r\n"
+    peer.chunk(b"NE]")
+    peer.chunk(b"")
+    assert reply.text() == ("data: [DONE]", ("complete", 200, {"content-type": SSE}, "", None))
+
+
+def test_an_event_that_is_very_long_goes_on_as_it_comes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_backend, "MAX_EVENT", 10)
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    peer.chunk(b"data: 1234")
+    peer.chunk(b"5")
+    assert reply.next()[1] == "data: 12345"
 
 
 # Ends before the end.
@@ -253,9 +281,18 @@ def test_a_stream_that_breaks_off_ends_with_a_status_that_says_so(world: World) 
     _, reply = world.start(is_streaming=True)
     peer = world.accept()
     peer.begin()
-    peer.chunk(b"data: 1\n\n")
+    peer.chunk(b"data: 1\n\ndata: {")
     peer.sock.close()
     assert reply.text() == ("data: 1\n\n", ("complete", 502, {}, "", None))
+
+
+def test_a_stream_that_breaks_off_in_its_first_event_has_not_begun(world: World) -> None:
+    _, reply = world.start(is_streaming=True)
+    peer = world.accept()
+    peer.begin()
+    peer.chunk(b"data: {")
+    peer.sock.close()
+    assert reply.failure() == (502, "backend: response: the connection ended before it was whole")
 
 
 def test_an_answer_that_takes_too_long_is_a_504(world: World) -> None:

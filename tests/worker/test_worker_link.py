@@ -495,6 +495,24 @@ def test_work_before_the_acknowledgement_is_wrong(world: World) -> None:
     assert world.backend.jobs.empty()
 
 
+@pytest.mark.parametrize("features", [["flow"], []])
+def test_a_relay_that_takes_any_end_for_a_good_one_is_given_the_late_error(world: World, features: list[str]) -> None:
+    peer = world.begin(features=features)
+    job = world.running(peer)
+    world.chunk(job, "data: 1\n\n")
+    assert peer.receive()["chunk"] == "data: 1\n\n"
+    world.complete(job, 502)
+    if not features:
+        late = '\n\ndata: {"error":"the worker failed after it had begun to answer"}\n\n'
+        assert peer.receive() == {"type": "response_chunk", "request_id": "r-1", "chunk": late}
+    assert peer.receive()["status_code"] == 502
+    # One that was cancelled may be in flight there no more.
+    job = world.running(peer, "r-2")
+    world.chunk(job, "data: 1\n\n")
+    peer.send("cancel", request_id="r-2", reason="timeout")
+    assert (peer.receive()["type"], peer.receive()["status_code"]) == ("response_chunk", 499)
+
+
 def test_a_lost_connection_aborts_its_jobs(world: World) -> None:
     peer = world.begin()
     jobs = [world.running(peer, f"r-{number}") for number in range(3)]

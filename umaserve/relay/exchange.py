@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 import orjson
 
+from umaserve.dialects import sse
 from umaserve.http.connection import JSON, HttpConnection
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
+from umaserve.wire.event_stream import is_event_stream
 from umaserve.wire.forwarding import end_to_end, via
 from umaserve.wire.http_head import Headers
 
@@ -34,6 +36,10 @@ class RelayExchange:
         self._begun = False
         self._bodiless = False
         """Whether the reply that has begun has a status that allows no body, whatever its worker sends."""
+        self._events = False
+        """Whether it is a stream of events."""
+        self._last = ""
+        """Its last chunk."""
 
     def start(self, request: RelayedRequest) -> None:
         self._request = request
@@ -64,6 +70,7 @@ class RelayExchange:
         self._connection.input.keep(0)
         self._begun = True
         self._bodiless = status in WITHOUT_BODY
+        self._events = is_event_stream(headers)
         self._connection.begin(status if status >= 200 else BAD_GATEWAY, _passed(headers))
 
     def write(self, chunk: str) -> None:
@@ -74,6 +81,7 @@ class RelayExchange:
         if connection.channel.queued > MAX_UNREAD:
             connection.channel.abort()
             return
+        self._last = chunk
         connection.write(chunk.encode())
         if connection.congested and self._request is not None:
             self._pool.pause(self._request, True)
@@ -86,12 +94,18 @@ class RelayExchange:
         self._connection.input.keep(0)
         self._request = None
         body = orjson.dumps({"error": error})
-        if self._begun:
-            if not self._bodiless:
-                self._connection.write(b"data: " + body + b"\n\n")
+        if not self._begun:
+            self._connection.respond(status, [JSON], body)
+        elif self._bodiless:
+            self._connection.end()
+        elif self._events:
+            # The worker may have left an event unfinished, and this one is not to be part of that.
+            end = b"" if self._last.endswith("\n\n") else b"\n\n"
+            self._connection.write(end + sse.event(body))
             self._connection.end()
         else:
-            self._connection.respond(status, [JSON], body)
+            # Its reader takes no events: that the body is not whole says it.
+            self._connection.channel.close()
 
 
 def _passed(headers: Mapping[str, str]) -> Headers:

@@ -43,6 +43,8 @@ class InFlight:
         worker.given_at = self._dispatches
         worker.in_flight[request.id] = request
         self._workers[request.id] = worker
+        # Of an earlier worker's output nothing has reached the client.
+        request.held, request.output_bytes = "", 0
         request.waited_s += self._clock.now() - request.queued_at
         timeout = self._silence if request.is_websocket else self._request_timeout
         request.timer = self._clock.call_later(timeout, lambda: self._timed_out(request))

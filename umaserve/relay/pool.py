@@ -10,7 +10,9 @@ The rules, and why:
    reached its client, who would get it twice.
 4. A worker that was told to cancel keeps the place taken until it answers, or for ``CANCEL_GRACE_S``: its backend may
    still be busy, and some workers never answer.
-5. When a request ends, those who wait come first, and then its client is told: it may ask again at once.
+5. A worker that says no status with its first output may be passing on its backend's error, as ModelRelay's does when
+   it streams. What does not begin like events is held back until the end, which has the status.
+6. When a request ends, those who wait come first, and then its client is told: it may ask again at once.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from umaserve.relay.registry import Registry
 from umaserve.relay.request import MAX_MESSAGE_BYTES, Clock, RelayedRequest, fits
 from umaserve.relay.states import Event, State
 from umaserve.relay.worker import Link, Worker
+from umaserve.wire.event_stream import begins_event
 from umaserve.wire.relay_messages import (
     CancelReason,
     GracefulShutdown,
@@ -40,6 +43,8 @@ from umaserve.wire.websocket import CloseCode
 log = logging.getLogger(__name__)
 
 MAX_REQUEUES = 3
+MAX_HELD = 64 * 1024
+"""Characters that an error's whole body has at most; what is longer is a stream."""
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker names none."""
 TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
@@ -178,20 +183,28 @@ class Pool:
             self.totals["late_messages"] += 1
             return
         # Characters are at least a byte each, and counting those that are more would cost a copy.
-        request.bytes_passed += len(message.chunk)
-        if request.bytes_passed > self._limits.response_bytes:
+        request.output_bytes += len(message.chunk)
+        if request.output_bytes > self._limits.response_bytes:
             self.in_flight.cancel(request, OtherReason("response too large"))
             self._fail(request, 502, f"response: larger than {self._limits.response_bytes} bytes")
             return
         if request.is_websocket:
             self.in_flight.heard(request)
-        if not request.begun:
-            request.move(Event.OUTPUT)
-            # No other worker will be asked.
-            request.body = ""
-            request.frames.clear()
-            request.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
-        request.client.write(message.chunk)
+        if request.begun:
+            request.client.write(message.chunk)
+            return
+        request.held += message.chunk
+        if request.is_websocket or _is_stream(message, request.held):
+            self._begin(request, message)
+
+    def _begin(self, request: RelayedRequest, message: ResponseChunk) -> None:
+        request.move(Event.OUTPUT)
+        # No other worker will be asked.
+        request.body = ""
+        request.frames.clear()
+        output, request.held = request.held, ""
+        request.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
+        request.client.write(output)
 
     def complete(self, worker: Worker, message: ResponseComplete) -> None:
         """The end of a reply, or the answer to a cancel."""
@@ -200,7 +213,7 @@ class Pool:
             return
         fields = self._about(request, message.status_code) | {"worker": worker.id}
         log.info("request relayed", extra={"fields": fields})
-        begun, body = request.begun, message.body or ""
+        begun, body = request.begun, request.held + (message.body or "")
         if begun and message.status_code >= 400:
             self._fail(request, 502, "the worker failed after it had begun to answer")
         elif not begun and len(body) > self._limits.response_bytes:
@@ -348,6 +361,12 @@ class Pool:
             "queue_ms": round(request.waited_s * 1000, 1),
             "total_ms": round((self._clock.now() - request.asked_at) * 1000, 1),
         }
+
+
+def _is_stream(message: ResponseChunk, output: str) -> bool:
+    """Whether all that a worker has said, ``message`` last, is the beginning of a stream."""
+    head = message.status_code is not None or message.headers is not None
+    return head or begins_event(output) or len(output) > MAX_HELD
 
 
 def _may_go_back(request: RelayedRequest) -> bool:

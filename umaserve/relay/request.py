@@ -67,7 +67,9 @@ class RelayedRequest:
     requeues: int = 0
     frames: list[str] = field(default_factory=list)
     """Of a WebSocket: what the client sent after its first message and before any output."""
-    bytes_passed: int = 0
+    held: str = ""
+    """Output that has not reached the client, since it may prove to be no stream."""
+    output_bytes: int = 0
     paused: bool = False
     timer: Timer | None = None
     """In the queue and in flight: the deadline."""

@@ -13,6 +13,7 @@ import orjson
 
 from umaserve.errors import RequestError
 from umaserve.net.loop import Loop
+from umaserve.wire.event_stream import end_of_events, is_event_stream
 from umaserve.wire.fields import Fields, bad_request, parse_json, string
 from umaserve.wire.forwarding import end_to_end
 from umaserve.wire.http_head import Headers, shown
@@ -29,6 +30,8 @@ MODELS_PATH = "/v1/models"
 MAX_LISTING_BYTES = 1024 * 1024
 MAX_COUNTED_BYTES = 256 * 1024
 """A larger answer is not parsed only to tell the relay its token counts."""
+MAX_EVENT = 1024 * 1024
+"""Characters of an event that has not come whole; those of a longer one go on as they come."""
 CONVERSATIONS = ("/generate", "/ws/chat")
 """The endpoints that are WebSockets."""
 JSON = {"content-type": "application/json"}
@@ -172,7 +175,9 @@ class _BackendRequest:
         self._call: HttpCall
         self._status = 0
         self._headers: dict[str, str] = {}
-        self._in_parts = self._begun = False
+        self._in_parts = self._events = self._begun = False
+        self._unfinished = ""
+        """The event that has begun to come, in a stream of them."""
         self._collected = bytearray()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         """Keeps what has come of a character until the rest comes."""
@@ -205,12 +210,14 @@ class _BackendRequest:
             self._give_up(f"content-encoding: expected none, got {shown(encoding)}")
             return
         kind = self._headers.get("content-type", "").partition(";")[0].strip().lower()
-        streams = kind == "text/event-stream" or (self._is_streaming and kind != "application/json")
+        self._events = is_event_stream(self._headers)
+        streams = self._events or (self._is_streaming and kind != "application/json")
         self._in_parts = 200 <= status < 300 and streams
 
     def body(self, data: bytes) -> None:
         if self._in_parts:
-            self._pass(self._decoder.decode(data))
+            text = self._decoder.decode(data)
+            self._pass(self._whole_events(text) if self._events else text)
             return
         if len(self._collected) + len(data) > self._max_bytes:
             self._give_up(f"response: expected at most {self._max_bytes} bytes, got more")
@@ -219,7 +226,7 @@ class _BackendRequest:
 
     def end(self) -> None:
         if self._in_parts:
-            self._pass(self._decoder.decode(b"", True))
+            self._pass(self._unfinished + self._decoder.decode(b"", True))
             self._reply.complete(self._status, self._headers, "")
             return
         body = self._collected.decode(errors="replace")
@@ -232,6 +239,13 @@ class _BackendRequest:
             self._reply.complete(502, {}, "")
         else:
             self._reply.complete(504 if timed_out else 502, JSON, _error(f"backend: {reason}"))
+
+    def _whole_events(self, text: str) -> str:
+        """What may go on: a client could not tell an event that breaks off from one that is wrong."""
+        text = self._unfinished + text
+        end = len(text) if len(text) > MAX_EVENT else end_of_events(text)
+        self._unfinished = text[end:]
+        return text[:end]
 
     def _pass(self, text: str) -> None:
         if text:

@@ -119,6 +119,11 @@ class RelayConnection:
         return self._codec.close_code
 
     @property
+    def tells_late_errors(self) -> bool:
+        """Others than umaserve's relay, which agrees on features, take any end of a stream for a good one."""
+        return bool(self._features)
+
+    @property
     def running(self) -> int:
         return len(self._running)
 

@@ -6,14 +6,21 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+from umaserve.wire.event_stream import is_event_stream
 from umaserve.wire.relay_messages import Request, ResponseChunk, ResponseComplete, TokenCounts
 from umaserve.worker.backend import Backend, Job
 
 log = logging.getLogger(__name__)
 
+LATE_ERROR = '\n\ndata: {"error":"the worker failed after it had begun to answer"}\n\n'
+
 
 class Connection(Protocol):
     """Where its answer goes."""
+
+    @property
+    def tells_late_errors(self) -> bool:
+        """Whether the relay tells a client of an answer that has broken off."""
 
     def chunk(self, message: ResponseChunk) -> None: ...
 
@@ -28,7 +35,7 @@ class Running:
         self.started_at = now
         self._connection = connection
         self._job: Job | None = None
-        self._begun = False
+        self._begun = self._events = self._aborted = False
         self._held = self._by_client = self._over = False
 
     def start(self, backend: Backend, *, held: bool) -> None:
@@ -66,6 +73,7 @@ class Running:
             self._job.pause(paused)
 
     def abort(self) -> None:
+        self._aborted = True
         if self._job is not None:
             self._job.abort()
 
@@ -74,6 +82,8 @@ class Running:
     def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
         request_id = self.request.request_id
         begins, self._begun = not self._begun, True
+        if begins:
+            self._events = is_event_stream(headers)
         self._connection.chunk(
             ResponseChunk(request_id, text, status, headers) if begins else ResponseChunk(request_id, text)
         )
@@ -83,4 +93,6 @@ class Running:
     ) -> None:
         request_id = self.request.request_id
         self._over = True
+        if status >= 400 and self._events and not (self._aborted or self._connection.tells_late_errors):
+            self._connection.chunk(ResponseChunk(request_id, LATE_ERROR))
         self._connection.complete(self, ResponseComplete(request_id, status, headers, body, token_counts))
