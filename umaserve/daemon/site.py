@@ -85,8 +85,16 @@ class DaemonSite:
                 self._converse(endpoint, found, caller, connection, request)
             case Echo():
                 rest = connection.upgrade(request, [SUBPROTOCOL])
-                codec = WebSocketCodec(self._services.config.max_frame_bytes, binary=True)
-                echo = EchoConnection(self._services.loop, connection.channel, codec, connection.lost)
+                config = self._services.config
+                echo = EchoConnection(
+                    self._services.loop,
+                    connection.channel,
+                    WebSocketCodec(config.max_frame_bytes, binary=True),
+                    connection.peer,
+                    connection.lost,
+                    ping_interval=config.ping_interval,
+                    idle_timeout=config.idle_timeout,
+                )
                 connection.hand_over(echo, rest)
 
     def _converse(
