@@ -323,6 +323,37 @@ def test_who_is_refused_is_known_if_its_head_was_good(wire: bytes, path: str | N
         assert (codec.head, codec.phase, codec.answering) == (None, Phase.LAST_RESPONSE, True)
 
 
+@pytest.mark.parametrize(
+    ("fields", "got"),
+    [
+        ((b"Content-Encoding: gzip",), "gzip"),
+        ((b"Content-Encoding: GZIP, identity",), "GZIP"),
+        ((b"Content-Encoding: identity", b"content-encoding: br,zstd"), "br, zstd"),
+        ((b"Content-Encoding: identity;q=1",), "identity;q=1"),
+        ((b"Content-Encoding: gzip", b"Expect: 100-continue"), "gzip"),
+    ],
+)
+@pytest.mark.parametrize("framing", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+def test_a_body_that_is_encoded_is_refused_before_it_comes(fields: tuple[bytes, ...], got: str, framing: bytes) -> None:
+    codec = new()
+    codec.receive_data(get(*fields, framing, line=b"POST / HTTP/1.1"))
+    with pytest.raises(Refusal) as raised:
+        codec.next_request()
+    assert (raised.value.status, raised.value.message) == (
+        415,
+        f"Content-Encoding: expected none, got '{got}': send the body as it is",
+    )
+    assert raised.value.headers == [("Accept-Encoding", "identity")]
+    assert codec.refused is not None
+
+
+@pytest.mark.parametrize("value", [b"", b"identity", b"Identity, ,"])
+def test_a_body_that_is_what_it_stands_for_may_say_so(value: bytes) -> None:
+    wire = POST + b"Content-Encoding: " + value + b"\r\nContent-Length: 1\r\n\r\nx"
+    assert only(wire).body == b"x"
+    assert only(get(b"Content-Encoding: gzip")).body == b"", "there is none"
+
+
 def test_a_body_that_is_too_large_is_refused_before_it_comes() -> None:
     codec = HttpCodec(MAX_HEAD, MAX_BODY, {"/big": 200})
     head = POST.replace(b"/", b"/big", 1) + b"Content-Length: 201\r\n\r\n"

@@ -113,10 +113,9 @@ class Gate:
         scheme, _, credentials = (request.header("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and credentials.strip():
             return credentials.strip()
-        for value in request.header_values("sec-websocket-protocol"):
-            for offered in value.split(","):
-                if offered.strip().startswith(KEY_SUBPROTOCOL):
-                    return offered.strip().removeprefix(KEY_SUBPROTOCOL)
+        for offered in request.header_items("sec-websocket-protocol"):
+            if offered.startswith(KEY_SUBPROTOCOL):
+                return offered.removeprefix(KEY_SUBPROTOCOL)
         return None
 
     def caller(self, request: Request, dialect: str, peer: str) -> Caller:

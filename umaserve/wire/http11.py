@@ -16,7 +16,17 @@ from types import MappingProxyType
 
 import h11
 
-from umaserve.wire.http_head import TEXT, Headers, Refusal, Request, body_length, parse_field, parse_head, shown
+from umaserve.wire.http_head import (
+    TEXT,
+    Headers,
+    Refusal,
+    Request,
+    body_length,
+    check_content_encoding,
+    parse_field,
+    parse_head,
+    shown,
+)
 
 MAX_CHUNK_EXTRAS = 8 * 1024
 """Bytes of a body's chunk extensions and trailers together."""
@@ -228,6 +238,8 @@ class HttpCodec:
         limit = self._bodies.get(request.path, self._max_body) if request.method == "POST" else self._max_body
         if length is not None and length > limit:
             raise Refusal(413, f"Content-Length: expected at most {limit}, got {length}")
+        if length != 0:
+            check_content_encoding(request)
         expectations = request.header_values("expect")
         if any(value.lower() != "100-continue" for value in expectations):
             raise Refusal(417, f"Expect: expected 100-continue, got {shown(', '.join(expectations))}")

@@ -64,6 +64,10 @@ class Request:
         """All values of the header ``name``, for those that must not be doubled."""
         return [value for key, value in self.headers if key == name]
 
+    def header_items(self, name: str) -> list[str]:
+        """The items of a header that is a list, which may be spread over several lines (RFC 9110, section 5.3)."""
+        return [item.strip(" \t") for value in self.header_values(name) for item in value.split(",")]
+
 
 def parse_head(head: bytes) -> tuple[Request, bytes]:
     """The request in ``head``, still without a body, and its HTTP version."""
@@ -170,6 +174,19 @@ def body_length(request: Request, version: bytes) -> int | None:
     if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
         raise Refusal(400, f"Content-Length: expected one number of at most 18 digits, got {shown(', '.join(lengths))}")
     return int(lengths[0])
+
+
+def check_content_encoding(request: Request) -> None:
+    """Refuse a body that is compressed, or otherwise not what it stands for (RFC 9110, sections 8.4 and 15.5.16)."""
+    unknown = [coding for coding in request.header_items("content-encoding") if coding.lower() not in ("", "identity")]
+    if unknown:
+        got = shown(", ".join(unknown))
+        # Which ones would do is said in that header also of a response (RFC 9110, section 12.5.3).
+        raise Refusal(
+            415,
+            f"Content-Encoding: expected none, got {got}: send the body as it is",
+            [("Accept-Encoding", "identity")],
+        )
 
 
 def shown(value: bytes | str) -> str:

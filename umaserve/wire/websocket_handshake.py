@@ -51,7 +51,7 @@ def handshake(request: Request, subprotocols: Sequence[str] = ()) -> list[tuple[
         ("Connection", "Upgrade"),
         ("Sec-WebSocket-Accept", generate_accept_token(key.encode()).decode()),
     ]
-    for offered in _items(request, "sec-websocket-protocol"):
+    for offered in request.header_items("sec-websocket-protocol"):
         if offered in subprotocols:
             return [*headers, ("Sec-WebSocket-Protocol", offered)]
     return headers
@@ -60,19 +60,14 @@ def handshake(request: Request, subprotocols: Sequence[str] = ()) -> list[tuple[
 def _check_extensions(request: Request) -> None:
     """None is ever used, but a malformed list must fail the handshake (RFC 6455 9.1)."""
     values = request.header_values("sec-websocket-extensions")
-    offered = [item for item in _items(request, "sec-websocket-extensions") if item]
+    offered = [item for item in request.header_items("sec-websocket-extensions") if item]
     if values and not (offered and all(_EXTENSION.fullmatch(item) for item in offered)):
         expected = "a list of extensions, each a token with parameters"
         raise Refusal(400, f"Sec-WebSocket-Extensions: expected {expected}, got {shown(', '.join(values))}")
 
 
-def _items(request: Request, name: str) -> list[str]:
-    """The items of a header that is a list, which may be spread over several lines (RFC 9110 5.3)."""
-    return [item.strip(" \t") for value in request.header_values(name) for item in value.split(",")]
-
-
 def _tokens(request: Request, name: str) -> list[str]:
-    return [item.lower() for item in _items(request, name)]
+    return [item.lower() for item in request.header_items(name)]
 
 
 def _only(request: Request, name: str) -> str | None:
