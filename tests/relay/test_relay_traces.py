@@ -155,10 +155,33 @@ def test_a_wrong_secret_or_provider_is_told_after_the_upgrade(
     assert relay.dial(query, **headers).closed() == (1008, "worker authentication failed")
 
 
-def test_after_five_wrong_secrets_even_the_right_one_has_to_wait(relay: Relay) -> None:
+def test_a_wrong_secret_is_logged_but_no_more_than_five_times_a_minute(relay: Relay) -> None:
     for _ in range(5):
         assert relay.dial(x_worker_secret="wrong").closed() == (1008, "worker authentication failed")
-    assert relay.dial().closed() == (1008, "worker authentication temporarily rate limited")
+    for _ in range(3):
+        assert relay.dial(x_worker_secret="wrong").closed() == (1008, "worker authentication temporarily rate limited")
+    refused = [one for one in relay.records if one.getMessage().startswith("refused a worker")]
+    assert [one.getMessage() for one in refused] == ["refused a worker: its worker_secret is not this relay's"] * 5
+    assert refused[0].fields == {"peer": "127.0.0.1"}  # type: ignore[attr-defined]
+
+
+def test_a_right_secret_is_taken_whatever_others_at_its_address_tried(relay: Relay) -> None:
+    for _ in range(6):
+        relay.dial(x_worker_secret="wrong").closed()
+    worker = relay.worker()
+    serves_next(relay, worker)
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "reason"),
+    [
+        ("", {"x_other": ""}, "it has no worker_secret"),
+        ("?provider=else%0Awhere", {"x_worker_secret": SECRET}, "provider: expected 'local', got 'else\\nwhere'"),
+    ],
+)
+def test_the_log_has_why_a_worker_was_refused(relay: Relay, query: str, headers: dict[str, str], reason: str) -> None:
+    relay.dial(query, **headers).closed()
+    assert f"refused a worker: {reason}" in [one.getMessage() for one in relay.records]
 
 
 def test_a_pong_updates_the_load(start: Callable[..., Relay]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hmac
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ from umaserve.relay.worker_link import LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
 from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
 from umaserve.wire.forwarding import end_to_end, via
-from umaserve.wire.http_head import Headers, Refusal, Request
+from umaserve.wire.http_head import Headers, Refusal, Request, shown
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
+
+log = logging.getLogger(__name__)
 
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
@@ -233,17 +236,31 @@ class RelaySite:
             link.close(CloseCode.POLICY_VIOLATION, refusal)
 
     def _refusal(self, connection: HttpConnection, request: Request) -> str:
-        address = self._address(request, connection.peer)
-        if self._doors.attempts.blocked(address):
-            return "worker authentication temporarily rate limited"
-        presented = request.header(SECRET_HEADER) or request.query.get(SECRET_PARAMETER, "")
-        right = hmac.compare_digest(presented.encode(errors="replace"), self._doors.worker_secret.encode())
-        if not right or request.query.get("provider", self._config.provider) != self._config.provider:
-            self._doors.attempts.failed(address)
-            return "worker authentication failed"
+        wrong = self._wrong_credential(request)
+        if wrong:
+            return self._note_refused(self._address(request, connection.peer), wrong)
+        # Whatever others at its address have tried.
         if self._pool.closing or len(self._pool.workers) >= self._config.max_workers:
             return "the relay takes no more workers"
         return ""
+
+    def _wrong_credential(self, request: Request) -> str:
+        """What is wrong with what a worker shows; empty: nothing."""
+        presented = request.header(SECRET_HEADER) or request.query.get(SECRET_PARAMETER, "")
+        if not hmac.compare_digest(presented.encode(errors="replace"), self._doors.worker_secret.encode()):
+            return "its worker_secret is not this relay's" if presented else "it has no worker_secret"
+        provider = request.query.get("provider", self._config.provider)
+        if provider != self._config.provider:
+            return f"provider: expected {shown(self._config.provider)}, got {shown(provider)}"
+        return ""
+
+    def _note_refused(self, address: str, reason: str) -> str:
+        """What the worker is told; the log is told as well, unless it was told of this address too often."""
+        if self._doors.attempts.blocked(address):
+            return "worker authentication temporarily rate limited"
+        self._doors.attempts.failed(address)
+        log.warning("refused a worker: %s", reason, extra={"fields": {"peer": address}})
+        return "worker authentication failed"
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
