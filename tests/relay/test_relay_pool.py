@@ -944,11 +944,23 @@ def test_a_refresh_asks_for_the_models(relay: Relay) -> None:
 
 def test_a_websocket_goes_to_workers_that_know_them_only(relay: Relay) -> None:
     relay.connect("a")
-    client = relay.ask("a", websocket=True)
-    assert list(relay.pool.queue) == [client.request]
     link = relay.connect("a", places=2, features=("websocket",))
+    client = relay.ask("a", websocket=True)
     assert relay.holders(client) == [link]
     assert relay.holders(relay.ask("", websocket=True)) == [link], "no model named: any"
+
+
+@pytest.mark.parametrize("model", ["a", ""])
+def test_a_websocket_waits_for_no_worker_that_carries_none(relay: Relay, model: str) -> None:
+    relay.connect("a")
+    relay.connect("b", features=BOTH).drop()
+    assert relay.ask(model, websocket=True).outcome == ("fail", 503, pool_module.NO_WEBSOCKETS)
+    waits = relay.ask("b", websocket=True)
+    assert list(relay.pool.queue) == [waits.request], "its worker may come back"
+    link = relay.connect("a", "b", features=BOTH)
+    relay.ask(model, websocket=True)
+    assert len(relay.pool.queue) == 1, "its worker is busy"
+    assert relay.holders(waits) == [link]
 
 
 def test_a_websockets_messages_follow_it_to_its_next_worker(relay: Relay) -> None:
@@ -1073,6 +1085,7 @@ class AnyOrder(RuleBasedStateMachine):
         closing, full = relay.pool.closing, len(relay.pool.queue) >= QUEUE_LEN
         provided = bool(relay.known & {model, "*"} if model else relay.known)
         wanted = Client(relay, model, websocket, None)
+        offering = [link for link in relay.links if (link.models if not model else {model, "*"} & set(link.models))]
         fit = {link: (link.load, link.turn) for link in relay.links if link.free and link.serves(wanted)}
         client = relay.ask(model, websocket=websocket, then=(lambda: relay.ask("a")) if again else None)
         if closing:
@@ -1080,6 +1093,8 @@ class AnyOrder(RuleBasedStateMachine):
         elif fit:
             (link,) = relay.holders(client)
             assert fit[link] == min(fit.values())
+        elif provided and websocket and offering and not any("websocket" in link.features for link in offering):
+            assert client.outcome == ("fail", 503, pool_module.NO_WEBSOCKETS)
         elif not provided:
             assert client.outcome == ("fail", 404, f"no provider for model {model}" if model else "no provider")
         elif full:

@@ -748,10 +748,25 @@ def test_a_websocket_that_no_worker_can_have_is_told_so(
     start: Callable[..., Relay], models: list[str], queue_len: int, error: tuple[str, ...], path: str
 ) -> None:
     relay = start(queue_timeout=0.2, max_queue_len=queue_len)
-    relay.worker(*models)
+    worker = relay.worker(*models, features=["websocket"])
+    relay.client().post(model=models[0])
+    worker.request()
     client = relay.connect(path)
     client.send(HELLO)
     assert client.receive() == failed(path, *error)
+    assert client.closed()[0] == 1011
+
+
+@pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
+def test_a_websocket_waits_for_no_worker_that_carries_none(relay: Relay, path: str) -> None:
+    relay.worker()
+    client = relay.connect(path)
+    client.send(HELLO)
+    no_websockets = (
+        "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have an "
+        "umaserve daemon work for the relay"
+    )
+    assert client.receive() == failed(path, "internal_error", no_websockets, "reconnect")
     assert client.closed()[0] == 1011
 
 
@@ -780,7 +795,8 @@ def test_a_message_that_cannot_be_taken_is_explained_before_the_close(
 
 def test_a_relay_that_ends_says_so_to_those_who_wait(start: Callable[..., Relay]) -> None:
     relay = start()
-    relay.worker()
+    relay.worker(features=["websocket"]).crash()
+    relay.wait_for("workers", 0)
     clients = {path: relay.connect(path) for path in ("/generate", "/ws/chat")}
     for client in clients.values():
         client.send(HELLO)

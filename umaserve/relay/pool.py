@@ -5,7 +5,7 @@ The rules, and why:
 1. A request goes to the worker with the lowest load of those that have its model and a free place, and have read what
    they were sent; among equals to the one that was given work longest ago.
 2. Who finds none waits, in the order of arrival. A place that becomes free goes to the first in that order that its
-   worker can serve: one model's wait is nobody else's.
+   worker can serve: one model's wait is nobody else's. Who would wait for what no worker does is refused.
 3. A request that loses its worker goes back to its place in that order, ``MAX_REQUEUES`` times; never after output has
    reached its client, who would get it twice.
 4. A worker that was told to cancel keeps the place taken until it answers, or for ``CANCEL_GRACE_S``: its backend may
@@ -48,6 +48,10 @@ MAX_HELD = 64 * 1024
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker names none."""
 TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
+NO_WEBSOCKETS = (
+    "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have an umaserve "
+    "daemon work for the relay"
+)
 SHUTTING_DOWN = "the relay is shutting down"
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 
@@ -114,6 +118,8 @@ class Pool:
             self.in_flight.dispatch(worker, request)
         elif not self.workers.provides(request):
             self._fail(request, 404, f"no provider for model {request.model}" if request.model else "no provider")
+        elif request.is_websocket and self.workers.without_websockets(request.model):
+            self._fail(request, 503, NO_WEBSOCKETS)
         elif len(self.queue) >= self._limits.queue_len:
             self._fail(request, 429, "queue full")
         else:

@@ -65,6 +65,11 @@ class Registry:
         models = (self._known, *(worker.models for worker in self._workers.values()))
         return any(request.model in those or ANY_MODEL in those for those in models)
 
+    def without_websockets(self, model: str) -> bool:
+        """Whether there are workers with ``model``, all of which carry HTTP only."""
+        offering = [worker for worker in self._workers.values() if worker.offers(model)]
+        return bool(offering) and not any(worker.takes_websockets for worker in offering)
+
     def best_for(self, request: RelayedRequest) -> Worker | None:
         """The free worker with the lowest load that serves it; among equals the one whose last dispatch is oldest."""
         free = (worker for worker in self._workers.values() if worker.free and worker.serves(request))

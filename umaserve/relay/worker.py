@@ -58,12 +58,18 @@ class Worker:
     def free(self) -> bool:
         return not self.draining and self.occupied < self.max_concurrent and not self.link.overfull
 
-    def serves(self, request: RelayedRequest) -> bool:
-        if request.is_websocket and "websocket" not in self.features:
-            return False
-        if not request.model:
+    @property
+    def takes_websockets(self) -> bool:
+        return "websocket" in self.features
+
+    def offers(self, model: str) -> bool:
+        """Whether it has ``model``, or any at all where that is empty."""
+        if not model:
             return bool(self.models)  # One that offers none wants no work, or is leaving.
-        return request.model in self.models or ANY_MODEL in self.models
+        return model in self.models or ANY_MODEL in self.models
+
+    def serves(self, request: RelayedRequest) -> bool:
+        return self.offers(request.model) and (self.takes_websockets or not request.is_websocket)
 
     def report(self, load: int) -> None:
         """It says how much it does, ours included."""
