@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -56,6 +57,9 @@ _WORKER_EPILOG = """\
   umaserve worker --relay https://relay.example --worker-secret-file secret --backend http://127.0.0.1:8080
 """
 
+
+ANSWER_S = 5.0
+"""A daemon tells its metrics at once, however much it computes."""
 
 C = TypeVar("C", "Config", "RelayConfig", "WorkerConfig")
 
@@ -175,30 +179,45 @@ def _ask(arguments: Sequence[str]) -> int:
         request["chat"] = [{"role": "system", "content": options.system}] if options.system else True
     try:
         with Client(options.socket).generate(prompt, **request) as stream:
+            interrupt = _Interrupt(stream)
+            if not stream.wait(ANSWER_S):
+                # It may well wait for others, or for the model.
+                _check_that_it_answers(options.socket)
             _print_stream(stream, raw_events=options.json)
     except ServerError as error:
-        print(f"umaserve: {error}", file=sys.stderr)
-        return 1
+        return _refused(error)
     except OSError as error:
         return _unreachable(options.socket, error)
-    return 0
+    return interrupt.status
 
 
 def _print_stream(stream: Stream, *, raw_events: bool) -> None:
-    _cancel_on_interrupt(stream)
     for event in stream:
         _write(orjson.dumps(event).decode() + "\n" if raw_events else event["text"])
     _write(orjson.dumps(stream.end).decode() + "\n" if raw_events else "\n")
 
 
-def _cancel_on_interrupt(stream: Stream) -> None:
+def _check_that_it_answers(path: str) -> None:
+    """Raises OSError where no daemon that speaks framed JSON does. One that refuses speaks it too."""
+    with contextlib.suppress(ServerError):
+        Client(path, timeout=ANSWER_S).metrics()
+
+
+class _Interrupt:
     """Ctrl-C asks the server for the end, wherever it strikes; a second one ends this program."""
 
-    def cancel(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stream.cancel()
+    def __init__(self, stream: Stream) -> None:
+        self.status = 0
+        """For this program to end with."""
+        self._stream = stream
+        signal.signal(signal.SIGINT, self._cancel)
 
-    signal.signal(signal.SIGINT, cancel)
+    def _cancel(self, _number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.status = 128 + signal.SIGINT
+        # Where the connection is gone, whoever reads from it finds that out.
+        with contextlib.suppress(OSError):
+            self._stream.cancel()
 
 
 class _ReaderLeftError(Exception):
@@ -229,7 +248,9 @@ def _metrics(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the event as it came")
     options = parser.parse_args(arguments)
     try:
-        event = Client(options.socket).metrics()
+        event = Client(options.socket, timeout=ANSWER_S).metrics()
+    except ServerError as error:
+        return _refused(error)
     except OSError as error:
         return _unreachable(options.socket, error)
     if options.json:
@@ -249,7 +270,16 @@ def _keys(arguments: Sequence[str]) -> int:
     return keys_cli.run(parser, arguments)
 
 
+def _refused(error: ServerError) -> int:
+    print(f"umaserve: {error}", file=sys.stderr)
+    return 1
+
+
 def _unreachable(path: str, error: OSError) -> int:
+    if isinstance(error, TimeoutError):
+        advice = "is it a daemon of framed JSON (--protocol json), and does it still run?"
+        print(f"umaserve: {path}: nothing was answered within {ANSWER_S:g} s: {advice}", file=sys.stderr)
+        return 1
     advice = "is the daemon running there? Name its socket with --socket or UMA_SOCK"
     print(f"umaserve: {path}: {error.strerror or error}: {advice}", file=sys.stderr)
     return 1

@@ -6,13 +6,15 @@
     print(stream.end["usage"])
 
 Options are the contract's request fields (``max_tokens``, ``temperature``, ``stop``, ``json_schema``, …). An ``error``
-event raises ``ServerError``; a connection that ends too early raises ``ConnectionError``.
+event raises ``ServerError``; a connection that ends too early, or whose other end doesn't speak framed JSON, raises
+``ConnectionError``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -20,6 +22,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from umaserve.errors import RequestError
 from umaserve.wire.framing import FrameCodec
 
 T = TypeVar("T")
@@ -59,15 +62,35 @@ def _request(prompt: str | None, options: Event) -> Event:
     return request
 
 
+def _receive(sock: socket.socket, codec: FrameCodec) -> Event:
+    """The next event."""
+    try:
+        while (payload := codec.next_payload()) is None:
+            data = sock.recv(_READ)
+            if not data:
+                raise _lost()
+            codec.receive_data(data)
+    except RequestError:
+        raise _foreign() from None
+    return _checked(payload)
+
+
 def _checked(payload: bytes) -> Event:
-    event: Event = orjson.loads(payload)
-    if event["event"] == "error":
-        raise ServerError(event["code"], event["message"])
+    try:
+        event: Event = orjson.loads(payload)
+        if event["event"] == "error":
+            raise ServerError(event["code"], event["message"])
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        raise _foreign() from None
     return event
 
 
 def _lost() -> ConnectionError:
     return ConnectionError("the server closed the connection before the end of its answer")
+
+
+def _foreign() -> ConnectionError:
+    return ConnectionError("what answers there does not speak framed JSON")
 
 
 class Stream:
@@ -88,7 +111,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[Event]:
         while self.end is None:
-            event = self._next()
+            event = _receive(self._sock, self._codec)
             if event["event"] == "token":
                 yield event
             else:
@@ -98,17 +121,15 @@ class Stream:
         """Ask for the end at the next token; go on iterating to see it."""
         _send(self._sock, {"event": "cancel", "id": self.id})
 
+    def wait(self, seconds: float) -> bool:
+        """Whether anything comes from the server, also its end, within so many seconds."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(self._codec.buffered or poll.poll(seconds * 1000))
+
     def close(self) -> None:
         """Leave; a generation that still runs ends with it."""
         self._sock.close()
-
-    def _next(self) -> Event:
-        while (payload := self._codec.next_payload()) is None:
-            data = self._sock.recv(_READ)
-            if not data:
-                raise _lost()
-            self._codec.receive_data(data)
-        return _checked(payload)
 
 
 class Client:
@@ -134,13 +155,7 @@ class Client:
         """One snapshot."""
         with self._connect() as sock:
             _send(sock, {"type": "metrics"})
-            codec = FrameCodec(MAX_EVENT_BYTES)
-            while (payload := codec.next_payload()) is None:
-                data = sock.recv(_READ)
-                if not data:
-                    raise _lost()
-                codec.receive_data(data)
-            return _checked(payload)
+            return _receive(sock, FrameCodec(MAX_EVENT_BYTES))
 
     def _connect(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -219,6 +234,8 @@ class AsyncClient:
 async def _read_event(reader: asyncio.StreamReader) -> Event:
     try:
         (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        if length > MAX_EVENT_BYTES:
+            raise _foreign()
         payload = await reader.readexactly(length)
     except asyncio.IncompleteReadError:
         raise _lost() from None

@@ -196,15 +196,28 @@ def test_ask_reads_standard_input_and_prints_raw_events(daemon: Daemon):
 
 def test_ask_ends_on_ctrl_c_with_a_cancel(daemon: Daemon):
     command = [sys.executable, "-m", "umaserve", "ask", "--json", "--socket", daemon.path, "--raw", "Count: 1, 2, 3,"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    assert process.stderr is not None
     for _ in range(3):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
     events = [json.loads(line) for line in process.stdout]
     assert events[-1]["reason"] == "cancelled"
-    assert process.wait(30) == 0
+    assert process.wait(30) == 128 + signal.SIGINT
     process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_a_daemon_of_lines_is_told_in_one_line(own_daemon):
+    daemon = own_daemon("--protocol", "newline", wait=False)
+    daemon.wait_for_socket()
+    for command in (["metrics"], ["ask", "Hi"]):
+        result = run(*command, "--socket", daemon.path)
+        assert result.returncode == 1
+        assert "nothing was answered within 5 s: is it a daemon of framed JSON (--protocol json)" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_metrics_prints_a_table(daemon: Daemon):

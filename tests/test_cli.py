@@ -1,0 +1,161 @@
+"""``umaserve ask`` and ``metrics`` against servers that a test scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from daemon import frame
+
+from umaserve import cli
+from umaserve.cli import main
+
+TOKEN = frame({"event": "token", "id": "c", "text": "Yes", "token_id": 1})
+END = frame({"event": "eos", "id": "c", "reason": "stop", "usage": {}})
+REFUSAL = frame({"event": "error", "code": "E_LIMIT_SESSIONS", "message": "connection: 1 are open"})
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cli, "ANSWER_S", 0.1)
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts a server whose life is a function of its listening socket; its path."""
+    threads: list[threading.Thread] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "uma.sock"))
+    listener.listen()
+
+    def start(life: Callable[[socket.socket], None]) -> str:
+        threads.append(threading.Thread(target=life, args=[listener], daemon=True))
+        threads[-1].start()
+        return str(tmp_path / "uma.sock")
+
+    yield start
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    listener.close()
+
+
+def request(sock: socket.socket) -> dict:
+    (length,) = struct.unpack("<I", sock.recv(4, socket.MSG_WAITALL))
+    return json.loads(sock.recv(length, socket.MSG_WAITALL))
+
+
+@pytest.mark.parametrize("answer", [frame({"event": "metrics"}), REFUSAL])
+def test_ask_waits_for_a_daemon_that_is_silent_but_answers_another_connection(
+    answer: bytes, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def busy(listener: socket.socket) -> None:
+        asking, _ = listener.accept()
+        with asking:
+            assert request(asking)["prompt"] == "Hi"
+            checking, _ = listener.accept()
+            with checking:
+                assert request(checking) == {"type": "metrics"}
+                checking.sendall(answer)
+            asking.sendall(TOKEN + END)
+
+    assert main(["ask", "--socket", serve(busy), "Hi"]) == 0
+    assert capsys.readouterr() == ("Yes\n", "")
+
+
+def test_ask_asks_nothing_else_of_a_daemon_that_answers_at_once(
+    serve: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "ANSWER_S", 30.0)
+
+    def quick(listener: socket.socket) -> None:
+        asking, _ = listener.accept()
+        with asking:
+            request(asking)
+            asking.sendall(TOKEN + END)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+    assert main(["ask", "--socket", serve(quick), "Hi"]) == 0
+    assert capsys.readouterr() == ("Yes\n", "")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_ctrl_c_asks_for_the_end_and_a_second_one_ends_without(
+    answers: bool, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(listener: socket.socket) -> None:
+        asking, _ = listener.accept()
+        with asking:
+            id_ = request(asking)["id"]
+            # From its question on, ask listens for Ctrl-C.
+            checking, _ = listener.accept()
+            with checking:
+                checking.sendall(frame({"event": "metrics"}))
+            os.kill(os.getpid(), signal.SIGINT)
+            assert request(asking) == {"event": "cancel", "id": id_}
+            if answers:
+                asking.sendall(END)
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
+                assert asking.recv(1) == b""
+
+    assert main(["ask", "--socket", serve(interrupted), "Hi"]) == 128 + signal.SIGINT
+    assert capsys.readouterr() == ("\n" if answers else "", "")
+
+
+@pytest.mark.parametrize("command", [["ask", "Hi"], ["metrics"]])
+def test_who_never_answers_is_told_with_what_to_look_for(
+    command: list[str], serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            while sock.recv(4096):
+                continue
+
+    path = serve(silent)
+    assert main([*command, "--socket", path]) == 1
+    error = "nothing was answered within 0.1 s: is it a daemon of framed JSON (--protocol json), and does it still run?"
+    assert capsys.readouterr() == ("", f"umaserve: {path}: {error}\n")
+
+
+@pytest.mark.parametrize("command", [["ask", "Hi"], ["metrics"]])
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(b"no JSON"), frame(b"[]"), frame(b"{}")])
+def test_who_speaks_otherwise_is_told_so(
+    command: list[str], reply: bytes, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def foreign(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(4096)
+            sock.sendall(reply)
+
+    path = serve(foreign)
+    assert main([*command, "--socket", path]) == 1
+    text, errors = capsys.readouterr()
+    assert text == ""
+    assert errors.startswith(f"umaserve: {path}: what answers there does not speak framed JSON: ")
+    assert len(errors.splitlines()) == 1
+
+
+def test_metrics_that_are_refused_are_one_line(serve: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    def full(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            request(sock)
+            sock.sendall(REFUSAL)
+
+    assert main(["metrics", "--socket", serve(full)]) == 1
+    assert capsys.readouterr() == ("", "umaserve: E_LIMIT_SESSIONS: connection: 1 are open\n")
