@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 # Commands: what a client asks for.
 
@@ -130,6 +131,10 @@ TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
 """What a call stands between in the generated text; inside is one JSON object, ``{"name", "arguments"}``."""
 
 
+SoundFormat = Literal["mp3", "opus", "aac", "flac"]
+"""A compressed sound file; Opus is in Ogg, AAC in ADTS."""
+
+
 @dataclass(frozen=True, slots=True)
 class Speaking:
     """How an answer is spoken."""
@@ -138,6 +143,8 @@ class Speaking:
     """A recording of the one whose voice it is; ``None``: the daemon's own."""
     language: str = ""
     """As an ISO 639-1 code that the daemon's voice speaks; empty: the one that it speaks of itself."""
+    sound_format: SoundFormat | None = None
+    """``None``: mono samples at 24 kHz, little-endian float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,9 +363,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A part of the answer's speech: mono samples at 24 kHz, little-endian float32."""
+    """A part of the answer's speech, as ``Speaking.sound_format`` says; of a compressed file the next bytes."""
 
-    pcm: bytes
+    sound: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +456,8 @@ class VoiceInfo:
     """What it speaks, as ISO 639-1 codes."""
     clones: bool
     """Whether a recording of somebody can be its speaker."""
+    formats: Sequence[SoundFormat] = ()
+    """The compressed ones in which it can be heard."""
     reference: Audio | None = None
     """The daemon's own such recording."""
     reference_path: str = ""

@@ -638,7 +638,7 @@ class Answer:
 
     @property
     def said(self) -> list[str]:
-        return [heard(output.pcm) for output in self.outputs if isinstance(output, Spoken)]
+        return [heard(output.sound) for output in self.outputs if isinstance(output, Spoken)]
 
 
 def test_all_is_handed_on_at_once_and_the_end_waits_for_the_last_sentence() -> None:
@@ -672,7 +672,7 @@ def test_a_long_sentence_comes_in_segments_that_clients_take_by_default(monkeypa
     one = Answer()
     one.take("One. Two")
     one.worker.step()
-    segments = [output.pcm for output in one.outputs if isinstance(output, Spoken)]
+    segments = [output.sound for output in one.outputs if isinstance(output, Spoken)]
     assert [len(pcm) // 4 for pcm in segments] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE, SAMPLE_RATE]
     assert b"".join(segments) == sound.tobytes()
 

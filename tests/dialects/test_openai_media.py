@@ -11,6 +11,7 @@ import math
 import struct
 import uuid
 import wave
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from umaserve.messages import (
     Placed,
     Prefilled,
     Scored,
+    SoundFormat,
     Speaking,
     Spoken,
     Started,
@@ -53,6 +55,8 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 VOICE = VoiceInfo(("en",), clones=False)
+ENCODED = replace(VOICE, formats=("mp3", "opus", "aac", "flac"))
+"""A voice that can be heard in compressed formats too."""
 AUDIO = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
 END = Finished(FinishReason.STOP, Usage(5, 3))
 PNG = "data:image/png;base64,"
@@ -405,17 +409,54 @@ def test_the_stream_adds_up_to_the_whole(words: str, sounds: list[int], cuts: li
 
 
 @pytest.mark.parametrize(
-    ("fields", "as_wav"),
+    ("fields", "file_format"),
     [
-        ({}, True),
-        (dict.fromkeys(["model", "voice", "response_format", "speed", "instructions", "stream_format"]), True),
-        ({"model": "tts-1", "voice": "nova", "response_format": "wav", "speed": 1, "stream_format": "audio"}, True),
-        ({"voice": {"id": "voice_1"}}, True),
-        ({"voice": "default", "response_format": "pcm", "speed": 1.0, "instructions": ""}, False),
+        ({}, "wav"),
+        (dict.fromkeys(["model", "voice", "response_format", "speed", "instructions", "stream_format"]), "wav"),
+        ({"model": "tts-1", "voice": "nova", "response_format": "wav", "speed": 1, "stream_format": "audio"}, "wav"),
+        ({"voice": {"id": "voice_1"}}, "wav"),
+        ({"voice": "default", "response_format": "pcm", "speed": 1.0, "instructions": ""}, "pcm"),
     ],
 )
-def test_a_text_to_be_read_aloud(fields: Wanted, as_wav: bool) -> None:
-    assert text_to_speech(Fields({"input": "Hello.", **fields}), VOICE) == SpokenText("Hello.", as_wav)
+def test_a_text_to_be_read_aloud(fields: Wanted, file_format: str) -> None:
+    assert text_to_speech(Fields({"input": "Hello.", **fields}), VOICE) == SpokenText("Hello.", file_format, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "file_format", "compressed"),
+    [
+        (None, "mp3", "mp3"),
+        ("mp3", "mp3", "mp3"),
+        ("opus", "opus", "opus"),
+        ("aac", "aac", "aac"),
+        ("flac", "flac", "flac"),
+        ("wav", "wav", None),
+        ("pcm", "pcm", None),
+    ],
+)
+def test_a_text_in_a_compressed_format(wanted: str | None, file_format: str, compressed: SoundFormat | None) -> None:
+    asked = text_to_speech(Fields({"input": "Hello.", "response_format": wanted}), ENCODED)
+    assert asked == SpokenText("Hello.", file_format, compressed)
+
+
+def test_what_formats_there_are_is_told() -> None:
+    with pytest.raises(RequestError) as raised:
+        text_to_speech(Fields({"input": "Hello.", "response_format": "ogg"}), ENCODED)
+    every = '"mp3" or "opus" or "aac" or "flac" or "wav" or "pcm"'
+    assert raised.value.message == f'response_format: expected {every}, got "ogg"'
+
+
+@pytest.mark.parametrize(("wanted", "compressed"), [("mp3", "mp3"), ("opus", "opus"), ("wav", None), ("pcm16", None)])
+def test_a_chat_in_a_compressed_format(wanted: str, compressed: SoundFormat | None) -> None:
+    body = chat(ENCODED)
+    generate = request(body, **AUDIO | {"audio": {"format": wanted}})
+    assert generate.spoken == Speaking(sound_format=compressed)
+    if compressed is not None:
+        told(body, Token("Hi", 1), Spoken(b"ab"), Spoken(b"c"), END)
+        audio = json.loads(body.result())["choices"][0]["message"]["audio"]
+        assert base64.b64decode(audio["data"]) == b"abc"
+        expected = 'audio.format: expected "pcm16" where stream is true, got '
+        assert refusal(ENCODED, **AUDIO | {"audio": {"format": wanted}, "stream": True}).startswith(expected)
 
 
 @pytest.mark.parametrize(

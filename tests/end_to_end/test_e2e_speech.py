@@ -9,6 +9,7 @@ import re
 import socket
 import wave
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import pytest
 from daemon import ANSWER_S, Daemon
 from http_wire import Http, ask, encode, serving
 
+from umaserve.media import sound_decoder
 from umaserve.speech.hibari_voice import HibariVoice
 from umaserve.speech.voice import SAMPLE_RATE
 
@@ -31,10 +33,17 @@ def voice() -> HibariVoice:
     return HibariVoice()
 
 
-def resampled(samples: npt.NDArray[np.float32], rate: int) -> npt.NDArray[np.float32]:
+def resampled(samples: npt.NDArray[np.float32], rate: int, own_rate: int) -> npt.NDArray[np.float32]:
     """At the lower ``rate``, without what it can't hold: cut off in the spectrum."""
-    n = len(samples) * rate // SAMPLE_RATE
+    n = len(samples) * rate // own_rate
     return (np.fft.irfft(np.fft.rfft(samples)[: n // 2 + 1], n) * (n / len(samples))).astype(np.float32)
+
+
+def likeness(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
+    """The normalized correlation of two sounds, however far one is behind the other: 1 for the same one."""
+    n = len(one) + len(other)
+    correlation = np.fft.irfft(np.fft.rfft(one, n) * np.fft.rfft(other, n).conj(), n)
+    return float(correlation.max() / np.sqrt(np.sum(one**2) * np.sum(other**2)))
 
 
 def recognized(samples: npt.NDArray[np.float32]) -> list[str]:
@@ -43,7 +52,7 @@ def recognized(samples: npt.NDArray[np.float32]) -> list[str]:
     decoder.start_utt()
     # Quiet before and behind it, as a recording has.
     quiet = np.zeros(RECOGNIZED_RATE // 4, np.float32)
-    sound = np.concatenate([quiet, resampled(samples, RECOGNIZED_RATE), quiet])
+    sound = np.concatenate([quiet, resampled(samples, RECOGNIZED_RATE, SAMPLE_RATE), quiet])
     decoder.process_raw((sound * 32767).astype("<i2").tobytes(), full_utt=True)
     decoder.end_utt()
     hypothesis = decoder.hyp()
@@ -186,9 +195,39 @@ def test_a_text_comes_as_its_sentences_are_spoken(client: openai.OpenAI, daemon:
     assert 0 < len(first) < len(whole) / 2
 
 
+@pytest.mark.parametrize(
+    ("asked", "content_type"),
+    [
+        ({}, "audio/mpeg"),
+        ({"response_format": "opus"}, "audio/ogg; codecs=opus"),
+        ({"response_format": "aac"}, "audio/aac"),
+        ({"response_format": "flac"}, "audio/flac"),
+    ],
+)
+def test_a_text_in_a_compressed_format_is_the_same_speech(
+    client: openai.OpenAI, voice: HibariVoice, asked: dict[str, Any], content_type: str
+) -> None:
+    pytest.importorskip("av", reason="no media packages are installed (umaserve[media])")
+    spoken = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, **asked)
+    assert spoken.response.headers["content-type"] == content_type
+    heard, rate = sound_decoder.decode(io.BytesIO(spoken.content))
+    assert likeness(heard if rate == SAMPLE_RATE else resampled(heard, SAMPLE_RATE, rate), voice.speak(TEXT)) > 0.9
+
+
+def test_an_answer_is_heard_in_a_compressed_format(client: openai.OpenAI) -> None:
+    pytest.importorskip("av", reason="no media packages are installed (umaserve[media])")
+    lengths = []
+    for audio_format in ("wav", "opus", "mp3"):
+        audio = {"voice": "verse", "format": audio_format}
+        message = client.chat.completions.create(model="m", audio=audio, **ALOUD).choices[0].message
+        heard, rate = sound_decoder.decode(io.BytesIO(base64.b64decode(message.audio.data)))
+        lengths.append(len(heard) / rate)
+    assert lengths[1:] == pytest.approx(lengths[:1] * 2, abs=0.1)
+
+
 def test_a_request_that_its_voice_cannot_do(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format="mp3")
+        client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format="midi")
     assert refused.value.param == "response_format"
     with pytest.raises(openai.BadRequestError) as refused:
         client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, speed=2)

@@ -316,7 +316,7 @@ def heard(compute: Compute, speaker: Audio | None) -> bytes:
     answer.take(Token("Hello there.", 1))
     answer.take(DONE)
     compute.run()
-    return b"".join(output.pcm for output in compute.outputs if isinstance(output, Spoken))
+    return b"".join(output.sound for output in compute.outputs if isinstance(output, Spoken))
 
 
 def test_the_speaker_of_an_answer_is_heard(compute: Compute) -> None:

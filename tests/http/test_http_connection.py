@@ -569,7 +569,7 @@ def sound(text: str) -> bytes:
 
 
 def reading(text: str = "One. Two. Three.", **more: Any) -> bytes:
-    return post("/v1/audio/speech", {"input": text, "voice": "alloy", **more})
+    return post("/v1/audio/speech", {"input": text, "voice": "alloy", "response_format": "wav", **more})
 
 
 @pytest.mark.parametrize("audio_format", ["wav", "pcm"])

@@ -27,6 +27,8 @@ from standin import SteppedWorker
 
 from umaserve.daemon.speech_exchange import SpeechExchange
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
+from umaserve.media import sound_decoder
+from umaserve.media.sound_encoder import SoundEncoder
 from umaserve.serving import content_filter
 from umaserve.serving.sessions import Caller, SessionManager
 from umaserve.settings.daemon import Config
@@ -37,7 +39,7 @@ from umaserve.speech.reference import Reference
 from umaserve.speech.sentences import FIRST_CLAUSE, LIMIT, Sentences
 from umaserve.speech.speaker import TRANSITIONS, Event, Speaker, State
 from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, BadReference, Samples, SpeechError
-from umaserve.stages.spoken import Speech
+from umaserve.stages.spoken import ENCODED_AT_ONCE, Speech
 from umaserve.system.threads import YieldPoint
 from umaserve.wire import pcm as wire
 
@@ -188,6 +190,10 @@ def heard(audio: bytes) -> str:
     return (np.frombuffer(audio, "<f4") * 256).astype(np.uint8).tobytes().decode()
 
 
+def raw(samples: Samples, pause: YieldPoint) -> bytes:
+    return samples.astype("<f4").tobytes()
+
+
 class Answer:
     """A speaker with what it was told."""
 
@@ -202,11 +208,12 @@ class Answer:
         self.heard: list[str] = []
         self.ends: list[SpeechError | None] = []
         self.on_audio: Callable[[], None] = lambda: None
-        self.speaker = Speaker(self.voice, "en", self.worker.submit_lengthy, self._spoken, self.ends.append)
+        self.speaker = Speaker(self.voice, "en", self.worker.submit_lengthy, raw, self._spoken, self.ends.append)
         if reference is not None:
             self.speaker.become(reference, self.worker.submit)
 
-    def _spoken(self, audio: bytes) -> None:
+    def _spoken(self, audio: bytes, n_samples: int) -> None:
+        assert n_samples == len(audio) // 4
         self.heard.append(heard(audio))
         self.on_audio()
 
@@ -534,6 +541,10 @@ def test_the_end_of_the_text_may_come_while_audio_is_given() -> None:
 
 # A text read aloud
 
+with_encoders = pytest.mark.skipif(
+    importlib.util.find_spec("av") is None, reason="no media packages are installed (umaserve[media])"
+)
+
 
 class Reply:
     """Implements ``http.exchange.Responder``."""
@@ -578,12 +589,12 @@ class Reader:
             loaded=lambda: None,
         )
 
-    def ask(self, text: str) -> tuple[SpeechExchange, Reply]:
+    def ask(self, text: str, audio_format: str = "pcm") -> tuple[SpeechExchange, Reply]:
         reply = Reply()
         endpoint = OPENAI.routes["/v1/audio/speech"].endpoint
         about = replace(facts(), voice=self.speech.voice)
         reading = SpeechExchange(self.services, about, endpoint, OPENAI.errors, reply, Caller("openai", "ip:127.0.0.1"))
-        reading.start(json.dumps({"input": text, "response_format": "pcm"}).encode())
+        reading.start(json.dumps({"input": text, "response_format": audio_format}).encode())
         return reading, reply
 
     def run(self) -> None:
@@ -643,6 +654,93 @@ def test_no_more_are_read_at_once_than_may_wait(tmp_path: Path) -> None:
     _reading, another = reader.ask("It rains.")
     reader.run()
     assert (heard.status, another.status, reader.speech.idle) == (200, 200, True)
+
+
+CONTENT_TYPES = {"mp3": "audio/mpeg", "opus": "audio/ogg; codecs=opus", "aac": "audio/aac", "flac": "audio/flac"}
+
+
+@with_encoders
+@pytest.mark.parametrize("audio_format", CONTENT_TYPES)
+def test_a_text_is_heard_in_a_compressed_format(tmp_path: Path, audio_format: str) -> None:
+    reader = Reader(tmp_path)
+    _reading, reply = reader.ask("It rains. It pours. It stops.", audio_format)
+    reader.run()
+    assert (reply.status, reply.headers["Content-Type"]) == (200, CONTENT_TYPES[audio_format])
+    assert reply.body.endswith(b"<end>")
+    samples, rate = sound_decoder.decode(io.BytesIO(reply.body.removesuffix(b"<end>")))
+    expected = np.concatenate([np.frombuffer(spoken(text), "<f4") for text in ("It rains.", "It pours.", "It stops.")])
+    assert len(samples) / rate >= len(expected) / SAMPLE_RATE
+    if audio_format == "flac":
+        assert np.abs(samples - expected).max() < 1 / 32767
+    assert reader.speech.snapshot()["speech_seconds_total"] == round(len(expected) / SAMPLE_RATE, 3)
+
+
+@with_encoders
+@pytest.mark.parametrize("audio_format", CONTENT_TYPES)
+def test_what_has_no_sound_is_an_empty_reply_in_a_compressed_format(tmp_path: Path, audio_format: str) -> None:
+    reader = Reader(tmp_path)
+    _reading, reply = reader.ask("***", audio_format)
+    reader.run()
+    assert (reply.status, reply.body, reply.headers["Content-Type"]) == (200, b"", CONTENT_TYPES[audio_format])
+
+
+@with_encoders
+def test_others_run_while_a_long_sentence_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandInVoice, "speak", lambda *_: np.zeros(5 * ENCODED_AT_ONCE, np.float32))
+    reader = Reader(tmp_path)
+    _reading, reply = reader.ask("It rains.", "mp3")
+    reader.worker.step()  # The filter.
+    ticks: list[int] = []
+    for _ in range(10):
+        reader.worker.submit(lambda: ticks.append(len(reply.body)), lambda _result: None)
+    reader.worker.step()
+    assert ticks == [0] * 4, "one in each pause, and none after the sound"
+    assert reply.body
+
+
+@with_encoders
+def test_a_client_that_leaves_while_a_sentence_is_compressed_costs_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StandInVoice, "speak", lambda *_: np.zeros(5 * ENCODED_AT_ONCE, np.float32))
+    encoded: list[int] = []
+    encode = SoundEncoder.encode
+    monkeypatch.setattr(SoundEncoder, "encode", lambda *args: encoded.append(1) or encode(*args))
+    reader = Reader(tmp_path)
+    reading, reply = reader.ask("It rains.", "mp3")
+    reader.worker.step()
+    reader.worker.submit(reading.abandon, lambda _result: None)
+    reader.run()
+    assert (len(encoded), reply.status, reader.speech.idle) == (1, 0, True)
+
+
+@with_encoders
+@pytest.mark.parametrize("method", ["encode", "finish"])
+def test_an_encoder_that_fails_ends_the_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(StandInVoice, "speak", lambda *_: np.zeros(ENCODED_AT_ONCE, np.float32))
+    monkeypatch.setattr(SoundEncoder, method, fail)
+    monkeypatch.setattr(Reply, "abort", lambda self: setattr(self, "body", self.body + b"<cut>"))
+    reader = Reader(tmp_path)
+    _reading, reply = reader.ask("It rains. It pours.", "mp3")
+    reader.run()
+    if method == "encode":
+        assert reply.status == 500
+    else:
+        assert (reply.status, reply.body[-5:]) == (200, b"<cut>")
+    assert reader.speech.idle
+    assert "MemoryError" in caplog.text
+
+
+def test_without_the_media_packages_the_voice_has_no_compressed_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    voice = Speech(StandInVoice(), lambda: None, SteppedWorker()).voice
+    assert voice is not None
+    assert voice.formats == ()
 
 
 def test_there_is_a_voice_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -500,5 +500,6 @@ def test_the_daemon_serves_within_the_limits(tmp_path: Path) -> None:
     assert answer.status_code == 200, answer.text
     if importlib.util.find_spec("hibari") is not None:
         spoken = httpx.post(f"http://{daemon.http}/v1/audio/speech", json={"model": "m", "input": "Hello."}, timeout=60)
-        assert spoken.content.startswith(b"RIFF")
+        assert spoken.headers["Content-Type"] == "audio/mpeg"
+        assert spoken.content.startswith(b"\xff\xf3")
     assert daemon.stop() == 0, daemon.logs

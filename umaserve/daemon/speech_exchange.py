@@ -17,6 +17,15 @@ from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 
 log = logging.getLogger(__name__)
 
+CONTENT_TYPES = {
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+    "mp3": "audio/mpeg",  # RFC 3003
+    "opus": "audio/ogg; codecs=opus",  # RFC 7845, section 10
+    "aac": "audio/aac",
+    "flac": "audio/flac",  # RFC 9639, section 12.1
+}
+
 _PROMPT = re.compile("^prompt(?=:)")
 """What the content filter calls any text."""
 
@@ -41,7 +50,7 @@ class SpeechExchange:
         self._responder = responder
         self._caller = caller
         self._asked_at = services.loop.now()
-        self._as_wav = False
+        self._format = "wav"
         self._spoken: SpokenAnswer | None = None
         self._begun = False
 
@@ -55,8 +64,8 @@ class SpeechExchange:
         except RequestError as error:
             self._refuse(error)
             return
-        self._as_wav = asked.as_wav
-        self._spoken = speech.answer(self._deliver, Speaking())
+        self._format = asked.file_format
+        self._spoken = speech.answer(self._deliver, Speaking(sound_format=asked.compressed))
         if content_filter is None:
             self._read(self._spoken, asked.text)
         else:
@@ -105,13 +114,13 @@ class SpeechExchange:
     def _take(self, output: Output | RequestError) -> None:
         match output:
             case Spoken():
-                self._write(pcm16(output.pcm))
+                self._write(pcm16(output.sound) if self._format in ("wav", "pcm") else output.sound)
             case Finished():
                 self._ended("done")
                 if self._begun:
                     self._responder.end()
                 else:  # There was nothing to say.
-                    self._responder.respond(200, [self._content_type], wav(b"") if self._as_wav else b"")
+                    self._responder.respond(200, [self._content_type], wav(b"") if self._format == "wav" else b"")
             case RequestError():
                 self._refuse(output)
 
@@ -119,7 +128,7 @@ class SpeechExchange:
         if not self._begun:
             self._begun = True
             self._responder.begin(200, [self._content_type, *AS_IT_COMES])
-            if self._as_wav:
+            if self._format == "wav":
                 self._responder.write(wav_header(UNKNOWN_SIZE))
         self._responder.write(sound)
         if self._responder.congested and self._spoken is not None:
@@ -127,7 +136,7 @@ class SpeechExchange:
 
     @property
     def _content_type(self) -> tuple[str, str]:
-        return "Content-Type", "audio/wav" if self._as_wav else "audio/pcm"
+        return "Content-Type", CONTENT_TYPES[self._format]
 
     def _refuse(self, error: RequestError) -> None:
         self._ended(error.fault.name.lower())

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Generate, ModelInfo, Output, Query, VoiceInfo
+from umaserve.messages import Answer, Generate, ModelInfo, Output, Query, SoundFormat, VoiceInfo
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
@@ -176,10 +176,13 @@ class TextReply:
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """A text to be spoken, as a WAV file or as its samples alone."""
+    """A text to be spoken, and the form of its sound."""
 
     text: str
-    as_wav: bool
+    file_format: str
+    """"wav" or "pcm", of 16-bit samples, or a compressed one."""
+    compressed: SoundFormat | None
+    """What the voice has to make of its samples: ``None`` for "wav" and "pcm"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 Submit = Callable[[LengthyJob, Done], None]
 SubmitDecoding = Callable[[Callable[[], Samples], Done], None]
-Spoken = Callable[[bytes], None]
+Encode = Callable[[Samples, YieldPoint], bytes]
+Spoken = Callable[[bytes, int], None]
 Ended = Callable[[SpeechError | None], None]
 
 
@@ -65,17 +66,21 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 class Speaker:
-    """Everything but the voice runs on the loop's thread.
+    """Everything but the voice and ``encode`` runs on the loop's thread.
 
-    ``language`` is as ``Voice`` has it. ``spoken`` gets a sentence's audio: mono samples at ``SAMPLE_RATE``,
-    little-endian float32. ``ended`` is called once and last: from within ``finish`` where nothing is left to say, and
-    with an error even while text still comes, which is dropped then. One job is in work at a time, so that answers that
-    are spoken at once take turns; the text that waits is at most the answer's.
+    ``language`` is as ``Voice`` has it. ``encode``, on the thread that speaks, gets the samples of one sentence after
+    another, and a pause as ``Voice.speak`` does. ``spoken`` gets what it made of a sentence, and the number of the
+    sentence's samples. ``ended`` is called once and last: from within ``finish`` where nothing is left to say, and with
+    an error even while text still comes, which is dropped then. One job is in work at a time, so that answers that are
+    spoken at once take turns; the text that waits is at most the answer's.
     """
 
-    def __init__(self, voice: Voice, language: str, submit: Submit, spoken: Spoken, ended: Ended) -> None:
+    def __init__(
+        self, voice: Voice, language: str, submit: Submit, encode: Encode, spoken: Spoken, ended: Ended
+    ) -> None:
         self._voice = voice
         self._language = language
+        self._encode = encode
         self._speaker: Samples | None = None
         self._submit = submit
         self._spoken = spoken
@@ -155,8 +160,9 @@ class Speaker:
         if self._move(Event.ALL_DONE) is State.ENDED:
             self._ended(None)
 
-    def _speak(self, sentence: str, pause: YieldPoint) -> bytes:
-        """On the thread that speaks. While others were spoken, or ticks were run, the client may have gone."""
+    def _speak(self, sentence: str, pause: YieldPoint) -> tuple[bytes, int]:
+        """The sound, and the number of its samples. On the thread that speaks. While others were spoken, or ticks were
+        run, the client may have gone."""
 
         def pause_if_wanted() -> None:
             pause()
@@ -164,14 +170,14 @@ class Speaker:
                 raise _Abandoned
 
         if self._has_ended():
-            return b""
+            return b"", 0
         try:
             samples = self._voice.speak(sentence, self._speaker, self._language, pause_if_wanted)
-            return samples.astype("<f4").tobytes()
+            return self._encode(samples, pause_if_wanted), len(samples)
         except _Abandoned:
-            return b""
+            return b"", 0
 
-    def _done(self, result: bytes | BaseException) -> None:
+    def _done(self, result: tuple[bytes, int] | BaseException) -> None:
         if self._has_ended():
             return
         if isinstance(result, BaseException):
@@ -180,16 +186,16 @@ class Speaker:
         if self._waiting:
             # It is spoken while this one is written.
             self._start_next()
-            self._hand_on(result)
+            self._hand_on(*result)
         else:
-            self._hand_on(result)
+            self._hand_on(*result)
             # Whoever got it may have had enough.
             if not self._has_ended():
                 self._go_on()
 
-    def _hand_on(self, audio: bytes) -> None:
-        if audio:
-            self._spoken(audio)
+    def _hand_on(self, sound: bytes, n_samples: int) -> None:
+        if n_samples:
+            self._spoken(sound, n_samples)
 
     def _fail(self, error: BaseException) -> None:
         self.abandon()

@@ -25,7 +25,7 @@ class RecordedAnswer:
             case Token():
                 self._text.append(output.text)
             case Spoken():
-                self._recording.heard(output.pcm)
+                self._recording.heard(output.sound)
             case Finished():
                 values = {"reason": output.reason.value, **dataclasses.asdict(output.usage)}
                 self._recording.end("".join(self._text), values | dataclasses.asdict(output.timing))

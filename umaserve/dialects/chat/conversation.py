@@ -124,7 +124,7 @@ class _Answer:
                 chunk = self._chunk(text)
                 return None if chunk is None else Reply(chunk)
             case Spoken():
-                return self._heard(output.pcm)
+                return self._heard(output.sound)
             case Finished():
                 return self._done(output)
             case _:

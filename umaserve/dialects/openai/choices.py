@@ -27,7 +27,7 @@ class Part:
 
     text: str = ""
     sound: bytes = b""
-    """Samples as 16-bit numbers."""
+    """16-bit samples, or the next bytes of a compressed file."""
     calls: Sequence[ToolCall] = ()
     logprobs: Sequence[Logprobs] = ()
     finish_reason: str | None = None
@@ -84,7 +84,7 @@ class ChatChoice:
 
 
 class SpokenChoice:
-    """A message to be heard; its text, without thoughts, is the transcript. The format is "wav" or "pcm16"."""
+    """A message to be heard; its text, without thoughts, is the transcript. The format is one of ``CHAT_FORMATS``."""
 
     def __init__(self, audio_id: str, created: int, audio_format: str) -> None:
         """``created``: in seconds since 1970."""
@@ -99,7 +99,7 @@ class SpokenChoice:
         return Part(self._text.push(token.text), logprobs=_scores(token))
 
     def spoken(self, spoken: Spoken) -> Part:
-        return Part(sound=pcm16(spoken.pcm))
+        return Part(sound=pcm16(spoken.sound) if self._format in ("wav", "pcm16") else spoken.sound)
 
     def finish(self, reason: FinishReason) -> Part:
         return Part(self._text.finish(), finish_reason=FINISH_REASONS[reason])

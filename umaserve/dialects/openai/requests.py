@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from umaserve.dialects.openai.speech import wanted_audio
+from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
@@ -86,7 +86,8 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise RequestError(Fault.BAD_REQUEST, "tools: expected none where audio is asked for")
     if (n := _n_choices(fields)) != 1:
         raise out_of_range("n", "1 where audio is asked for", n)
-    return replace(_asked(fields, (replace(one, spoken=Speaking()),)), audio=audio)
+    speaking = Speaking(sound_format=CHAT_FORMATS[audio])
+    return replace(_asked(fields, (replace(one, spoken=speaking),)), audio=audio)
 
 
 def _continuation(fields: Fields) -> tuple[bool | None, bool]:

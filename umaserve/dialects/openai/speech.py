@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from umaserve.dialects.chat.request import NO_VOICE
 from umaserve.dialects.http import SpokenText
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import VoiceInfo
+from umaserve.messages import SoundFormat, VoiceInfo
 from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
 
 MAX_INPUT_CHARS = 4096
 MAX_INSTRUCTIONS_BYTES = 16 * 1024
 MAX_VOICE_BYTES = 64
-_CHAT_FORMATS = ("wav", "pcm16")
-_TEXT_FORMATS = ("wav", "pcm")
+COMPRESSED: Mapping[str, SoundFormat] = {"mp3": "mp3", "opus": "opus", "aac": "aac", "flac": "flac"}
+TEXT_FORMATS = {**COMPRESSED, "wav": None, "pcm": None}
+CHAT_FORMATS = {**COMPRESSED, "wav": None, "pcm16": None}
+"""Names of formats, each with what the voice has to make of its samples; 16-bit samples are the server's own matter."""
 
 
 def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
@@ -24,7 +28,7 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     if len(text) > MAX_INPUT_CHARS:
         raise out_of_range("input", f"at most {MAX_INPUT_CHARS} characters", f"{len(text)} characters")
     _check_voice(fields)
-    audio_format = fields.one_of("response_format", _TEXT_FORMATS) or "wav"
+    audio_format = fields.one_of("response_format", _there(TEXT_FORMATS, voice))
     fields.one_of("stream_format", ("audio",))
     if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
         raise RequestError(
@@ -35,16 +39,19 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
         raise bad_request("speed", "1, since this daemon's voice has no other", speed)
     if voice is None:
         raise RequestError(Fault.BAD_REQUEST, f"voice: there is nobody to speak, {NO_VOICE}")
-    return SpokenText(text, audio_format == "wav")
+    if audio_format is None:
+        # OpenAI's default is MP3; who names no format gets a sound also where that can't be made.
+        audio_format = "mp3" if "mp3" in voice.formats else "wav"
+    return SpokenText(text, audio_format, TEXT_FORMATS[audio_format])
 
 
 def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
-    """The format in which a chat's answer is to be heard, "wav" or "pcm16"; ``None`` where it is to be read."""
+    """The format in which a chat's answer is to be heard; ``None`` where it is to be read."""
     wanted = _modalities(fields)
     audio = fields.object("audio")
     if audio is not None:
         _check_voice(audio)
-        audio.one_of("format", _CHAT_FORMATS)
+        audio.one_of("format", _there(CHAT_FORMATS, voice))
     if "audio" not in wanted:
         if audio is not None:
             raise RequestError(Fault.BAD_REQUEST, 'audio: expected to be absent where modalities lack "audio"')
@@ -53,10 +60,15 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
         raise RequestError(Fault.BAD_REQUEST, f'modalities: expected ["text"], {NO_VOICE}')
     if audio is None:
         raise bad_request("audio", "an object with voice and format", None)
-    audio_format = audio.required_one_of("format", _CHAT_FORMATS)
+    audio_format = audio.required_one_of("format", _there(CHAT_FORMATS, voice))
     if fields.boolean("stream", False) and audio_format != "pcm16":
         raise out_of_range("audio.format", '"pcm16" where stream is true', f'"{audio_format}"')
     return audio_format
+
+
+def _there(formats: Mapping[str, SoundFormat | None], voice: VoiceInfo | None) -> list[str]:
+    """The names of those that this daemon can make."""
+    return [name for name, made in formats.items() if made is None or voice is None or made in voice.formats]
 
 
 def _check_voice(fields: Fields) -> None:
