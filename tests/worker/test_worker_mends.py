@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from umaserve.daemon import relay_backend
+from umaserve.daemon.connection import Connection
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.daemon.services import Services
-from umaserve.messages import Metrics
+from umaserve.dialects.generate.conversation import GenerateDialect
+from umaserve.messages import Metrics, Token
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.serving.questions import Questions
@@ -74,7 +78,7 @@ class Daemon:
         engine = StandInEngine()
         self.questions = Questions(engine, self.compute, self.preparing, 4)
         services = Services(
-            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0), lambda: engine.info,
+            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 30.0, 1 << 20), lambda: engine.info,
             lambda: Metrics({}), 0, lambda: b"", None, lambda: self.questions,
             Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
             InputBudget(self.loop, 1 << 20, 1 << 20), dict,
@@ -158,6 +162,29 @@ def test_an_aborted_job_leaves_no_session_and_its_reply_hears_no_more(daemon: Da
     job.frame("{}")
     daemon.turn()
     assert daemon.backend.load == 0
+
+
+def test_a_relayed_generation_keeps_nothing_for_a_resume_that_is_always_refused(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GenerateDialect] = []
+
+    def connect(*arguments: Any) -> Connection:
+        made.append(arguments[3])
+        return Connection(*arguments)
+
+    monkeypatch.setattr(relay_backend, "Connection", connect)
+    job, reply = daemon.start(GENERATE)
+    assert job is not None
+    (dialect,) = made
+    before = dialect.held_bytes
+    for number in range(100):
+        assert dialect.send(Token("", number)) is not None
+    assert dialect.held_bytes == before
+    job.frame('{"type": "resume", "request_id": "gen_1", "position": 0}')
+    assert json.loads(reply.chunks[-1])["message"].startswith("type: expected ")
+    job.abort()
+    daemon.turn()
 
 
 def test_of_what_a_client_may_not_send_a_relays_messages_may_have_more() -> None:
