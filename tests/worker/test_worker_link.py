@@ -176,7 +176,6 @@ def test_a_worker_shows_its_secret_in_a_header_only_and_registers(world: World) 
         "worker_name": "worker-name",
         "models": ["m"],
         "max_concurrent": 3,
-        "protocol_version": "1",
         "current_load": 0,
         "features": ["flow", "websocket"],
     }
@@ -197,11 +196,20 @@ def test_a_path_in_the_url_stands_before_ours(stack: ExitStack, log: Log) -> Non
     assert world.accept().request.path == "/relays/7/v1/worker/connect?provider=our+box"
 
 
-def test_a_relay_of_the_other_version_is_met_in_the_second_try_and_so_after(world: World) -> None:
+def test_no_relay_of_either_kind_refuses_the_first_registration(world: World) -> None:
     world.start()
-    for version in ("1", "2026-04-bridge-v1", "1"):
+    peer = world.accept()
+    # ModelRelay's server refuses "1", the contract's own; both take who names none.
+    assert "protocol_version" not in peer.welcome()
+    world.acks.get(timeout=PATIENCE_S)
+    assert world.log.until("").levelno == logging.INFO
+
+
+def test_a_relay_that_wants_a_version_is_told_one_after_the_other_and_the_right_one_after_that(world: World) -> None:
+    world.start()
+    for version in (None, "1", "2026-04-bridge-v1", None, "1"):
         peer = world.accept()
-        assert peer.receive()["protocol_version"] == version
+        assert peer.receive().get("protocol_version") == version
         peer.close(1002, "worker registration protocol error")
         until_waiting(world)
         world.thread.pass_time(5.0)
@@ -638,7 +646,7 @@ def test_a_worker_looks_up_its_models_works_for_several_relays_and_drains(stack:
     for peer in peers:
         assert peer.welcome() == {
             "type": "register", "worker_name": "n", "models": ["a", "b"], "max_concurrent": 1,
-            "protocol_version": "1", "current_load": 0, "features": ["flow", "websocket"],
+            "current_load": 0, "features": ["flow", "websocket"],
         }  # fmt: skip
     peers[0].ask("r-1", '{"stream":true}', is_streaming=True)
     first = BackendPeer(server.accept())

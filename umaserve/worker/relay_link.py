@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_PATH = "/v1/worker/connect"
 SECRET_HEADER = "x-worker-secret"
-VERSIONS = ("1", "2026-04-bridge-v1")
+VERSIONS = (None, "1", "2026-04-bridge-v1")
+"""Of the protocol, in the order in which they are tried. The contract's is "1", for which ModelRelay's server refuses a
+worker; who names none is taken by both."""
 HIGH_WATER = 256 * 1024
 STALL_S = 90.0
 SHORTEST_WAIT_S, MAX_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
@@ -158,7 +160,7 @@ class RelayLink:
 
     def _advice(self, connection: RelayConnection) -> str:
         if connection.close_code == CloseCode.PROTOCOL_ERROR:
-            return f"it may speak another version: announcing {VERSIONS[self._version]} next"
+            return f"it may speak another version: announcing {VERSIONS[self._version] or 'none'} next"
         if connection.close_code == CloseCode.POLICY_VIOLATION:
             if "authentication" in connection.reason:
                 return "check that worker_secret and provider are the relay's"
