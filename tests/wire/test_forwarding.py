@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umaserve.wire.forwarding import end_to_end, via
+from umaserve.wire.forwarding import end_to_end, joined, via
 
 
 def test_fields_of_one_connection_stay_there() -> None:
@@ -32,3 +32,14 @@ def test_via_is_added_to() -> None:
     assert via("1.1", "1.0 fred, 1.1 nowhere.com (Apache/1.1)") == (
         "1.0 fred, 1.1 nowhere.com (Apache/1.1), 1.1 umaserve"
     )
+
+
+def test_repeated_fields_are_one_list_but_for_cookies() -> None:
+    fields = [("a", "1"), ("set-cookie", "s=1; Expires=Wed, 21 Oct 2026 07:28:00 GMT"), ("a", "2, 3"), ("b", "")]
+    cookies = [("cookie", "x=1"), ("set-cookie", "t=2"), ("cookie", "y=2; z=3"), ("set-cookie", "u=3")]
+    assert joined([*fields, *cookies]) == {
+        "a": "1, 2, 3",
+        "set-cookie": "s=1; Expires=Wed, 21 Oct 2026 07:28:00 GMT",
+        "b": "",
+        "cookie": "x=1; y=2; z=3",
+    }

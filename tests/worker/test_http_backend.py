@@ -144,6 +144,18 @@ def test_an_answer_in_one_piece_goes_on_as_it_is(world: World, status: str, text
     assert world.thread.call(lambda: world.backend.load) == 0
 
 
+def test_of_several_cookies_the_first_goes_on_and_the_log_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    _, reply = world.start()
+    cookies = ("Set-Cookie: a=1; Path=/", "Set-Cookie: b=2; Path=/")
+    world.accept().answer(b"{}", "200 OK", "application/json", *cookies)
+    headers = {"content-type": "application/json", "set-cookie": "a=1; Path=/"}
+    assert reply.next() == ("complete", 200, headers, "{}", None)
+    assert "the backend set 2 cookies: the first goes to the relay" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("is_streaming", "kind", "status", "in_parts"),
     [

@@ -30,7 +30,7 @@ from umaserve.relay.request import RelayedRequest
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
 from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
-from umaserve.wire.forwarding import end_to_end, via
+from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Headers, Refusal, Request, shown
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
@@ -202,13 +202,11 @@ class RelaySite:
     def _passed(self, request: Request) -> dict[str, str]:
         """The headers that go on to the worker: not those of this connection, and the key's name instead of the key."""
         dropped = _NOT_PASSED if self._doors.keys is None else _NOT_PASSED | _KEY_HEADERS
-        passed: dict[str, str] = {}
-        for name, value in end_to_end(request.headers):
-            if len(name) > MAX_NAME_BYTES:
-                # A worker would take the whole message for a breach of the protocol.
-                raise RequestError(Fault.BAD_REQUEST, f"header: expected a name of at most {MAX_NAME_BYTES} bytes")
-            if name not in dropped:
-                passed[name] = f"{passed[name]}, {value}" if name in passed else value
+        fields = end_to_end(request.headers)
+        if any(len(name) > MAX_NAME_BYTES for name, _ in fields):
+            # A worker would take the whole message for a breach of the protocol.
+            raise RequestError(Fault.BAD_REQUEST, f"header: expected a name of at most {MAX_NAME_BYTES} bytes")
+        passed = joined(field for field in fields if field[0] not in dropped)
         passed["via"] = via(request.version, passed.get("via"))
         client = self._check_key(request)
         if client:

@@ -30,6 +30,21 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name, value) for key, name, value in fields if key not in dropped]
 
 
+def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """``headers``, whose names are in lower case, as a mapping: repeated ones are one list (RFC 9110, section 5.3).
+
+    ``Cookie`` is a list of another kind (RFC 6265, section 4.2.1). ``Set-Cookie`` can't be joined at all, since a
+    cookie has commas of its own: of several only the first is kept.
+    """
+    fields: dict[str, str] = {}
+    for name, value in headers:
+        if name not in fields:
+            fields[name] = value
+        elif name != "set-cookie":
+            fields[name] += ("; " if name == "cookie" else ", ") + value
+    return fields
+
+
 def via(version: str, before: str | None) -> str:
     """The value of ``Via`` for a message that came by HTTP ``version``, such as "1.1", with ``before`` as its own
     (section 7.6.3)."""

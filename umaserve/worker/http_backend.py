@@ -15,7 +15,7 @@ from umaserve.errors import RequestError
 from umaserve.net.loop import Loop
 from umaserve.wire.event_stream import end_of_events, is_event_stream
 from umaserve.wire.fields import Fields, bad_request, parse_json, string
-from umaserve.wire.forwarding import end_to_end
+from umaserve.wire.forwarding import end_to_end, joined
 from umaserve.wire.http_head import Headers, shown
 from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
 from umaserve.wire.relay_messages import Request, TokenCounts
@@ -201,10 +201,11 @@ class _BackendRequest:
 
     def head(self, status: int, headers: Headers) -> None:
         self._status = status
-        for name, value in end_to_end(headers):
-            # A longer name would cost the connection to the relay.
-            if len(name) <= MAX_NAME_BYTES:
-                self._headers[name] = f"{self._headers[name]}, {value}" if name in self._headers else value
+        # A longer name would cost the connection to the relay.
+        self._headers = joined(field for field in end_to_end(headers) if len(field[0]) <= MAX_NAME_BYTES)
+        cookies = sum(name == "set-cookie" for name, _ in headers)
+        if cookies > 1:
+            log.info("the backend set %d cookies: the first goes to the relay, which takes one", cookies)
         encoding = self._headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             self._give_up(f"content-encoding: expected none, got {shown(encoding)}")
