@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from umaserve.access.gate import Gate, Names, parse_origin
+from umaserve.access.keys import KeyFile
+from umaserve.errors import RequestError
 from umaserve.wire.http11 import HttpCodec
 from umaserve.wire.http_head import Refusal, Request
 
@@ -126,3 +130,35 @@ def test_of_two_origins_none_is_judged(second: str, allowed: str) -> None:
 )
 def test_the_parts_of_an_origin(text: str, parts: tuple[str, str, int | None]) -> None:
     assert parse_origin(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        (("Authorization: Bearer {ann}",), "ann"),
+        (("X-API-Key: {ann}",), "ann"),
+        (("Sec-WebSocket-Protocol: umaserve, bearer.{ann}",), "ann"),
+        (("x-api-key: {bob}", "Authorization: Bearer {ann}"), "ann"),
+        (("Sec-WebSocket-Protocol: bearer.{bob}", "x-api-key: {ann}"), "ann"),
+        (("Authorization: Basic dTpw", "x-api-key: {ann}"), "ann"),
+        (("x-api-key: ", "Sec-WebSocket-Protocol: bearer.{ann}"), "ann"),
+        (("Authorization: Bearer wrong", "x-api-key: {ann}"), None),
+        (("x-api-key: wrong", "Sec-WebSocket-Protocol: bearer.{ann}"), None),
+        (("x-api-key: Bearer {ann}",), None),
+        (("Authorization: {ann}",), None),
+        ((), None),
+    ],
+)
+def test_the_headers_that_a_key_may_come_in(tmp_path: Path, headers: tuple[str, ...], name: str | None) -> None:
+    keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    known = {owner: keys.add(owner) for owner in ("ann", "bob")}
+    guarded = Gate(Names("", (), (), ()), keys, lambda: 0.0)
+    asked = request(*(header.format(**known) for header in headers))
+    if name is not None:
+        assert guarded.caller(asked, "openai", "ip:127.0.0.1").key == name
+        return
+    with pytest.raises(RequestError) as raised:
+        guarded.caller(asked, "openai", "ip:127.0.0.1")
+    assert raised.value.message.startswith(
+        "Authorization: expected an API key (Authorization: Bearer …, or x-api-key: …)"
+    )

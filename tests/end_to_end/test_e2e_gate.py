@@ -96,13 +96,13 @@ def test_pages_of_a_cors_origin_may_read_every_reply_and_ask_before(named: Daemo
         preflight = http.ask("OPTIONS", "/v1/chat/completions", headers=asked)
         assert preflight.status == 204
         assert "POST" in preflight.headers["access-control-allow-methods"]
-        assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+        assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type, X-Api-Key"
         asked["Access-Control-Request-Headers"] = "authorization,x-stainless-lang, X-Title"
         preflight = http.ask("OPTIONS", "/v1/chat/completions", headers=asked)
         assert preflight.headers["access-control-allow-headers"] == "authorization,x-stainless-lang, X-Title"
         asked["Access-Control-Request-Headers"] = "authorization;x"
         preflight = http.ask("OPTIONS", "/v1/chat/completions", headers=asked)
-        assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+        assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type, X-Api-Key"
         assert not any(name.startswith("access-control") for name in http.ask("GET", "/health").headers)
         # What is said of a request that could not be read is no other page's reply.
         http.ask("GET", "/health", headers={"Origin": APP})

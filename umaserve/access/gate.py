@@ -18,7 +18,7 @@ KEY_SUBPROTOCOL = "bearer."
 """Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol of this prefix."""
 ANY = "*"
 _CORS_METHODS = "GET, POST, OPTIONS"
-_CORS_HEADERS = "Authorization, Content-Type"
+_CORS_HEADERS = "Authorization, Content-Type, X-Api-Key"
 _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -109,10 +109,12 @@ class Gate:
         ]
 
     def presented_key(self, request: Request) -> str | None:
-        """The key that came in the header, or as a WebSocket subprotocol."""
+        """The first key that came: in ``Authorization``, in ``x-api-key``, or as a WebSocket subprotocol."""
         scheme, _, credentials = (request.header("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and credentials.strip():
             return credentials.strip()
+        if key := request.header("x-api-key"):
+            return key
         for offered in request.header_items("sec-websocket-protocol"):
             if offered.startswith(KEY_SUBPROTOCOL):
                 return offered.removeprefix(KEY_SUBPROTOCOL)
@@ -125,10 +127,7 @@ class Gate:
         presented = self.presented_key(request)
         caller = None if presented is None else self.caller_by_key(presented, dialect, peer)
         if caller is None:
-            found = "none" if presented is None else "one that is not known"
-            raise RequestError(
-                Fault.UNAUTHORIZED, f"Authorization: expected an API key (Authorization: Bearer …), got {found}"
-            )
+            raise unauthorized(presented)
         return caller
 
     def caller_by_key(self, presented: str, dialect: str, peer: str) -> Caller | None:
@@ -139,6 +138,13 @@ class Gate:
     def still_knows(self, caller: Caller) -> bool:
         """Whether the key that ``caller`` came with has not been revoked meanwhile."""
         return self._keys is None or self._keys.holds(caller.key, self._now())
+
+
+def unauthorized(presented: str | None) -> RequestError:
+    """The error for a request whose key is not known, or that has none."""
+    found = "none" if presented is None else "one that is not known"
+    ways = "Authorization: Bearer …, or x-api-key: …"
+    return RequestError(Fault.UNAUTHORIZED, f"Authorization: expected an API key ({ways}), got {found}")
 
 
 def check_json(request: Request) -> None:

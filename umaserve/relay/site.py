@@ -14,7 +14,7 @@ import orjson
 
 from umaserve.access.attempts import FailedAttempts, peer_address
 from umaserve.access.client_keys import ClientKeys
-from umaserve.access.gate import SUBPROTOCOL, Gate, check_json
+from umaserve.access.gate import SUBPROTOCOL, Gate, check_json, unauthorized
 from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
@@ -132,13 +132,10 @@ class RelaySite:
         keys = self._doors.keys
         if keys is None:
             return ""
-        presented = self._doors.gate.presented_key(head) or head.header("x-api-key")
+        presented = self._doors.gate.presented_key(head)
         name = None if presented is None else keys.holds(presented)
         if name is None:
-            found = "none" if presented is None else "one that is not known"
-            raise RequestError(
-                Fault.UNAUTHORIZED, f"Authorization: expected an API key (Authorization: Bearer …), got {found}"
-            )
+            raise unauthorized(presented)
         return name
 
     def _address(self, head: Request, peer: str) -> str:
