@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from umaserve.wire import http11, http_head
+from umaserve.wire import http_body, http_head
 from umaserve.wire.http11 import HttpCodec, Phase
 from umaserve.wire.http_head import Refusal, Request
 
@@ -268,7 +268,7 @@ def test_a_body_of_many_small_chunks_takes_several_calls() -> None:
         assert (codec.more, codec.phase) == (True, Phase.BODY)
         calls += 1
     assert (request.body, codec.more) == (b"x" * 1000, False)
-    assert calls == -(-2002 // http11.STEPS_PER_CALL)
+    assert calls == -(-2002 // http_body.STEPS_PER_CALL)
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -525,7 +525,7 @@ def trailers(length: int) -> bytes:
         (CHUNKED + b"40\r\n" + b"x" * 64 + b"\r\n0\r\n\r\n", CHUNKED + b"41\r\n", 413),
         (CHUNKED + b"1\r\nx\r\n" * 64 + b"0\r\n\r\n", CHUNKED + b"1\r\nx\r\n" * 64 + b"1\r\n", 413),
         (CHUNKED + b"0" * 16 + b"\r\n\r\n", CHUNKED + b"f" * 16 + b"\r\n", 413),
-        (trailers(http11.MAX_CHUNK_EXTRAS), trailers(http11.MAX_CHUNK_EXTRAS + 1), 431),
+        (trailers(http_body.MAX_CHUNK_EXTRAS), trailers(http_body.MAX_CHUNK_EXTRAS + 1), 431),
     ],
 )
 def test_what_is_at_its_cap_passes_and_one_more_is_refused(good: bytes, bad: bytes, status: int) -> None:
@@ -546,7 +546,11 @@ def test_a_head_or_chunk_line_that_never_ends_is_refused_while_it_comes(start: b
 
 @pytest.mark.parametrize(
     ("start", "cap"),
-    [(b"", MAX_HEAD), (CHUNKED, http11.MAX_CHUNK_EXTRAS + 18), (CHUNKED + b"0\r\n", http11.MAX_CHUNK_EXTRAS + 18)],
+    [
+        (b"", MAX_HEAD),
+        (CHUNKED, http_body.MAX_CHUNK_EXTRAS + 18),
+        (CHUNKED + b"0\r\n", http_body.MAX_CHUNK_EXTRAS + 18),
+    ],
 )
 def test_an_unended_line_waits_below_its_cap(start: bytes, cap: int) -> None:
     codec = new()

@@ -1,14 +1,12 @@
 """The server's HTTP/1.1 codec: bytes to whole requests, and responses to bytes. Sans-IO, over h11.
 
 h11 follows the exchange and frames the responses. It reads leniently where a careful server must not, so the head is
-checked line by line before h11 sees it, and the body is read here.
+checked line by line before h11 sees it (``http_head``), and the body is read without it (``http_body``).
 """
 
 from __future__ import annotations
 
 import enum
-import io
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
@@ -16,28 +14,20 @@ from types import MappingProxyType
 
 import h11
 
+from umaserve.wire.http_body import ChunkedBody, SizedBody
 from umaserve.wire.http_head import (
-    TEXT,
     Headers,
     Refusal,
     Request,
     body_length,
     check_content_encoding,
-    parse_field,
     parse_head,
     shown,
 )
 
-MAX_CHUNK_EXTRAS = 8 * 1024
-"""Bytes of a body's chunk extensions and trailers together."""
-MAX_CHUNK_DIGITS = 16
-STEPS_PER_CALL = 256
-"""Lines and chunks of a body that one call reads: a body of one-byte chunks must not hold the loop."""
-
 _RESPONSE_START = b"HTTP/1.1 "
 _CHUNK_START = b"0"
 """What may stand before any chunk's size (RFC 9112, section 7.1)."""
-_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:[ \t]*;%b)?" % (MAX_CHUNK_DIGITS, TEXT))
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
@@ -114,7 +104,7 @@ class HttpCodec:
         self._request: Request | None = None
         """The request whose body is being read."""
         self._refused: Request | None = None
-        self._body: _SizedBody | _ChunkedBody = _SizedBody(0)
+        self._body: SizedBody | ChunkedBody = SizedBody(0)
         self._owes_continue = False
         self._bodiless = False
         self._chunked = False
@@ -200,7 +190,7 @@ class HttpCodec:
             self.more = self._body.stopped
             return None
         request, self._request = replace(self._request, body=body), None
-        self._body = _SizedBody(0)
+        self._body = SizedBody(0)
         self._move(_Event.REQUEST)
         return request
 
@@ -243,7 +233,7 @@ class HttpCodec:
         expectations = request.header_values("expect")
         if any(value.lower() != "100-continue" for value in expectations):
             raise Refusal(417, f"Expect: expected 100-continue, got {shown(', '.join(expectations))}")
-        self._body = _ChunkedBody(limit) if length is None else _SizedBody(length)
+        self._body = ChunkedBody(limit) if length is None else SizedBody(length)
         # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
         self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
 
@@ -252,7 +242,7 @@ class HttpCodec:
         self._move(_Event.REFUSED)
         self._request = None
         self._owes_continue = False
-        self._body = _SizedBody(0)
+        self._body = SizedBody(0)
 
     def _move(self, event: _Event) -> None:
         self.phase = _TRANSITIONS[self.phase, event]
@@ -326,106 +316,6 @@ class HttpCodec:
         switch, rest = self._http.send(response), bytes(self._buffer)
         self._move(_Event.UPGRADED)
         return switch, rest
-
-
-class _SizedBody:
-    """A body of ``length`` bytes."""
-
-    stopped = False
-
-    def __init__(self, length: int) -> None:
-        self._missing = length
-        self._data = io.BytesIO()
-        """A bytes object of it takes no copy."""
-
-    @property
-    def held(self) -> int:
-        return self._data.tell()
-
-    def take(self, buffer: bytearray) -> bytes | None:
-        """The body, taken from the front of ``buffer``, or ``None`` until it is whole."""
-        with memoryview(buffer) as view:
-            taken = self._data.write(view[: self._missing])
-        del buffer[:taken]
-        self._missing -= taken
-        return None if self._missing else self._data.getvalue()
-
-
-class _ChunkedBody:
-    """A body in chunks (RFC 9112, section 7.1). Its extensions and trailers are checked, capped and dropped."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max = max_bytes
-        self._data = io.BytesIO()
-        self._extras = MAX_CHUNK_EXTRAS
-        """Bytes of extensions and trailers that may still come."""
-        self._size: int | None = None
-        """The size of the chunk that comes next, once its line was read; 0: the trailers."""
-        self.stopped = False
-        """The last ``take`` stopped at its bound of steps."""
-
-    @property
-    def held(self) -> int:
-        return self._data.tell()
-
-    def take(self, buffer: bytearray) -> bytes | None:
-        """The body without its framing, or ``None`` until it is whole; reads at most ``STEPS_PER_CALL`` pieces."""
-        self.stopped = False
-        for _ in range(STEPS_PER_CALL):
-            if self._size:
-                chunk = _take(buffer, self._size + 2)
-                if chunk is None:
-                    return None
-                if not chunk.endswith(b"\r\n"):
-                    raise Refusal(400, f"chunk: expected CR LF after {self._size} bytes, got {shown(chunk[-2:])}")
-                self._data.write(memoryview(chunk)[:-2])
-                self._size = None
-                continue
-            line = self._take_line(buffer)
-            if line is None:
-                return None
-            if self._size is None:
-                self._begin_chunk(line)
-            elif line:
-                self._spend(len(line))
-                parse_field(line, "trailer")
-            else:
-                return self._data.getvalue()
-        self.stopped = bool(buffer)
-        return None
-
-    def _take_line(self, buffer: bytearray) -> bytes | None:
-        longest = MAX_CHUNK_DIGITS + self._extras
-        end = buffer.find(b"\r\n", 0, longest + 2)
-        if end < 0:
-            if len(buffer) >= longest + 2:
-                self._spend(longest)
-            return None
-        line = bytes(buffer[:end])
-        del buffer[: end + 2]
-        return line
-
-    def _begin_chunk(self, line: bytes) -> None:
-        match = _CHUNK_LINE.fullmatch(line)
-        if match is None:
-            raise Refusal(400, f"chunk size: expected 1 to {MAX_CHUNK_DIGITS} hexadecimal digits, got {shown(line)}")
-        self._spend(len(line) - len(match[1]))
-        self._size = int(match[1], 16)
-        if self.held + self._size > self._max:
-            raise Refusal(413, f"body: expected at most {self._max} bytes, got more")
-
-    def _spend(self, n_bytes: int) -> None:
-        self._extras -= n_bytes
-        if self._extras < 0:
-            raise Refusal(431, f"chunk extensions and trailers: expected at most {MAX_CHUNK_EXTRAS} bytes, got more")
-
-
-def _take(buffer: bytearray, n_bytes: int) -> bytes | None:
-    if len(buffer) < n_bytes:
-        return None
-    taken = bytes(memoryview(buffer)[:n_bytes])
-    del buffer[:n_bytes]
-    return taken
 
 
 def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
