@@ -55,7 +55,7 @@ class StandInEngine:
         return prepared
 
     def answer(self, query: Query) -> Answer:
-        raise RequestError(Fault.BAD_REQUEST, f"{type(query).__name__}: a stand-in has no vocabulary")
+        raise RequestError(Fault.BAD_REQUEST, type(query).__name__, "a stand-in has no vocabulary")
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         raise AssertionError("a stand-in takes no media")
@@ -64,7 +64,7 @@ class StandInEngine:
         """There is nothing."""
 
     def embed(self, query: Embed) -> Embedded:
-        raise RequestError(Fault.BAD_REQUEST, "model: a stand-in makes no embeddings")
+        raise RequestError(Fault.BAD_REQUEST, "model", "a stand-in makes no embeddings")
 
     def run(self, tick: Tick) -> TickResult:
         tokens = [() if run.sampler is None else (_TOKEN,) for run in tick.runs]

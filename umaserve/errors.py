@@ -28,20 +28,42 @@ class Fault(enum.Enum):
 
 
 class RequestError(Exception):
-    """What a client gets as its error reply.
+    """What a client gets as its error reply: ``problem`` says of ``field`` what was expected and what came.
 
-    ``message`` names the field, the value's kind and what was expected. ``request_id`` is the client's own id where
-    the request was read far enough to know it, ``retry_after_s`` the seconds until another try may succeed.
+    ``field`` is a request's field by its path ("messages[0].content"), or "request", "payload" and the like where it is
+    none; it is empty where the problem is in somebody else's words. ``request_id`` is the client's own id where the
+    request was read far enough to know it, ``retry_after_s`` the seconds until another try may succeed.
     """
 
     def __init__(
-        self, fault: Fault, message: str, request_id: str | None = None, *, retry_after_s: float | None = None
+        self,
+        fault: Fault,
+        field: str,
+        problem: str,
+        request_id: str | None = None,
+        *,
+        retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(field, problem)
         self.fault = fault
-        self.message = message
+        self.field = field
+        self.problem = problem
         self.request_id = request_id
         self.retry_after_s = retry_after_s
+
+    @classmethod
+    def of_text(cls, fault: Fault, message: str) -> RequestError:
+        """From a text that may name its field before a colon."""
+        field, colon, problem = message.partition(": ")
+        return cls(fault, field, problem) if colon and " " not in field else cls(fault, "", message)
+
+    @property
+    def message(self) -> str:
+        """Both in one line."""
+        return f"{self.field}: {self.problem}" if self.field else self.problem
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ConfigError(Exception):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from umaserve.errors import RequestError
+
 # Commands: what a client asks for.
 
 
@@ -384,7 +386,7 @@ class Steered:
     """``command`` holds from the next token on; or was refused for the reason given, and all goes on as before."""
 
     command: Steering
-    refusal: str | None = None
+    refusal: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Remembering:
 
     def replay(self, position: int) -> list[bytes]:
         if position > len(self.told):
-            raise RequestError(Fault.BAD_REQUEST, "position: too far")
+            raise RequestError(Fault.BAD_REQUEST, "position", "too far")
         return [repr(output).encode() for output in self.told[position:]]
 
 
@@ -315,7 +315,7 @@ def test_one_that_ended_meanwhile_is_told_of_and_makes_way_for_the_next_request(
 ) -> None:
     dialect, session = world.keep()
     if fails:
-        world.sessions.fail(session, RequestError(Fault.TIMED_OUT, "request: too long"))
+        world.sessions.fail(session, RequestError(Fault.TIMED_OUT, "request", "too long"))
     else:
         world.sessions.finish(session, FinishReason.LENGTH)
     if delivered:

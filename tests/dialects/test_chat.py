@@ -496,7 +496,7 @@ def test_a_message_without_its_key_is_refused_before_it_is_read(wrong: object) -
 
 @pytest.mark.parametrize("fault", Fault)
 def test_the_close_code_tells_the_clients_faults_from_ours(fault: Fault) -> None:
-    reply = dialect().fail(RequestError(fault, "why"))
+    reply = dialect().fail(RequestError(fault, "request", "why"))
     assert (reply.close, reply.code) == (True, 1011 if fault in OURS else 1008)
 
 
@@ -723,7 +723,7 @@ def test_a_recording_that_is_none_ends_the_answer_as_the_clients_mistake() -> No
 def test_an_error_of_the_answer_comes_at_once() -> None:
     one = Answer()
     one.take("One. Two. ")
-    error = RequestError(Fault.TIMED_OUT, "why")
+    error = RequestError(Fault.TIMED_OUT, "request", "why")
     one.spoken.take(error)
     assert one.outputs[-1] is error
     while one.worker.jobs:
@@ -910,7 +910,7 @@ def test_what_is_spoken_when_the_daemon_ends_is_told_so(served: Daemon) -> None:
     client = served.connect(tts={}, generation={"max_new_tokens": 5})
     for _ in range(30):
         served.turn()
-    served.speech.fail_all(RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down"))
+    served.speech.fail_all(RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down"))
     assert client.received[-1] == {"type": "error", "error": "request: the server is shutting down"}
     assert client.closed
     served.finish()

@@ -402,7 +402,7 @@ def test_the_next_config_follows_a_completion_or_an_error() -> None:
     assert asked.finished
     assert tell(asked, "config", prompt="Twice") == Generate("gen_2", "Twice")
     assert sent(asked, Token("b", 1))[0]["generated_text"] == "b"
-    asked.fail(RequestError(Fault.MEMORY_PRESSURE, "why"))
+    asked.fail(RequestError(Fault.MEMORY_PRESSURE, "request", "why"))
     assert asked.finished
     assert tell(asked, "config", prompt="Thrice") == Generate("gen_3", "Thrice")
     assert asked.request_id == "gen_3"
@@ -419,7 +419,7 @@ def test_output_after_the_end_is_our_bug(output: Output) -> None:
     for end in (DONE, None):
         asked = running()
         if end is None:
-            asked.fail(RequestError(Fault.DECODE_FAILED, "why"))
+            asked.fail(RequestError(Fault.DECODE_FAILED, "request", "why"))
         else:
             asked.send(end)
         with pytest.raises(RuntimeError):
@@ -523,7 +523,7 @@ def test_regenerate_that_is_refused_leaves_the_running_one() -> None:
     sent(asked, Started(), Token("a", 1))
     again = control(asked, "regenerate")
     assert isinstance(again, Replace)
-    refused(asked, RequestError(Fault.RATE_LIMITED, "why", again.request.id))
+    refused(asked, RequestError(Fault.RATE_LIMITED, "request", "why", again.request.id))
     assert asked.request_id == "gen_1"
     assert sent(asked, Token("b", 1))[0]["generated_text"] == "ab"
 
@@ -552,7 +552,7 @@ def test_modify_changes_what_it_names() -> None:
 def test_modifications_become_current_once_they_hold() -> None:
     asked = running(parameters={"temperature": 0.5})
     asked.send(Steered(modify(asked, temperature=0.9)))
-    asked.send(Steered(modify(asked, top_p=0.5), "no"))
+    asked.send(Steered(modify(asked, top_p=0.5), RequestError(Fault.BAD_REQUEST, "request", "no")))
     last = modify(asked, top_k=3)
     assert last.request.sampling == Sampling(temperature=0.9, top_k=3)
     # What was asked for last counts, acknowledged or not.
@@ -612,11 +612,11 @@ def test_steering_is_acknowledged_or_refused(action: str, says: str) -> None:
     assert isinstance(command, Steering)
     expected = {"type": "status", "operation": action, "progress": 100, "message": says}
     assert sent(asked, Steered(command)) == [expected]
-    assert sent(asked, Steered(command, "not now")) == [
+    assert sent(asked, Steered(command, RequestError(Fault.BAD_REQUEST, "request", "not now"))) == [
         {
             "type": "error",
             "error": "invalid_request",
-            "message": "not now",
+            "message": "request: not now",
             "recoverable": True,
             "recovery_action": "modify_request",
             "request_id": "gen_1",
@@ -826,7 +826,7 @@ def test_every_fault_and_every_error_type_of_the_contract_is_mapped() -> None:
 def test_error_of_the_running_generation_ends_it_with_its_text(fault: Fault) -> None:
     asked = running()
     sent(asked, Started(), Token("a", 1), Token("b", 2))
-    reply = asked.fail(RequestError(fault, "why"))
+    reply = asked.fail(RequestError(fault, "request", "why"))
     assert not reply.close
     name, recoverable, action = ERRORS[fault]
     (message,) = messages(reply)
@@ -834,7 +834,7 @@ def test_error_of_the_running_generation_ends_it_with_its_text(fault: Fault) -> 
         {
             "type": "error",
             "error": name,
-            "message": "why",
+            "message": "request: why",
             "recoverable": recoverable,
             "recovery_action": action,
             "request_id": "gen_1",
@@ -846,13 +846,13 @@ def test_error_of_the_running_generation_ends_it_with_its_text(fault: Fault) -> 
 
 
 def test_error_says_when_to_try_again() -> None:
-    error = RequestError(Fault.RATE_LIMITED, "why", retry_after_s=0.2501)
+    error = RequestError(Fault.RATE_LIMITED, "request", "why", retry_after_s=0.2501)
     assert messages(running().fail(error))[0]["retry_after_ms"] == 251
     assert refused(dialect(), error)["retry_after_ms"] == 251
 
 
 def test_error_while_nothing_runs_ends_nothing() -> None:
-    error = RequestError(Fault.SHUTTING_DOWN, "why")
+    error = RequestError(Fault.SHUTTING_DOWN, "request", "why")
     ended = running()
     ended.send(DONE)
     kept = list(ended.replay(0))
@@ -872,7 +872,7 @@ def test_resume_comes_first_or_while_nothing_runs(fields: Message, position: int
     ended.send(DONE)
     for asked in (dialect(), ended):
         assert tell(asked, "resume", request_id="gen_9", **fields) == Reattach("gen_9", position)
-        message = refused(asked, RequestError(Fault.NOT_FOUND, "no such generation", "gen_9"))
+        message = refused(asked, RequestError(Fault.NOT_FOUND, "request", "no such generation", "gen_9"))
         assert (message["request_id"], message["recovery_action"]) == ("gen_9", "restart")
         assert isinstance(tell(asked, "config", prompt="Once"), Generate)
 
@@ -920,7 +920,7 @@ def test_replay_repeats_what_was_sent_and_loses_nothing(
     if state == "finished":
         original += payloads(asked.send(DONE))
     elif state == "failed":
-        original += payloads(asked.fail(RequestError(Fault.DECODE_FAILED, "why")))
+        original += payloads(asked.fail(RequestError(Fault.DECODE_FAILED, "request", "why")))
     first, *replayed = asked.replay(received)
     assert json.loads(first) == {
         "type": "status",
@@ -1056,7 +1056,7 @@ def test_rest_stream_has_the_messages_of_the_websocket(wanted: Message) -> None:
 
 
 def test_rest_error_is_the_websockets() -> None:
-    error = RequestError(Fault.MEMORY_PRESSURE, "why", retry_after_s=1)
+    error = RequestError(Fault.MEMORY_PRESSURE, "request", "why", retry_after_s=1)
     asked, _ = body(stream=True)
     socket = running()
     for output in (Started(), Token("a", 1)):

@@ -1060,9 +1060,9 @@ def test_a_failure_in_a_stream_is_an_error_chunk() -> None:
     exchange = chat()
     exchange.receive(chat_body(stream=True, n=2, stream_options={"include_usage": True}))
     exchange.send(0, Started())
-    [chunk] = exchange.fail(0, RequestError(Fault.DECODE_FAILED, "decode failed"))
+    [chunk] = exchange.fail(0, RequestError(Fault.DECODE_FAILED, "request", "decode failed"))
     assert json.loads(chunk) == {
-        "error": {"message": "decode failed", "type": "server_error", "param": None, "code": "server_error"}
+        "error": {"message": "request: decode failed", "type": "server_error", "param": None, "code": "server_error"}
     }
     assert not exchange.done
     *_before, last = exchange.send(1, END)
@@ -1074,7 +1074,7 @@ def test_a_failure_in_a_stream_is_an_error_chunk() -> None:
 def test_a_failure_leaves_no_whole_answer() -> None:
     exchange = completion()
     exchange.receive(completion_body())
-    assert exchange.fail(0, RequestError(Fault.SHUTTING_DOWN, "bye")) == []
+    assert exchange.fail(0, RequestError(Fault.SHUTTING_DOWN, "request", "bye")) == []
     assert exchange.done
     with pytest.raises(RuntimeError):
         exchange.result()
@@ -1089,7 +1089,7 @@ def test_out_of_turn_is_our_own_mistake() -> None:
     with pytest.raises(RuntimeError):
         exchange.result()
     exchange.send(0, END)
-    for late in (lambda: exchange.send(0, END), lambda: exchange.fail(0, RequestError(Fault.BUSY, ""))):
+    for late in (lambda: exchange.send(0, END), lambda: exchange.fail(0, RequestError(Fault.BUSY, "request", ""))):
         with pytest.raises(RuntimeError):
             late()
 
@@ -1118,7 +1118,7 @@ STATUSES: dict[Fault, tuple[int, str, str | None]] = {
 
 @pytest.mark.parametrize("fault", Fault)
 def test_every_fault_has_its_status(fault: Fault) -> None:
-    status, body, headers = error_body(RequestError(fault, "went wrong"))
+    status, body, headers = error_body(RequestError(fault, "", "went wrong"))
     expected_status, kind, code = STATUSES[fault]
     assert status == expected_status
     assert json.loads(body) == {"error": {"message": "went wrong", "type": kind, "param": None, "code": code}}
@@ -1127,7 +1127,9 @@ def test_every_fault_has_its_status(fault: Fault) -> None:
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.01, "2"), (60.0, "60")])
 def test_retry_after_is_in_whole_seconds(seconds: float, header: str) -> None:
-    _status, _body, headers = error_body(RequestError(Fault.RATE_LIMITED, "slow down", retry_after_s=seconds))
+    _status, _body, headers = error_body(
+        RequestError(Fault.RATE_LIMITED, "request", "slow down", retry_after_s=seconds)
+    )
     assert headers == [("Retry-After", header)]
 
 

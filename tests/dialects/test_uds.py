@@ -810,7 +810,7 @@ def test_every_fault_has_a_code() -> None:
 
 @pytest.mark.parametrize("fault", Fault)
 def test_error_before_a_request(fault: Fault) -> None:
-    reply = dialect(keep_alive=True).fail(RequestError(fault, "field: said é"))
+    reply = dialect(keep_alive=True).fail(RequestError(fault, "field", "said é"))
     assert event(reply) == {"event": "error", "code": CODES[fault], "message": "field: said é"}
     assert reply.close is (fault is not Fault.BUSY)
 
@@ -820,13 +820,13 @@ def test_error_before_a_request(fault: Fault) -> None:
 def test_error_of_the_running_request_ends_it(fault: Fault, named: str | None) -> None:
     asked = dialect(keep_alive=True)
     asked.receive(request(keep_alive=True, metadata={"k": 1}))
-    reply = asked.fail(RequestError(fault, "why", named))
+    reply = asked.fail(RequestError(fault, "request", "why", named))
     assert event(reply) == {
         "id": "r1",
         "metadata": {"k": 1},
         "event": "error",
         "code": CODES[fault],
-        "message": "why",
+        "message": "request: why",
     }
     assert reply.close
     with pytest.raises(RuntimeError):
@@ -1053,8 +1053,8 @@ def test_a_line_that_cant_be_a_prompt(line: bytes, fault: Fault, message: str) -
     [
         ("hi", Finished(FinishReason.STOP, USAGE)),
         ("metrics", Metrics({})),
-        ("hi", RequestError(Fault.DECODE_FAILED, "why")),
-        ("metrics", RequestError(Fault.DECODE_FAILED, "why")),
+        ("hi", RequestError(Fault.DECODE_FAILED, "request", "why")),
+        ("metrics", RequestError(Fault.DECODE_FAILED, "request", "why")),
     ],
 )
 def test_the_next_line_waits_for_the_end_of_this_one(line: str, end: Output | RequestError) -> None:
@@ -1088,7 +1088,9 @@ def test_text_as_it_comes_then_a_newline(reason: FinishReason) -> None:
 def test_error_line_of_each_fault(fault: Fault) -> None:
     # After these no next line can be told from the rest of a lost one, or nobody is left to take it.
     closes = fault in (Fault.FRAME_TOO_LARGE, Fault.TOO_MANY_SESSIONS, Fault.SHUTTING_DOWN)
-    assert lines().fail(RequestError(fault, "why")) == Reply(f"error: {CODES[fault]}: why\n".encode(), closes)
+    assert lines().fail(RequestError(fault, "request", "why")) == Reply(
+        f"error: {CODES[fault]}: request: why\n".encode(), closes
+    )
 
 
 @pytest.mark.parametrize(
@@ -1099,9 +1101,9 @@ def test_an_error_starts_its_own_line(texts: list[str], start: bytes) -> None:
     asked = lines("hi")
     for text in texts:
         asked.send(Token(text, 1))
-    error = RequestError(Fault.DECODE_FAILED, "why")
-    assert asked.fail(error).payload == start + b"error: E_RUNTIME_DECODE: why\n"
-    assert asked.fail(error).payload == b"error: E_RUNTIME_DECODE: why\n"
+    error = RequestError(Fault.DECODE_FAILED, "request", "why")
+    assert asked.fail(error).payload == start + b"error: E_RUNTIME_DECODE: request: why\n"
+    assert asked.fail(error).payload == b"error: E_RUNTIME_DECODE: request: why\n"
 
 
 def test_an_answers_end_is_a_lines_end() -> None:
@@ -1114,10 +1116,10 @@ def test_an_answers_end_is_a_lines_end() -> None:
 @untimed
 @given(st.text(alphabet=st.sampled_from(string.whitespace + "ab\x1c\x85\u2028\u2029") | st.characters(codec="utf-8")))
 def test_an_error_is_one_line_whatever_it_says(message: str) -> None:
-    said = lines().fail(RequestError(Fault.DECODE_FAILED, message)).payload.decode()
+    said = lines().fail(RequestError(Fault.DECODE_FAILED, "request", message)).payload.decode()
     assert len(said.splitlines()) == 1
     assert said.endswith("\n")
-    assert said.split()[2:] == message.split()
+    assert said.split()[3:] == message.split()
 
 
 @untimed

@@ -501,7 +501,7 @@ def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: W
         world.sessions.put(session, output)
         world.deliver()
     assert world.received() == b""
-    world.sessions.fail(session, RequestError(Fault.MEMORY_PRESSURE, "request: try again later"))
+    world.sessions.fail(session, RequestError(Fault.MEMORY_PRESSURE, "request", "try again later"))
     world.deliver()
     assert world.statuses() == [503]
 
@@ -680,7 +680,7 @@ def test_what_the_admission_refuses_is_not_read(monkeypatch: pytest.MonkeyPatch)
     world = World(voice=StandInVoice())
 
     def refuse(*_: object) -> None:
-        raise RequestError(Fault.RATE_LIMITED, "request: the limit is used up", retry_after_s=2.0)
+        raise RequestError(Fault.RATE_LIMITED, "request", "the limit is used up", retry_after_s=2.0)
 
     monkeypatch.setattr(world.sessions, "_admit", refuse)
     world.send(reading())
@@ -700,7 +700,7 @@ def test_without_a_voice_nothing_is_read(world: World) -> None:
 
 def test_the_end_of_the_daemon_ends_a_reading(spoken: World) -> None:
     spoken.send(reading())
-    spoken.speech.fail_all(RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down"))
+    spoken.speech.fail_all(RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down"))
     spoken.turn()
     assert spoken.statuses() == [503]
 

@@ -83,7 +83,7 @@ def test_a_filter_that_matches_nothing_changes_neither_text_nor_end(pieces: list
 def test_a_filter_that_is_too_slow_is_an_error_at_each_call() -> None:
     class Slow:
         def push(self, _text: str) -> tuple[str, bool]:
-            raise RequestError(Fault.DECODE_FAILED, "too slow")
+            raise RequestError(Fault.DECODE_FAILED, "request", "too slow")
 
     text = AnswerText(TextStream([b"a"], ()), Slow())
     for call in (lambda: text.push(0), text.finish):

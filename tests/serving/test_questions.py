@@ -180,7 +180,9 @@ def test_no_more_than_so_many_wait(world: World, query: Query) -> None:
 # Failures.
 
 
-@pytest.mark.parametrize("failure", [EngineFailure("told to"), RequestError(Fault.BAD_REQUEST, "input: no")], ids=repr)
+@pytest.mark.parametrize(
+    "failure", [EngineFailure("told to"), RequestError(Fault.BAD_REQUEST, "input", "no")], ids=repr
+)
 def test_a_text_that_cannot_be_tokenized_ends_it(world: World, failure: Exception) -> None:
     world.engine.answer = lambda _query: (_ for _ in ()).throw(failure)
     world.embed("one", "two")
@@ -215,7 +217,7 @@ def test_the_engine_sees_one_text_and_the_client_its_number(world: World, said: 
     def embed(query: Embed) -> Embedded:
         if query.inputs == (TokenIds((1,)),):
             return Embedded([vector(b"")], 1)
-        raise RequestError(Fault.BAD_REQUEST, said)
+        raise RequestError.of_text(Fault.BAD_REQUEST, said)
 
     world.engine.embed = embed
     world.embed(TokenIds((1,)), TokenIds((2,)), TokenIds((3,)))

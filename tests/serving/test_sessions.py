@@ -37,7 +37,7 @@ NOW = 5.0
 
 
 def failure() -> RequestError:
-    return RequestError(Fault.DECODE_FAILED, "decode: failed")
+    return RequestError(Fault.DECODE_FAILED, "decode", "failed")
 
 
 def ignore(_output: Output | RequestError) -> None:
@@ -388,7 +388,7 @@ def test_more_modifications_than_may_wait_are_refused_and_a_pause_never_is() -> 
     ((_, refused),) = deliver(manager)
     assert isinstance(refused, Steered)
     assert refused.command is changes[-1]
-    assert f"{MAX_CHANGES} changes" in (refused.refusal or "")
+    assert f"{MAX_CHANGES} changes" in str(refused.refusal)
     manager.steer(session, Pause())
     assert session.holds == {Hold.PAUSE}
     assert deliver(manager) == [(session, Steered(Pause()))]
@@ -416,7 +416,7 @@ def test_who_is_not_admitted_leaves_nothing_behind() -> None:
     def admit(caller: Caller, waiting: int, now: float) -> None:
         asked.append((caller, waiting, now))
         if len(asked) > 2:
-            raise RequestError(Fault.RATE_LIMITED, "request: no")
+            raise RequestError(Fault.RATE_LIMITED, "request", "no")
 
     told: list[tuple[Session, str, Generate | None, float]] = []
     manager = SessionManager(
@@ -437,7 +437,7 @@ def test_who_is_not_admitted_leaves_nothing_behind() -> None:
 
 def test_a_part_of_an_admitted_request_is_asked_of_nobody() -> None:
     def admit(_caller: Caller, _waiting: int, _now: float) -> None:
-        raise RequestError(Fault.RATE_LIMITED, "request: no")
+        raise RequestError(Fault.RATE_LIMITED, "request", "no")
 
     manager = SessionManager(admit)
     manager.draining = True

@@ -271,7 +271,7 @@ class StandInEngine:
         if chunk.data == "raise":
             raise EngineFailure("told to")
         if chunk.data == "refuse":
-            raise RequestError(Fault.DECODE_FAILED, "messages: no sense in it")
+            raise RequestError(Fault.DECODE_FAILED, "messages", "no sense in it")
         chunk.encoded = wanted()
 
     def shed(self) -> None:
@@ -295,7 +295,7 @@ class StandInEngine:
                 return Tokenized(list(text.encode()), [PIECES[token] for token in text.encode()])
             case Detokenize(ids):
                 if not all(0 <= token < len(PIECES) for token in ids):
-                    raise RequestError(Fault.BAD_REQUEST, "tokens: out of range")
+                    raise RequestError(Fault.BAD_REQUEST, "tokens", "out of range")
                 return Detokenized(bytes(ids).decode(errors="replace"))
             case Embed():
                 raise AssertionError("embeddings are asked of embed")
@@ -305,13 +305,13 @@ class StandInEngine:
         if b"raise" in texts:
             raise EngineFailure("told to")
         if b"refuse" in texts:
-            raise RequestError(Fault.CONTEXT_EXCEEDED, "input: too long")
+            raise RequestError(Fault.CONTEXT_EXCEEDED, "input", "too long")
         return Embedded([vector(text) for text in texts], sum(map(len, texts)))
 
     def _max_tokens(self, request: Generate, tokens: Sequence[int]) -> int:
         room = self.capacity.sequence_tokens - len(tokens)
         if room < 1:
-            raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt: too long")
+            raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt", "too long")
         return min(request.max_tokens or DEFAULT_MAX_TOKENS, room)
 
     def run(self, tick: Tick) -> TickResult:
@@ -408,7 +408,7 @@ def _tokens(request: Generate) -> tuple[int, ...]:
     if prompt == "raise":
         raise EngineFailure("told to")
     if prompt == "refuse":
-        raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt: too long")
+        raise RequestError(Fault.CONTEXT_EXCEEDED, "prompt", "too long")
     return tuple(prompt.encode())
 
 

@@ -97,12 +97,12 @@ class ClientKeys:
         """
         if not re.fullmatch(_NAME, name):
             expected = "1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -"
-            raise RequestError(Fault.BAD_REQUEST, f"name: expected {expected}, got another string")
+            raise RequestError(Fault.BAD_REQUEST, "name", f"expected {expected}, got another string")
         presented = _KEY_PREFIX + secrets.token_urlsafe(32)
         with self._writing():
             if self._database.execute("SELECT 1 FROM keys WHERE name = ? AND revoked IS NULL", [name]).fetchone():
                 advice = "choose another name, or revoke that key first"
-                raise RequestError(Fault.BAD_REQUEST, f"name: there is a key named {name}: {advice}")
+                raise RequestError(Fault.BAD_REQUEST, "name", f"there is a key named {name}: {advice}")
             self._database.execute(
                 "INSERT INTO keys (name, sha256, created) VALUES (?, ?, ?)", [name, _digest(presented), _now()]
             )

@@ -144,7 +144,7 @@ def unauthorized(presented: str | None) -> RequestError:
     """The error for a request whose key is not known, or that has none."""
     found = "none" if presented is None else "one that is not known"
     ways = "Authorization: Bearer …, or x-api-key: …"
-    return RequestError(Fault.UNAUTHORIZED, f"Authorization: expected an API key ({ways}), got {found}")
+    return RequestError(Fault.UNAUTHORIZED, "Authorization", f"expected an API key ({ways}), got {found}")
 
 
 def check_json(request: Request) -> None:

@@ -184,7 +184,7 @@ class ModelHost:
         if self._scheduler is not None:
             self._scheduler.refuse_waiting()
         else:
-            self.fail_all(RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later"))
+            self.fail_all(RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later"))
 
     def fail_running(self) -> None:
         """The time to drain is over."""
@@ -193,7 +193,7 @@ class ModelHost:
 
     def fail_all(self, error: RequestError) -> None:
         for session in list(self._sessions.running()):
-            self._sessions.fail(session, RequestError(error.fault, error.message))
+            self._sessions.fail(session, RequestError(error.fault, error.field, error.problem))
 
     def close(self) -> None:
         """After the threads have ended."""

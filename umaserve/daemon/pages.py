@@ -39,8 +39,8 @@ def own_pages(services: Services) -> HttpDialect:
 
     def ref_audio(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.ref_audio is None:
-            message = "ref_audio: this daemon has none to clone: it takes --ref-audio and --tts-model"
-            raise RequestError(Fault.NOT_FOUND, message)
+            problem = "this daemon has none to clone: it takes --ref-audio and --tts-model"
+            raise RequestError(Fault.NOT_FOUND, "ref_audio", problem)
         return 200, JSON, services.ref_audio.reply()
 
     routes = {

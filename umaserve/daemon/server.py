@@ -164,7 +164,7 @@ class Server:
         else:
             log.error("the model could not be loaded", exc_info=error)
         self._status = 1
-        self._host.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request: the model could not be loaded"))
+        self._host.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded"))
         self._begin_farewell()
 
     def _stuck(self) -> Mapping[str, float]:
@@ -265,7 +265,7 @@ class Server:
         self._begin_farewell()
         self._host.fail_running()
         self._services.speech.fail_all(
-            RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
+            RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
         )
         self._links.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
@@ -25,9 +24,6 @@ CONTENT_TYPES = {
     "aac": "audio/aac",
     "flac": "audio/flac",  # RFC 9639, section 12.1
 }
-
-_PROMPT = re.compile("^prompt(?=:)")
-"""What the content filter calls any text."""
 
 
 class SpeechExchange:
@@ -80,11 +76,11 @@ class SpeechExchange:
         if error is None:
             self._read(self._spoken, text)
         elif isinstance(error, RequestError):
-            error.message = _PROMPT.sub("input", error.message)
+            error.field = "input" if error.field == "prompt" else error.field
             self._spoken.take(error)
         else:
             log.error("%s: the content filter failed", self._caller.peer, exc_info=error)
-            self._spoken.take(RequestError(Fault.DECODE_FAILED, "input: the server failed on it"))
+            self._spoken.take(RequestError(Fault.DECODE_FAILED, "input", "the server failed on it"))
 
     def _read(self, spoken: SpokenAnswer, text: str) -> None:
         # The voice hears it as an answer that a model gave in one piece.

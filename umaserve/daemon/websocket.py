@@ -86,7 +86,7 @@ class WebSocketConnection(Connection):
     def _request(self, request: Generate, *, admitted: bool = False) -> None:
         if not self._gate.still_knows(self._caller):
             self._authenticated = False
-            self._reply(self._dialect.fail(RequestError(Fault.UNAUTHORIZED, "auth: the key was revoked")))
+            self._reply(self._dialect.fail(RequestError(Fault.UNAUTHORIZED, "auth", "the key was revoked")))
             self.close()
             return
         super()._request(request, admitted=admitted)
@@ -98,7 +98,7 @@ class WebSocketConnection(Connection):
 
     def _end_idle(self) -> None:
         if self._explains:
-            error = RequestError(Fault.TIMED_OUT, "request: it did not come in time")
+            error = RequestError(Fault.TIMED_OUT, "request", "it did not come in time")
             self.channel.write(self._codec.send(self._dialect.fail(error).payload))
         self.close()
 

@@ -91,7 +91,7 @@ def refuse_unknown_constraints(fields: Fields) -> None:
     for key, (neutral, instead) in NOT_DONE.items():
         value = fields.values.get(key)
         if value is not None and value not in neutral:
-            raise RequestError(Fault.BAD_REQUEST, f"{fields.name(key)}: expected to be absent: {instead}")
+            raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {instead}")
 
 
 def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_penalty") -> Sampling:
@@ -107,8 +107,8 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
     grammar = fields.string("grammar", max_bytes=MAX_GRAMMAR_BYTES)
     schema = json_schema(fields)
     if grammar is not None and schema is not None:
-        message = f"{fields.name('grammar')}: expected to be absent where json_schema is given, got both"
-        raise RequestError(Fault.BAD_REQUEST, message)
+        problem = "expected to be absent where json_schema is given, got both"
+        raise RequestError(Fault.BAD_REQUEST, fields.name("grammar"), problem)
     biased = fields.values.get("logit_bias") is not None
     constrained = grammar is not None or schema is not None
     return Sampling(
@@ -205,7 +205,7 @@ def prompt(value: object, limits: RequestLimits) -> str:
 def check_prompt_bytes(n_bytes: int, limits: RequestLimits, field: str = "prompt") -> None:
     if n_bytes > limits.max_prompt_bytes:
         raise RequestError(
-            Fault.PROMPT_TOO_LARGE, f"{field}: {n_bytes} bytes, expected at most {limits.max_prompt_bytes}"
+            Fault.PROMPT_TOO_LARGE, field, f"{n_bytes} bytes, expected at most {limits.max_prompt_bytes}"
         )
 
 
@@ -216,7 +216,7 @@ def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...
     # A token stands for a byte at least, so that the cap on bytes holds for these as well.
     if len(value) > limits.max_prompt_bytes:
         raise RequestError(
-            Fault.PROMPT_TOO_LARGE, f"{path}: {len(value)} tokens, expected at most {limits.max_prompt_bytes}"
+            Fault.PROMPT_TOO_LARGE, path, f"{len(value)} tokens, expected at most {limits.max_prompt_bytes}"
         )
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
         return tuple(value)
@@ -243,4 +243,4 @@ def check_key(presented: object, is_good: Callable[[str], bool], example: str) -
     """Refuse a first message whose ``auth`` is no good key; ``example`` shows one that has it."""
     if not isinstance(presented, str) or not is_good(presented):
         # The key itself is in no message and so in no log.
-        raise RequestError(Fault.UNAUTHORIZED, f"auth: expected a valid key in the first message, as in {example}")
+        raise RequestError(Fault.UNAUTHORIZED, "auth", f"expected a valid key in the first message, as in {example}")

@@ -64,7 +64,7 @@ class LoraAdapters:
             return tuple((name, 1.0) for name in self.names)
         for name, _ in wanted:
             if name not in self._natives:
-                raise RequestError(Fault.BAD_REQUEST, f"lora: expected {self._expected()}, got {_shown(name)}")
+                raise RequestError(Fault.BAD_REQUEST, "lora", f"expected {self._expected()}, got {_shown(name)}")
         return tuple(sorted((name, scale) for name, scale in dict(wanted).items() if scale))
 
     def apply(self, context: Any, adapters: Adapters) -> None:

@@ -74,10 +74,10 @@ class ChatTemplate:
                 parts.append(part)
                 length += len(part)
                 if length > limit:
-                    raise RequestError(Fault.BAD_REQUEST, "chat: the model's template made too much text of it")
+                    raise RequestError(Fault.BAD_REQUEST, "chat", "the model's template made too much text of it")
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # A template raises of its own accord, and fails as Python does on turns that its author didn't think of.
-            raise RequestError(Fault.BAD_REQUEST, f"chat: the model's template refused it: {error}") from None
+            raise RequestError(Fault.BAD_REQUEST, "chat", f"the model's template refused it: {error}") from None
         return "".join(parts)
 
 
@@ -87,15 +87,15 @@ def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
     if not by_assistant[-1]:
         if wanted:
             problem = f"expected the last message to be the assistant's, got one of the role {turns[-1].role}"
-            raise RequestError(Fault.BAD_REQUEST, f"continue_final_message: {problem}")
+            raise RequestError(Fault.BAD_REQUEST, "continue_final_message", f"{problem}")
         return False
     if wanted is False or (turns[-1].tool_calls and wanted is None):
         return False
     if by_assistant == [True, True]:
-        raise RequestError(Fault.BAD_REQUEST, "messages: expected at most one of the assistant's at the end, got two")
+        raise RequestError(Fault.BAD_REQUEST, "messages", "expected at most one of the assistant's at the end, got two")
     if turns[-1].tool_calls:
         problem = "expected a last message without tool calls, got some"
-        raise RequestError(Fault.BAD_REQUEST, f"continue_final_message: {problem}")
+        raise RequestError(Fault.BAD_REQUEST, "continue_final_message", f"{problem}")
     return True
 
 

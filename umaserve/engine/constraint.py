@@ -25,7 +25,9 @@ class Constraint:
     def __init__(self, vocab: Any, grammar: str, pieces: Sequence[bytes], after: bytes = b"") -> None:
         self._grammar = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
         if not self._grammar:
-            raise RequestError(Fault.BAD_REQUEST, 'grammar: expected GBNF with a rule "root" that llama.cpp can parse')
+            raise RequestError(
+                Fault.BAD_REQUEST, "grammar", 'expected GBNF with a rule "root" that llama.cpp can parse'
+            )
         weakref.finalize(self, llama_cpp.llama_sampler_free, self._grammar)
         self._pieces = pieces
         self._after = after

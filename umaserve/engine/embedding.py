@@ -35,10 +35,10 @@ class Embedder:
         """
         for tokens in inputs:
             if not tokens:
-                raise RequestError(Fault.BAD_REQUEST, "input: expected at least one token, got none")
+                raise RequestError(Fault.BAD_REQUEST, "input", "expected at least one token, got none")
             if len(tokens) > self._max_tokens:
                 raise RequestError(
-                    Fault.CONTEXT_EXCEEDED, f"input: {len(tokens)} tokens, expected at most {self._max_tokens}"
+                    Fault.CONTEXT_EXCEEDED, "input", f"{len(tokens)} tokens, expected at most {self._max_tokens}"
                 )
         llama_cpp.llama_set_embeddings(self._model.context, True)
         try:
@@ -52,10 +52,10 @@ class Embedder:
         try:
             if code == 1:
                 raise RequestError(
-                    Fault.MEMORY_PRESSURE, f"input: no room in the KV cache for {len(tokens)} tokens now; try again"
+                    Fault.MEMORY_PRESSURE, "input", f"no room in the KV cache for {len(tokens)} tokens now; try again"
                 )
             if code:
-                raise RequestError(Fault.DECODE_FAILED, "input: llama.cpp failed")
+                raise RequestError(Fault.DECODE_FAILED, "input", "llama.cpp failed")
             pooled: Any = llama_cpp.llama_get_embeddings_seq(self._model.context, self._sequence)
             vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
         finally:

@@ -107,13 +107,13 @@ class LlamaEngine:
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if not self._memory:
-            raise RequestError(Fault.BAD_REQUEST, f"model: {self.name} generates no text, it only makes embeddings")
+            raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} generates no text, it only makes embeddings")
         # Grammars first: they check the depth of the tools' schemas, which the template then walks.
         constraint = self._constraint(request)
         prompt = self._prompt(request, tenant, wanted)
         tokens = prompt.tokens
         if not tokens:
-            raise RequestError(Fault.BAD_REQUEST, "prompt: expected text that makes at least one token, got none")
+            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected text that makes at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         sampler = self._sampler(request.sampling, constraint)
         sampler.accept_prompt([token for token in tokens if token >= 0] if prompt.spans else tokens)
@@ -151,7 +151,8 @@ class LlamaEngine:
         if self._embedder is None:
             raise RequestError(
                 Fault.BAD_REQUEST,
-                f"model: {self.name} makes no embeddings; load an embedding model, or choose --pooling mean",
+                "model",
+                f"{self.name} makes no embeddings; load an embedding model, or choose --pooling mean",
             )
         inputs = [self._tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
         self._adapters.apply(self._model.context, self._adapters.resolve(None))
@@ -174,11 +175,11 @@ class LlamaEngine:
         after = b""
         if request.tools:
             if sampling.grammar is not None or sampling.json_schema is not None:
-                raise RequestError(Fault.BAD_REQUEST, "tools: expected to be absent where a grammar is given")
+                raise RequestError(Fault.BAD_REQUEST, "tools", "expected to be absent where a grammar is given")
             grammar = gbnf_of_tools(request.tools, must_call=request.must_call)
             after = b"" if request.must_call else TOOL_CALL_OPEN.encode()
         elif request.must_call:
-            raise RequestError(Fault.BAD_REQUEST, "tools: expected at least one where a call is required, got none")
+            raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
         elif sampling.json_schema is not None:
             grammar = gbnf_of_schema(sampling.json_schema)
         elif sampling.grammar is not None:
@@ -195,7 +196,9 @@ class LlamaEngine:
             return Prompt(self._tokens(request.prompt, "prompt"), ())
         template = self._template
         if template is None:
-            raise RequestError(Fault.BAD_REQUEST, "chat: expected to be absent, since this model has no chat template")
+            raise RequestError(
+                Fault.BAD_REQUEST, "chat", "expected to be absent, since this model has no chat template"
+            )
         render = functools.partial(
             template.render,
             tools=request.tools,
@@ -223,16 +226,16 @@ class LlamaEngine:
         limit = self._model.n_vocab
         for index, token in enumerate(ids):
             if not 0 <= token < limit:
-                raise RequestError(
-                    Fault.BAD_REQUEST, f"{field}[{index}]: expected a token id from 0 to {limit - 1}, got {token}"
-                )
+                problem = f"expected a token id from 0 to {limit - 1}, got {token}"
+                raise RequestError(Fault.BAD_REQUEST, f"{field}[{index}]", problem)
 
     def _max_tokens(self, wanted: int | None, prompt_tokens: int) -> int:
         room = self.capacity.sequence_tokens - prompt_tokens
         if room < 1:
             raise RequestError(
                 Fault.CONTEXT_EXCEEDED,
-                f"prompt: {prompt_tokens} tokens, expected at most {self.capacity.sequence_tokens - 1}: the context "
+                "prompt",
+                f"{prompt_tokens} tokens, expected at most {self.capacity.sequence_tokens - 1}: the context "
                 f"holds {self.capacity.sequence_tokens}, and an answer takes at least one",
             )
         return room if wanted is None else min(wanted, room)

@@ -30,7 +30,7 @@ def check_gbnf(grammar: str, field: str = "grammar") -> str:
     try:
         gbnf.check(grammar)
     except gbnf.GbnfError as error:
-        raise RequestError(Fault.BAD_REQUEST, f"{field}: expected {error}") from None
+        raise RequestError(Fault.BAD_REQUEST, field, f"expected {error}") from None
     return grammar
 
 
@@ -47,7 +47,7 @@ def gbnf_of_schema(schema_text: str, field: str = "json_schema") -> str:
     except Exception as error:  # The converter raises whatever its code runs into on a pattern it doesn't know.
         log.debug("a schema was refused", exc_info=error)
         expected = "a schema that can be made a grammar, with patterns of groups, classes and repetitions alone"
-        raise RequestError(Fault.BAD_REQUEST, f"{field}: expected {expected}") from None
+        raise RequestError(Fault.BAD_REQUEST, field, f"expected {expected}") from None
     return check_gbnf(grammar, field)
 
 

@@ -77,10 +77,12 @@ class MediaReader:
         mark = f"[{secrets.token_hex(16)}]"
         texts = render(_marked(turns, mark)).split(mark)
         if len(texts) != len(media) + 1:
-            message = "messages: the model's chat template leaves out an image or a recording, or repeats it"
-            raise RequestError(Fault.BAD_REQUEST, message)
+            problem = "the model's chat template leaves out an image or a recording, or repeats it"
+            raise RequestError(Fault.BAD_REQUEST, "messages", problem)
         if not texts[-1]:
-            raise RequestError(Fault.BAD_REQUEST, "messages: the model's chat template has no text behind the last one")
+            raise RequestError(
+                Fault.BAD_REQUEST, "messages", "the model's chat template has no text behind the last one"
+            )
         several = sum(isinstance(one, Image) for one in media) > 1
         index = 0
         pieces: list[Piece] = [self._model.tokenize(texts[0])]
@@ -187,16 +189,16 @@ class _Room:
         self._field = field
         if time.monotonic() > self._until:
             what = f"those before it took more than {MAX_DECODING_S} s to decode: send fewer, or smaller ones"
-            raise RequestError(Fault.BAD_REQUEST, f"{field}: {what}")
+            raise RequestError(Fault.BAD_REQUEST, field, f"{what}")
 
     def take(self, pieces: Sequence[Piece]) -> None:
         """Raises ``RequestError`` where there is no room for them, or nobody waits for the prompt any more."""
         if not self._wanted():
-            raise RequestError(Fault.TIMED_OUT, f"{self._field}: nobody waits for it any more")
+            raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
         if self._tokens > self._max_slots:
             what = f"{self._tokens} tokens up to here, the context holds {self._max_slots}"
-            raise RequestError(Fault.CONTEXT_EXCEEDED, f"{self._field}: {what}")
+            raise RequestError(Fault.CONTEXT_EXCEEDED, self._field, f"{what}")
 
 
 class _Cache:
@@ -234,7 +236,7 @@ def _n_bytes(pieces: Sequence[Piece]) -> int:
 
 
 def _refused(media: Media, message: str) -> RequestError:
-    return RequestError(Fault.BAD_REQUEST, f"{media.field}: {message}")
+    return RequestError(Fault.BAD_REQUEST, media.field, f"{message}")
 
 
 def _decoded(data: Base64) -> bytes:

@@ -151,11 +151,13 @@ class Projector:
             # llama.cpp calls that a success, of numbers that mean nothing.
             return
         if failed:
-            raise RequestError(Fault.DECODE_FAILED, "messages: the projector failed on an image or a recording")
+            raise RequestError(Fault.DECODE_FAILED, "messages", "the projector failed on an image or a recording")
         native = mtmd_cpp.mtmd_get_output_embd(self._native)
         embeddings = np.ctypeslib.as_array(native, (chunk.tokens, self._n_embd)).copy()
         if not np.isfinite(embeddings).all():
-            raise RequestError(Fault.DECODE_FAILED, "messages: the projector makes no sense of an image or a recording")
+            raise RequestError(
+                Fault.DECODE_FAILED, "messages", "the projector makes no sense of an image or a recording"
+            )
         chunk.keep(embeddings)
 
     def free(self) -> None:

@@ -40,7 +40,8 @@ class Sampler:
             if token >= n_vocab:
                 raise RequestError(
                     Fault.BAD_REQUEST,
-                    f"logit_bias: expected token ids below {n_vocab}, the vocabulary's size, got {token}",
+                    "logit_bias",
+                    f"expected token ids below {n_vocab}, the vocabulary's size, got {token}",
                 )
         if sampling.ignore_eos:
             biases.update(dict.fromkeys(end_tokens, -np.inf))

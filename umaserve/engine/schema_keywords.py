@@ -47,12 +47,12 @@ _IDLE: dict[str, tuple[object, ...]] = {
 def refused(path: str, expected: str, got: object) -> RequestError:
     """A bad request: what was ``expected`` at ``path``, and the start of what came, as JSON where it isn't words."""
     words = got if isinstance(got, str) else json.dumps(got, ensure_ascii=False)
-    return RequestError(Fault.BAD_REQUEST, f"{path}: expected {expected}, got {' '.join(words[:200].split())}")
+    return RequestError(Fault.BAD_REQUEST, path, f"expected {expected}, got {' '.join(words[:200].split())}")
 
 
 def absent(path: str, why: str = "since a grammar can't enforce it") -> RequestError:
     """A bad request: a keyword at ``path`` that says what the answer could break."""
-    return RequestError(Fault.BAD_REQUEST, f"{path}: expected to be absent, {why}")
+    return RequestError(Fault.BAD_REQUEST, path, f"expected to be absent, {why}")
 
 
 def named_kinds(value: Schema, path: str) -> list[str] | None:

@@ -45,12 +45,14 @@ class Admin:
         if not self.token:
             raise Refusal(404, "path: the admin API is off here: see --admin-token-file")
         if self._attempts.blocked(address):
-            raise RequestError(Fault.RATE_LIMITED, "Authorization: too many wrong tokens; try again later")
+            raise RequestError(Fault.RATE_LIMITED, "Authorization", "too many wrong tokens; try again later")
         scheme, _, presented = (head.header("authorization") or "").partition(" ")
         right = hmac.compare_digest(presented.strip().encode(errors="replace"), self.token.encode())
         if scheme.lower() != "bearer" or not right:
             self._attempts.failed(address)
-            raise RequestError(Fault.UNAUTHORIZED, "Authorization: expected the admin token (Authorization: Bearer …)")
+            raise RequestError(
+                Fault.UNAUTHORIZED, "Authorization", "expected the admin token (Authorization: Bearer …)"
+            )
 
     def methods(self, path: str) -> Sequence[str]:
         match path.split("/")[2:]:
@@ -91,24 +93,24 @@ class Admin:
                 fields = _fields(request)
                 name = fields.string("name", max_bytes=64)
                 if name is None:
-                    raise RequestError(Fault.BAD_REQUEST, "name: expected a string, got null")
+                    raise RequestError(Fault.BAD_REQUEST, "name", "expected a string, got null")
                 self._reply(connection, {"name": name, "key": self._client_keys().create(name)}, 201)
             case _, ["keys"]:
                 self._reply(connection, {"keys": list(self._client_keys().list())})
             case _, ["keys", id_]:
                 if not self._client_keys().revoke(id_):
-                    raise RequestError(Fault.NOT_FOUND, f"key: there is no {id_[:64]} here")
+                    raise RequestError(Fault.NOT_FOUND, "key", f"there is no {id_[:64]} here")
                 self._reply(connection, {"status": "ok"})
 
     def _worker(self, id_: str) -> Worker:
         worker = self._pool.workers.get(id_)
         if worker is None:
-            raise RequestError(Fault.NOT_FOUND, f"worker: there is no {id_[:64]} here")
+            raise RequestError(Fault.NOT_FOUND, "worker", f"there is no {id_[:64]} here")
         return worker
 
     def _client_keys(self) -> ClientKeys:
         if self._keys is None:
-            raise RequestError(Fault.NOT_FOUND, "keys: clients need none here: see --client-keys")
+            raise RequestError(Fault.NOT_FOUND, "keys", "clients need none here: see --client-keys")
         return self._keys
 
     def _drain_options(self, request: Request) -> tuple[str, float]:

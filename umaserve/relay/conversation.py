@@ -138,11 +138,11 @@ class Conversation:
             self._request = request = self._new_request(text, self)
             self._pool.submit(request)
         elif not self._request.begun and len(self._request.frames) >= MAX_FRAMES_BEFORE_OUTPUT:
-            message = f"message: expected at most {MAX_FRAMES_BEFORE_OUTPUT} before an answer, got more"
-            self._say_and_close(RequestError(Fault.BAD_REQUEST, message))
+            problem = f"expected at most {MAX_FRAMES_BEFORE_OUTPUT} before an answer, got more"
+            self._say_and_close(RequestError(Fault.BAD_REQUEST, "message", problem))
         elif not self._request.begun and sum(map(len, self._request.frames)) + len(text) > self._max_bytes:
-            message = f"message: expected at most {self._max_bytes} bytes before an answer, got more"
-            self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, message))
+            problem = f"expected at most {self._max_bytes} bytes before an answer, got more"
+            self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, "message", problem))
         else:
             if not self._request.begun:
                 self._keep(self._kept + len(text))
@@ -180,7 +180,7 @@ class Conversation:
 
     def fail(self, status: int, error: str) -> None:
         self._request = None
-        self._say_and_close(RequestError(_FAULTS.get(status, Fault.DECODE_FAILED), error))
+        self._say_and_close(RequestError.of_text(_FAULTS.get(status, Fault.DECODE_FAILED), error))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Conversation:
             # It is no fault of the client's that nobody read what it sent.
             self._idle = self._loop.call_later(waited, self._on_idle)
             return
-        self._say_and_close(RequestError(Fault.TIMED_OUT, "request: it did not come in time"), CloseCode.GOING_AWAY)
+        self._say_and_close(RequestError(Fault.TIMED_OUT, "request", "it did not come in time"), CloseCode.GOING_AWAY)
 
     def _say_and_close(self, error: RequestError, code: int = CloseCode.INTERNAL_ERROR) -> None:
         self.channel.write(self._codec.send(_error(self._path, error)))

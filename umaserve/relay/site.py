@@ -147,7 +147,7 @@ class RelaySite:
         fields = Fields(Fields.of(parse_json(request.body, MAX_VALUES), "body").values)
         model = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if model is None:
-            raise RequestError(Fault.BAD_REQUEST, "model: expected the name of one, got null")
+            raise RequestError(Fault.BAD_REQUEST, "model", "expected the name of one, got null")
         exchange = RelayExchange(connection, self._pool)
         relayed = RelayedRequest(
             id=self._new_id(),
@@ -202,7 +202,7 @@ class RelaySite:
         fields = end_to_end(request.headers)
         if any(len(name) > MAX_NAME_BYTES for name, _ in fields):
             # A worker would take the whole message for a breach of the protocol.
-            raise RequestError(Fault.BAD_REQUEST, f"header: expected a name of at most {MAX_NAME_BYTES} bytes")
+            raise RequestError(Fault.BAD_REQUEST, "header", f"expected a name of at most {MAX_NAME_BYTES} bytes")
         passed = joined(field for field in fields if field[0] not in dropped)
         passed["via"] = via(request.version, passed.get("via"))
         client = self._check_key(request)

@@ -172,14 +172,14 @@ class WorkerLink:
                 log.warning("a worker reports an error", extra={"fields": fields})
                 self._pool.error(worker, message)
             case Register():
-                raise RequestError(Fault.BAD_REQUEST, "type: expected register only once")
+                raise RequestError(Fault.BAD_REQUEST, "type", "expected register only once")
 
     def _register(self, message: object) -> None:
         if not isinstance(message, Register):
-            raise RequestError(Fault.BAD_REQUEST, "type: expected register first")
+            raise RequestError(Fault.BAD_REQUEST, "type", "expected register first")
         if message.protocol_version not in VERSIONS:
             raise RequestError(
-                Fault.BAD_REQUEST, f'protocol_version: expected "1", got "{message.protocol_version[:64]}"'
+                Fault.BAD_REQUEST, "protocol_version", f'expected "1", got "{message.protocol_version[:64]}"'
             )
         models, warnings = accepted_models(message.models, self._limits.models)
         features = [feature for feature in FEATURES if feature in message.features]

@@ -27,12 +27,13 @@ class Admission:
         if waiting >= self._max_queue:
             raise RequestError(
                 Fault.QUEUE_FULL,
-                f"request: {waiting} wait for a place already, which is the most; try again later",
+                "request",
+                f"{waiting} wait for a place already, which is the most; try again later",
                 retry_after_s=1.0,
             )
         if self.memory_short or (self._reserve and self._available() < self._reserve):
             raise RequestError(
-                Fault.MEMORY_PRESSURE, "request: the server's memory is short; try again later", retry_after_s=5.0
+                Fault.MEMORY_PRESSURE, "request", "the server's memory is short; try again later", retry_after_s=5.0
             )
         self._rates.admit(caller.tenant, now, caller.limits)
 

@@ -108,7 +108,7 @@ class _Rule:
     def _too_slow(self) -> RequestError:
         lines = ", ".join(map(str, self._lines))
         log.error("content filter: line %s: the pattern takes too long: write it more simply", lines)
-        return RequestError(Fault.DECODE_FAILED, "content filter: the server could not check the text in time")
+        return RequestError(Fault.DECODE_FAILED, "content filter", "the server could not check the text in time")
 
 
 class FilteredStream:
@@ -183,7 +183,7 @@ class ContentFilter:
     def check_prompt(self, text: str) -> None:
         """Raises ``RequestError`` for a match, and for a pattern that takes too long."""
         if any(rule.matches(text) for rule in self._rules):
-            raise RequestError(Fault.CONTENT_FILTERED, "prompt: it holds text that this server does not allow")
+            raise RequestError(Fault.CONTENT_FILTERED, "prompt", "it holds text that this server does not allow")
 
     def stream(self) -> FilteredStream:
         """For one answer."""

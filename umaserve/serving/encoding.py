@@ -66,9 +66,11 @@ class Encoding:
                 return
             if not isinstance(result, RequestError):
                 log.error("encoding media failed", exc_info=result)
-                result = RequestError(Fault.DECODE_FAILED, "messages: the projector failed on an image or a recording")
+                result = RequestError(
+                    Fault.DECODE_FAILED, "messages", "the projector failed on an image or a recording"
+                )
             for taker in takers:
-                self._sessions.fail(taker, RequestError(result.fault, result.message))
+                self._sessions.fail(taker, RequestError(result.fault, result.field, result.problem))
 
         self._chunk = chunk
         self._compute.submit_lengthy(

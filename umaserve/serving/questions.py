@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Render = Callable[[Answer], bytes]
 Answered = Callable[[bytes | RequestError], None]
 
-_INPUT = re.compile(r"^input(\[0\])?(?=[:\[])")
+_INPUT = re.compile(r"^input(\[0\])?(?=\[|$)")
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,8 @@ class Questions:
         if len(self._asked) >= self._max_slots:
             raise RequestError(
                 Fault.QUEUE_FULL,
-                f"request: {self._max_slots} questions wait already; try again later",
+                "request",
+                f"{self._max_slots} questions wait already; try again later",
                 retry_after_s=1,
             )
         question = Question(query, render, answered)
@@ -120,7 +121,7 @@ class Questions:
         else:
             if isinstance(result, RequestError):
                 # The engine was given this text alone.
-                result.message = _INPUT.sub(f"input[{len(question.vectors)}]", result.message)
+                result.field = _INPUT.sub(f"input[{len(question.vectors)}]", result.field)
             assert isinstance(result, BaseException)
             self._end(question, result)
         self._embed_next()
@@ -131,4 +132,4 @@ def _seen(result: bytes | BaseException) -> bytes | RequestError:
     if isinstance(result, bytes | RequestError):
         return result
     log.error("a question to the engine failed", exc_info=result)
-    return RequestError(Fault.DECODE_FAILED, "request: the server failed on it")
+    return RequestError(Fault.DECODE_FAILED, "request", "the server failed on it")

@@ -68,7 +68,8 @@ class Rates:
             wait = (math.floor(wait * 1000) + 1) / 1000
             raise RequestError(
                 Fault.RATE_LIMITED,
-                f"request: the limit of {limit} a minute is used up; try again in {wait:.3f} s",
+                "request",
+                f"the limit of {limit} a minute is used up; try again in {wait:.3f} s",
                 retry_after_s=wait,
             )
         if requests is not None:

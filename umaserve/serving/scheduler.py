@@ -174,7 +174,7 @@ class Scheduler:
                 # youngest gives way to the others, who lose nothing but this tick.
                 youngest = max(work.sessions, key=lambda session: session.requested_at)
                 if youngest.running:
-                    error = RequestError(Fault.MEMORY_PRESSURE, "request: the KV cache is full; try again later")
+                    error = RequestError(Fault.MEMORY_PRESSURE, "request", "the KV cache is full; try again later")
                     self._sessions.fail(youngest, error)
             case Outcome.CACHE_LOST:
                 self._planning.forget_lost(work)
@@ -196,7 +196,7 @@ class Scheduler:
         for session in sessions:
             session.computed = 0  # Nobody knows what is left of it: nothing of it is reused.
             if session.running:
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode: llama.cpp failed"))
+                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode", "llama.cpp failed"))
 
     def _advance(
         self, session: Session, run: Run, tokens: Sequence[int], logprobs: Sequence[Logprobs] | None, now: float
@@ -293,4 +293,4 @@ def _ids(sessions: list[Session]) -> str:
 
 
 def _shutting_down() -> RequestError:
-    return RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
+    return RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")

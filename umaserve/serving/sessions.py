@@ -196,7 +196,7 @@ class SessionManager:
     def admit(self, caller: Caller, now: float) -> None:
         """Raise ``RequestError`` where nothing more of this caller is taken now."""
         if self.draining:
-            raise RequestError(Fault.SHUTTING_DOWN, "request: the server is shutting down; try again later")
+            raise RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
         if self._admit is not None:
             self._admit(caller, self.waiting, now)
 
@@ -235,8 +235,8 @@ class SessionManager:
         if len(waiting) < MAX_CHANGES:
             waiting.append(command)
         elif isinstance(command, Modify):
-            refusal = f"request: {MAX_CHANGES} changes wait to be applied, which is the most; try again later"
-            self.put(session, Steered(command, refusal))
+            problem = f"{MAX_CHANGES} changes wait to be applied, which is the most; try again later"
+            self.put(session, Steered(command, RequestError(Fault.BAD_REQUEST, "request", problem)))
         else:
             self.put(session, Steered(command))
 
@@ -304,7 +304,7 @@ class SessionManager:
         now = self._now()
         overdue = [s for s in self._running.values() if not s.holds and now - s.requested_at - s.held_s > seconds]
         for session in overdue:
-            self.fail(session, RequestError(Fault.TIMED_OUT, f"request: it took more than {seconds:g} s"))
+            self.fail(session, RequestError(Fault.TIMED_OUT, "request", f"it took more than {seconds:g} s"))
 
     def _end(self, session: Session, event: Event) -> None:
         self._move(session, event)

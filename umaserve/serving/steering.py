@@ -33,7 +33,7 @@ class Changes:
             except Exception:
                 # Nobody knows what of it has changed.
                 log.exception("request %s: modifying it failed", session.request_id)
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request: the server failed on it"))
+                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", "the server failed on it"))
 
     def _apply(self, session: Session, commands: list[Steering]) -> None:
         """Each modification says all that is changed so far: the last one is enough."""
@@ -43,7 +43,7 @@ class Changes:
             self._sessions.put(session, Steered(command, refusal if isinstance(command, Modify) else None))
         self._settle(session)
 
-    def _modify(self, session: Session, command: Modify) -> str | None:
+    def _modify(self, session: Session, command: Modify) -> RequestError | None:
         """Why it was refused, if it was."""
         request, prepared, wanted = session.request, session.prepared, command.request
         assert request is not None
@@ -51,7 +51,7 @@ class Changes:
         try:
             session.prepared = self._engine.change(prepared, wanted, session.generated)
         except RequestError as error:
-            return error.message
+            return error
         # Its id and its class are what they were.
         session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
         return None

@@ -85,8 +85,8 @@ class Speech:
     def check_room(self, limit: int) -> None:
         """Raises ``RequestError`` where ``limit`` answers are being spoken."""
         if len(self._answers) >= limit:
-            message = f"request: {limit} texts are being spoken already; try again later"
-            raise RequestError(Fault.MEMORY_PRESSURE, message, retry_after_s=1)
+            problem = f"{limit} texts are being spoken already; try again later"
+            raise RequestError(Fault.MEMORY_PRESSURE, "request", problem, retry_after_s=1)
 
     def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """Do a short job on the thread that speaks, in its turn."""
@@ -215,7 +215,7 @@ class SpokenAnswer:
             log.warning("an answer ended, since it could not be spoken: %s", error)
             self.abandon()
             fault = Fault.BAD_REQUEST if isinstance(error, BadReference) else Fault.DECODE_FAILED
-            self._deliver(RequestError(fault, str(error)))
+            self._deliver(RequestError.of_text(fault, str(error)))
         else:
             assert self._finished is not None
             if self._encoder is not None and not self._close_file(self._encoder):

@@ -54,7 +54,7 @@ def parse_json(payload: bytes, max_values: int | None = None) -> Any:
         if texts:
             # Once more, to say where it is wrong.
             return parse_json(payload)
-        raise RequestError(Fault.INVALID_JSON, f"payload: not valid JSON: {error}") from None
+        raise RequestError(Fault.INVALID_JSON, "payload", f"not valid JSON: {error}") from None
 
 
 def _check_values(payload: bytes, limit: int) -> None:
@@ -64,16 +64,16 @@ def _check_values(payload: bytes, limit: int) -> None:
         some = characters[start : start + _COUNTED_AT_ONCE]
         n += sum(int(np.count_nonzero(some == before)) for before in b",[{")
         if n > limit:
-            raise RequestError(Fault.BAD_REQUEST, f"payload: expected at most {limit} commas and brackets, got more")
+            raise RequestError(Fault.BAD_REQUEST, "payload", f"expected at most {limit} commas and brackets, got more")
 
 
 def bad_request(field: str, expected: str, value: object) -> RequestError:
     """An error that names the field, what was expected, and the kind of what came."""
-    return RequestError(Fault.BAD_REQUEST, f"{field}: expected {expected}, got {kind_of(value)}")
+    return RequestError(Fault.BAD_REQUEST, field, f"expected {expected}, got {kind_of(value)}")
 
 
 def out_of_range(field: str, expected: str, value: object) -> RequestError:
-    return RequestError(Fault.BAD_REQUEST, f"{field}: expected {expected}, got {str(value)[:64]}")
+    return RequestError(Fault.BAD_REQUEST, field, f"expected {expected}, got {str(value)[:64]}")
 
 
 class Fields:

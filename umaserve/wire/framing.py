@@ -45,7 +45,8 @@ class FrameCodec:
         if self._length > self._max:
             raise RequestError(
                 Fault.FRAME_TOO_LARGE,
-                f"frame: its header says {self._length} bytes, expected at most {self._max}",
+                "frame",
+                f"its header says {self._length} bytes, expected at most {self._max}",
             )
         end = _HEADER.size + self._length
         if len(self._buffer) < end:
@@ -89,7 +90,7 @@ class LineCodec:
         end = self._buffer.find(b"\n", self._searched)
         length = end if end >= 0 else len(self._buffer)
         if length > self._max:
-            raise RequestError(Fault.FRAME_TOO_LARGE, f"line: longer than {self._max} bytes")
+            raise RequestError(Fault.FRAME_TOO_LARGE, "line", f"longer than {self._max} bytes")
         if end < 0:
             self._searched = len(self._buffer)
             return None

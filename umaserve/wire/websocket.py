@@ -166,7 +166,7 @@ class WebSocketCodec:
             if self.state is State.OPEN:
                 self._goodbye = self._close_frame(mistake.code, reason)
                 too_big = mistake.code is CloseCode.MESSAGE_TOO_BIG
-                self.mistake = RequestError(Fault.FRAME_TOO_LARGE if too_big else Fault.BAD_REQUEST, reason)
+                self.mistake = RequestError.of_text(Fault.FRAME_TOO_LARGE if too_big else Fault.BAD_REQUEST, reason)
             self._move(_Event.MISTAKE)
             return None
         self.more = not self.closed

@@ -262,7 +262,7 @@ class RelayConnection:
     def _take(self, payload: bytes) -> None:
         message = parse_from_proxy(payload)
         if self._phase is _Phase.REGISTERING and not isinstance(message, RegisterAck | Ping):
-            raise RequestError(Fault.BAD_REQUEST, "type: expected register_ack first")
+            raise RequestError(Fault.BAD_REQUEST, "type", "expected register_ack first")
         match message:
             case RegisterAck():
                 self._on_ack(message)
@@ -282,7 +282,7 @@ class RelayConnection:
 
     def _on_ack(self, ack: RegisterAck) -> None:
         if self._phase is not _Phase.REGISTERING:
-            raise RequestError(Fault.BAD_REQUEST, "type: expected register_ack only once")
+            raise RequestError(Fault.BAD_REQUEST, "type", "expected register_ack only once")
         self._phase = _Phase.SERVING
         self.registered = True
         self._features = frozenset(ack.features)

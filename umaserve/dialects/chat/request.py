@@ -164,7 +164,7 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> _Speech | None:
     if not enabled:
         return None
     if voice is None:
-        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('enabled')}: expected false, {NO_VOICE}")
+        raise RequestError(Fault.BAD_REQUEST, tts.name("enabled"), f"expected false, {NO_VOICE}")
     if language and language not in voice.languages:
         expected = " or ".join(f'"{known}"' for known in voice.languages) + ", which this daemon's voice speaks"
         raise out_of_range(tts.name("language"), expected, f'"{tag}"')
@@ -182,10 +182,10 @@ def _speaker(tts: Fields, mode: str, recording: str, path: str, voice: VoiceInfo
         return Audio(recording, field, SAMPLE_RATE)
     if path and path != voice.reference_path:
         message = "expected to be absent, or what the daemon's --ref-audio names; send ref_audio_data instead"
-        raise RequestError(Fault.BAD_REQUEST, f"{tts.name('ref_audio_path')}: {message}")
+        raise RequestError(Fault.BAD_REQUEST, tts.name("ref_audio_path"), f"{message}")
     if mode == "voice_cloning" and voice.reference is None:
         message = f'expected a recording where mode is "{mode}", since the daemon has none of its own'
-        raise RequestError(Fault.BAD_REQUEST, f"{field}: {message}")
+        raise RequestError(Fault.BAD_REQUEST, field, f"{message}")
     return voice.reference if path or mode in CLONING else None
 
 
@@ -206,7 +206,7 @@ def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None
     for key, given in (("ref_audio_data", recording), ("ref_audio_path", path)):
         if given and mode in CLONING:
             expected = f'expected to be absent where mode is "{mode}", {why}'
-            raise RequestError(Fault.BAD_REQUEST, f"{tts.name(key)}: {expected}")
+            raise RequestError(Fault.BAD_REQUEST, tts.name(key), f"{expected}")
 
 
 def _text(fields: Fields, key: str) -> str:

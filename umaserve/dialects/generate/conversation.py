@@ -106,7 +106,7 @@ class GenerateDialect:
             case "resume":
                 return self._reattach(fields)
             case kind if self._generation is None:
-                raise RequestError(Fault.BAD_REQUEST, f'type: expected "config" before any other, got "{kind}"')
+                raise RequestError(Fault.BAD_REQUEST, "type", f'expected "config" before any other, got "{kind}"')
             case "control":
                 return self._control(fields, self._generation)
             case _:
@@ -165,8 +165,8 @@ class GenerateDialect:
 
     def _check_idle(self) -> None:
         if not self.finished:
-            message = "request: one is running on this connection; wait for its completion, or stop it"
-            raise RequestError(Fault.BUSY, message)
+            problem = "one is running on this connection; wait for its completion, or stop it"
+            raise RequestError(Fault.BUSY, "request", problem)
 
     def _configure(self, fields: Fields) -> Generate:
         self._check_idle()
@@ -187,7 +187,7 @@ class GenerateDialect:
         if generation.ended and action == "stop":
             return None  # It crossed the end, which the client has been told of.
         if generation.ended:
-            raise RequestError(Fault.BAD_REQUEST, f"action: expected a running generation to {action}, got none")
+            raise RequestError(Fault.BAD_REQUEST, "action", f"expected a running generation to {action}, got none")
         match action:
             case "stop":
                 return Cancel(generation.request.id)
@@ -211,11 +211,11 @@ class GenerateDialect:
         parameters = fields.object("parameters")
         if parameters is None or not PARAMETERS & parameters.values.keys():
             known = ", ".join(sorted(PARAMETERS))
-            raise RequestError(Fault.BAD_REQUEST, f"parameters: expected some of {known}, got none of them")
+            raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none of them")
         for key in FIXED_PARAMETERS:
             if parameters.values.get(key) is not None:
-                message = f"{parameters.name(key)}: expected to be absent, since it can't change while it applies"
-                raise RequestError(Fault.BAD_REQUEST, message)
+                problem = "expected to be absent, since it can't change while it applies"
+                raise RequestError(Fault.BAD_REQUEST, parameters.name(key), problem)
         # A change that comes before the last one is acknowledged must not undo it.
         request = with_parameters(self._asked or generation.request, parameters, self._limits)
         self._asked = request
@@ -230,8 +230,7 @@ class GenerateDialect:
             if steered.refusal is None and command.request.id == generation.request.id:
                 generation.request = command.request
         if steered.refusal is not None:
-            error = RequestError(Fault.BAD_REQUEST, steered.refusal)
-            return error_message(error, generation.request.id, generation.text)
+            return error_message(steered.refusal, generation.request.id, generation.text)
         operation, message = STEERED[type(command)]
         return status(operation, 100, message)
 

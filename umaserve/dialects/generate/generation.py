@@ -145,8 +145,8 @@ class Generation:
         kept = self._kept if self.options.stream and self._kept is not None else []
         sent = len(kept)
         if position > sent:
-            message = f"position: expected at most {sent}, the number of tokens sent so far, got {position}"
-            raise RequestError(Fault.BAD_REQUEST, message, self.request.id)
+            problem = f"expected at most {sent}, the number of tokens sent so far, got {position}"
+            raise RequestError(Fault.BAD_REQUEST, "position", problem, self.request.id)
         return self._replay(kept, position, sent)
 
     def _replay(self, kept: list[Token], position: int, sent: int) -> Iterator[bytes]:

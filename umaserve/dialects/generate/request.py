@@ -69,10 +69,8 @@ def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) ->
     repeat_penalty = "repetition_penalty"
     if fields.values.get("repeat_penalty") is not None:
         if fields.values.get(repeat_penalty) is not None:
-            message = (
-                f"{fields.name('repeat_penalty')}: expected to be absent where {repeat_penalty} is given, got both"
-            )
-            raise RequestError(Fault.BAD_REQUEST, message)
+            problem = f"expected to be absent where {repeat_penalty} is given, got both"
+            raise RequestError(Fault.BAD_REQUEST, fields.name("repeat_penalty"), problem)
         repeat_penalty = "repeat_penalty"
     return dataclasses.replace(
         request,
@@ -98,8 +96,8 @@ def _read(
         include_generated_text=wanted.boolean("include_generated_text", True),
     )
     if options.echo_prompt and not isinstance(prompt, str):
-        message = f"{wanted.name('echo_prompt')}: expected false where prompt is an array of messages, got true"
-        raise RequestError(Fault.BAD_REQUEST, message)
+        problem = "expected false where prompt is an array of messages, got true"
+        raise RequestError(Fault.BAD_REQUEST, wanted.name("echo_prompt"), problem)
     request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted))
     return with_targets(request, fields), options
 

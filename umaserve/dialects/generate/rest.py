@@ -89,7 +89,7 @@ def _error_reply(error: RequestError, message: bytes) -> ErrorReply:
 
 
 def _http_error(status: int, message: str) -> bytes:
-    return error_message(RequestError(_HTTP_FAULTS.get(status, Fault.BAD_REQUEST), message), None)
+    return error_message(RequestError.of_text(_HTTP_FAULTS.get(status, Fault.BAD_REQUEST), message), None)
 
 
 ERRORS = ErrorShape(lambda error: _error_reply(error, error_message(error, error.request_id)), _http_error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import orjson
 
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
@@ -32,15 +30,13 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
 }
 """``type`` and ``code``."""
 
-_FIELD = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]-]*): ")
-
 
 def error_body(error: RequestError) -> ErrorReply:
     """The reply to a request that failed."""
     status = HTTP_STATUS[error.fault]
     kind, code = _ERRORS[error.fault]
-    field = _FIELD.match(error.message) if error.fault in (Fault.BAD_REQUEST, Fault.PROMPT_TOO_LARGE) else None
-    return ErrorReply(status, _body(error.message, kind, field and field[1], code), error_headers(error, status))
+    param = (error.field or None) if error.fault in (Fault.BAD_REQUEST, Fault.PROMPT_TOO_LARGE) else None
+    return ErrorReply(status, _body(error.message, kind, param, code), error_headers(error, status))
 
 
 def http_error(status: int, message: str) -> bytes:

@@ -57,12 +57,14 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     fields = json_body(body)
     for legacy in ("functions", "function_call"):
         if fields.values.get(legacy) is not None:
-            raise RequestError(Fault.BAD_REQUEST, f"{legacy}: expected to be absent, use tools and tool_choice")
+            raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
     offered, must_call = chosen_tools(fields, tools(fields))
     chosen = _sampling(fields, _response_schema(fields))
     if must_call and (chosen.grammar is not None or chosen.json_schema is not None):
         raise RequestError(
-            Fault.BAD_REQUEST, "tool_choice: expected no call to be required where the answer's form is given, got both"
+            Fault.BAD_REQUEST,
+            "tool_choice",
+            "expected no call to be required where the answer's form is given, got both",
         )
     max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
     continues, opens = _continuation(fields)
@@ -83,7 +85,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     if audio is None:
         return _asked(fields, (one,), parallel_calls=parallel_calls)
     if offered:
-        raise RequestError(Fault.BAD_REQUEST, "tools: expected none where audio is asked for")
+        raise RequestError(Fault.BAD_REQUEST, "tools", "expected none where audio is asked for")
     if (n := _n_choices(fields)) != 1:
         raise out_of_range("n", "1 where audio is asked for", n)
     speaking = Speaking(sound_format=CHAT_FORMATS[audio])
@@ -97,7 +99,7 @@ def _continuation(fields: Fields) -> tuple[bool | None, bool]:
         continues = fields.boolean("continue_final_message", False)
     if continues and fields.boolean("add_generation_prompt", False):
         problem = "expected false where continue_final_message is true, got true"
-        raise RequestError(Fault.BAD_REQUEST, f"add_generation_prompt: {problem}")
+        raise RequestError(Fault.BAD_REQUEST, "add_generation_prompt", f"{problem}")
     return continues, fields.boolean("add_generation_prompt", True)
 
 
@@ -106,7 +108,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     fields = json_body(body)
     if fields.values.get("suffix") not in (None, ""):
         raise RequestError(
-            Fault.BAD_REQUEST, f"suffix: expected null or an empty string, got {kind_of(fields.values['suffix'])}"
+            Fault.BAD_REQUEST, "suffix", f"expected null or an empty string, got {kind_of(fields.values['suffix'])}"
         )
     n = _n_choices(fields)
     if (best_of := fields.integer("best_of", 1, MAX_CHOICES)) not in (None, n):
@@ -117,9 +119,9 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     logprobs = fields.integer("logprobs", 0, MAX_COMPLETION_LOGPROBS)
     echo = fields.boolean("echo", False)
     if echo and logprobs is not None:
-        raise RequestError(Fault.BAD_REQUEST, "echo: expected false where logprobs are asked for, got true")
+        raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where logprobs are asked for, got true")
     if echo and any(isinstance(prompt, TokenIds) for prompt in prompts):
-        raise RequestError(Fault.BAD_REQUEST, "echo: expected false where the prompt is token ids, got true")
+        raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where the prompt is token ids, got true")
     max_tokens = within_cap(_wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict"), limits)
     chosen, stop = _sampling(fields, None), stops(fields)
     requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
@@ -202,7 +204,7 @@ def _sampling(fields: Fields, response_schema: str | None) -> Sampling:
         return chosen
     if chosen.grammar is not None or chosen.json_schema is not None:
         raise RequestError(
-            Fault.BAD_REQUEST, 'response_format: expected "text" where grammar or json_schema is given, got both'
+            Fault.BAD_REQUEST, "response_format", 'expected "text" where grammar or json_schema is given, got both'
         )
     return replace(chosen, json_schema=response_schema)
 
@@ -228,5 +230,5 @@ def _chat_logprobs(fields: Fields) -> int | None:
     wanted = fields.boolean("logprobs", False)
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top is not None and not wanted:
-        raise RequestError(Fault.BAD_REQUEST, "top_logprobs: expected to be absent where logprobs isn't true")
+        raise RequestError(Fault.BAD_REQUEST, "top_logprobs", "expected to be absent where logprobs isn't true")
     return (top or 0) if wanted else None

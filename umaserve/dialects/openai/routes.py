@@ -58,7 +58,7 @@ def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     name = request.path.removeprefix(f"{MODELS_PATH}/")
     if info.name != name:
         known = f"expected {info.name}, got {name[:64] or 'an empty name'}"
-        raise RequestError(Fault.NOT_FOUND, f"model: {known}")
+        raise RequestError(Fault.NOT_FOUND, "model", f"{known}")
     return 200, JSON, models.model(info, facts.started_at)
 
 

@@ -32,13 +32,13 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     fields.one_of("stream_format", ("audio",))
     if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
         raise RequestError(
-            Fault.BAD_REQUEST, "instructions: expected to be absent, since this daemon's voice follows none"
+            Fault.BAD_REQUEST, "instructions", "expected to be absent, since this daemon's voice follows none"
         )
     speed = fields.values.get("speed")
     if speed is not None and (isinstance(speed, bool) or speed != 1):
         raise bad_request("speed", "1, since this daemon's voice has no other", speed)
     if voice is None:
-        raise RequestError(Fault.BAD_REQUEST, f"voice: there is nobody to speak, {NO_VOICE}")
+        raise RequestError(Fault.BAD_REQUEST, "voice", f"there is nobody to speak, {NO_VOICE}")
     if audio_format is None:
         # OpenAI's default is MP3; who names no format gets a sound also where that can't be made.
         audio_format = "mp3" if "mp3" in voice.formats else "wav"
@@ -54,10 +54,10 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
         audio.one_of("format", _there(CHAT_FORMATS, voice))
     if "audio" not in wanted:
         if audio is not None:
-            raise RequestError(Fault.BAD_REQUEST, 'audio: expected to be absent where modalities lack "audio"')
+            raise RequestError(Fault.BAD_REQUEST, "audio", 'expected to be absent where modalities lack "audio"')
         return None
     if voice is None:
-        raise RequestError(Fault.BAD_REQUEST, f'modalities: expected ["text"], {NO_VOICE}')
+        raise RequestError(Fault.BAD_REQUEST, "modalities", f'expected ["text"], {NO_VOICE}')
     if audio is None:
         raise bad_request("audio", "an object with voice and format", None)
     audio_format = audio.required_one_of("format", _there(CHAT_FORMATS, voice))

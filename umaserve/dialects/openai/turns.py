@@ -76,7 +76,7 @@ def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool,
             raise out_of_range(function.name("name"), "the name of one of the tools", f'"{name}"')
     if must_call and not offered:
         raise RequestError(
-            Fault.BAD_REQUEST, 'tool_choice: expected "auto", "none" or null where there are no tools, got another'
+            Fault.BAD_REQUEST, "tool_choice", 'expected "auto", "none" or null where there are no tools, got another'
         )
     return kept, must_call
 
@@ -105,7 +105,7 @@ def _said(fields: Fields, *, optional: bool) -> str:
         return ""
     if value is None and fields.values.get("audio") is not None:
         message = "expected the audio's transcript, since this daemon keeps no audio, got null"
-        raise RequestError(Fault.BAD_REQUEST, f"{fields.name('content')}: {message}")
+        raise RequestError(Fault.BAD_REQUEST, fields.name("content"), f"{message}")
     return "".join(_text(part) for part in _parts(fields, value, "text parts"))
 
 

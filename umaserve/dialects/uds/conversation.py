@@ -97,7 +97,9 @@ class JsonDialect:
         if fields.choice("event", {"cancel": True}, False):
             return Cancel(_required_id(fields))
         if self._stream is not None:
-            raise RequestError(Fault.BUSY, "request: one is running on this connection; wait for its eos, or cancel it")
+            raise RequestError(
+                Fault.BUSY, "request", "one is running on this connection; wait for its eos, or cancel it"
+            )
         kind = fields.choice("type", {"metrics": "metrics", "generate": "generate"}, "generate")
         keep_alive = fields.boolean("keep_alive", self._keep_alive)
         if kind == "metrics":
@@ -167,7 +169,7 @@ class LineDialect:
         try:
             prompt = line.decode()
         except UnicodeDecodeError as error:
-            raise RequestError(Fault.BAD_REQUEST, f"prompt: expected UTF-8, got {error.reason}") from None
+            raise RequestError(Fault.BAD_REQUEST, "prompt", f"expected UTF-8, got {error.reason}") from None
         if prompt == "metrics":
             self._running = True
             return GetMetrics()
