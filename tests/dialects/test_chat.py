@@ -707,6 +707,27 @@ def test_a_failing_voice_ends_the_answer_with_its_words() -> None:
     assert one.over[-1] is one.spoken
 
 
+def test_a_mistake_of_ours_in_handing_on_its_sound_ends_the_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Answer()
+    one.take("One. Two. ")
+    deliver = one.spoken._deliver
+
+    def fail_at_sound(output: Output | RequestError) -> None:
+        if isinstance(output, Spoken):
+            raise LookupError("a mistake of ours")
+        deliver(output)
+
+    monkeypatch.setattr(one.spoken, "_deliver", fail_at_sound)
+    one.worker.step()
+    failure = one.outputs[-1]
+    assert isinstance(failure, RequestError)
+    assert failure.message == "tts: the server failed on the answer's speech"
+    assert one.over[-1] is one.spoken
+    assert "a mistake of ours" in caplog.text
+
+
 def test_a_recording_that_is_none_ends_the_answer_as_the_clients_mistake() -> None:
     one = Answer(speaker=Audio("AAAA", "tts.ref_audio_data", 16_000))
     one.spoken.hold()

@@ -192,6 +192,43 @@ def test_a_sink_may_abandon_itself_and_others(others_end: str | None) -> None:
     assert not manager.undelivered
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_sink_that_raises_costs_its_own_session(ended: bool, caplog: pytest.LogCaptureFixture) -> None:
+    ends: list[tuple[Session, str]] = []
+    manager = SessionManager(clock=lambda: NOW, ended=lambda session, end: ends.append((session, end)))
+
+    def fail(_output: Output | RequestError) -> None:
+        raise LookupError("a mistake of ours")
+
+    got: list[Output | RequestError] = []
+    wrong, right = running(manager, fail), running(manager, got.append)
+    for session in (wrong, right):
+        manager.put(session, Token("a", 1))
+        manager.put(session, Token("b", 2))
+    if ended:
+        manager.finish(wrong, FinishReason.STOP)
+    assert deliver(manager) == [(right, Token("a", 1)), (right, Token("b", 2))]
+    assert got == [Token("a", 1), Token("b", 2)]
+    assert (wrong.ended, right.running) == (True, True)
+    assert ends == [(wrong, "failed")]
+    assert len(caplog.records) == 1
+    manager.put(right, Token("c", 3))
+    assert deliver(manager) == [(right, Token("c", 3))]
+
+
+def test_the_last_output_that_a_sink_does_not_take_is_an_end_all_the_same() -> None:
+    ends: list[str] = []
+    manager = SessionManager(clock=lambda: NOW, ended=lambda _session, end: ends.append(end))
+
+    def fail_at_the_end(output: Output | RequestError) -> None:
+        if isinstance(output, Finished):
+            raise LookupError("a mistake of ours")
+
+    manager.finish(running(manager, fail_at_the_end), FinishReason.STOP)
+    assert deliver(manager) == []
+    assert ends == ["failed"]
+
+
 def test_a_sink_may_end_its_session() -> None:
     manager = manage()
     got: list[Output | RequestError] = []

@@ -224,14 +224,16 @@ class Connection:
     def _deliver(self, output: Output | RequestError) -> None:
         """The session's sink."""
         try:
-            if isinstance(output, RequestError):
-                self._reply(self._dialect.fail(output))
-            else:
-                self._reply(self._dialect.send(output))
+            self._take(output)
         except Exception:
             log.exception("request %s: closed, since a reply could not be made", self._session.request_id)
             self.abort()
-            return
+
+    def _take(self, output: Output | RequestError) -> None:
+        if isinstance(output, RequestError):
+            self._reply(self._dialect.fail(output))
+        else:
+            self._reply(self._dialect.send(output))
         if isinstance(output, Finished | RequestError):
             self._input.keep(0)
             self._next_request()

@@ -350,14 +350,22 @@ class SessionManager:
         return bool(self._with_output)
 
     def deliver(self) -> Iterator[tuple[Session, Output | RequestError]]:
-        """Hand each queued output to its sink, and give it to the caller as well, after it was handed over."""
+        """Hand each queued output to its sink, and give it to the caller as well, after it was handed over. A sink that
+        raises, which is a mistake of ours, costs its own session."""
         while self._with_output:
             sessions, self._with_output = self._with_output, {}
             for session in sessions.values():
                 # One by one, since a sink may abandon this session or another.
                 while session.outbox:
                     output = session.outbox.popleft()
-                    session.sink(output)
+                    try:
+                        session.sink(output)
+                    except Exception:
+                        log.exception("request %s: abandoned, since its output was not taken", session.request_id)
+                        # What was not taken counts as waiting still: so the end is told, also of an ended session.
+                        session.outbox.appendleft(output)
+                        self.abandon(session, "failed")
+                        break
                     yield session, output
 
     def _move(self, session: Session, event: Event) -> None:

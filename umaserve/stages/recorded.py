@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 from umaserve.errors import RequestError
 from umaserve.messages import Finished, Output, Spoken, Token
 from umaserve.serving.sessions import Sink
 from umaserve.stages.recordings import Recording
+
+log = logging.getLogger(__name__)
 
 
 class RecordedAnswer:
@@ -18,9 +21,21 @@ class RecordedAnswer:
         self._recording = recording
         self._deliver = deliver
         self._text: list[str] = []
+        self._failed = False
 
     def take(self, output: Output | RequestError) -> None:
         """The sink."""
+        if not self._failed:
+            try:
+                output = self._keep(output)
+            except Exception:
+                # The answer is worth more than its recording.
+                log.exception("an answer is not recorded any more")
+                self._failed = True
+                self._recording.drop()
+        self._deliver(output)
+
+    def _keep(self, output: Output | RequestError) -> Output | RequestError:
         match output:
             case Token():
                 self._text.append(output.text)
@@ -29,10 +44,10 @@ class RecordedAnswer:
             case Finished():
                 values = {"reason": output.reason.value, **dataclasses.asdict(output.usage)}
                 self._recording.end("".join(self._text), values | dataclasses.asdict(output.timing))
-                output = dataclasses.replace(output, recording=self._recording.id)
+                return dataclasses.replace(output, recording=self._recording.id)
             case RequestError():
                 self._recording.drop()
-        self._deliver(output)
+        return output
 
     def abandon(self) -> None:
         """Nobody waits for the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
@@ -19,6 +20,8 @@ from umaserve.speech.voice import SAMPLE_RATE, BadReference, Samples, SpeechErro
 from umaserve.system.threads import Done, JobThread, LengthyJob, YieldPoint
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NICE = 10
 """Of the voice's own thread: llama.cpp's threads wait for each other, so that who takes a core from one holds up all.
@@ -138,7 +141,9 @@ class SpokenAnswer:
             assert speaker.sample_rate is not None, "a speaker in a file"
             reference = Reference(speaker.data, speaker.field, speaker.sample_rate)
             # No lengthy job, since those wait for other answers' sentences.
-            self._speaker.become(reference, thread.submit)
+            self._speaker.become(
+                reference, lambda job, done: thread.submit(job, functools.partial(self._guarded, done))
+            )
         self._text = WithoutThinking()
         self._finished: Finished | None = None
         self._held = self._abandoned = False
@@ -146,8 +151,12 @@ class SpokenAnswer:
 
     def take(self, output: Output | RequestError) -> None:
         """The sink."""
+        self._guarded(self._take, output)
+
+    def _guarded(self, act: Callable[[T], None], value: T) -> None:
+        """A mistake of ours in one answer's speech ends that answer."""
         try:
-            self._take(output)
+            act(value)
         except Exception:
             log.exception("speaking failed")
             self._on_ended(SpeechError("tts: the server failed on the answer's speech"))
@@ -186,10 +195,11 @@ class SpokenAnswer:
 
     def _submit_unless_held(self, job: LengthyJob, done: Done) -> None:
         # The speaker has one sentence in work at a time, so that no second one comes to wait.
+        guarded = functools.partial(self._guarded, done)
         if self._held:
-            self._waiting = functools.partial(self._thread.submit_lengthy, job, done)
+            self._waiting = functools.partial(self._thread.submit_lengthy, job, guarded)
         else:
-            self._thread.submit_lengthy(job, done)
+            self._thread.submit_lengthy(job, guarded)
 
     def _encode(self, samples: Samples, pause: YieldPoint) -> bytes:
         """On the thread that speaks."""
