@@ -1395,6 +1395,25 @@ def test_remove_takes_only_our_own(what: str, replaced: bool, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ([what] if replaced else [])
 
 
+def test_a_socket_file_that_cannot_be_removed_is_logged_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = SocketFile(path_in(tmp_path), 0o660)
+
+    def refuse(_path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        file.remove()
+    assert "it can't be removed: Read-only file system" in caplog.text
+    file.socket.close()
+    again = SocketFile(path_in(tmp_path), 0o660)
+    again.socket.close()
+    again.remove()
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("recreated", [False, True])
 def test_a_lock_that_changes_between_open_and_flock(
     recreated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

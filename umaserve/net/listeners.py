@@ -69,15 +69,20 @@ class SocketFile:
         self._inode = os.stat(path).st_ino
 
     def remove(self) -> None:
-        """Unlink the socket's file and its lock, where they are still ours; a second call does nothing."""
+        """Unlink the socket's file and its lock, where they are still ours; a second call does nothing. One that can't
+        be removed stays, which the next daemon takes for what it is."""
         if self._lock_fd < 0:
             return
-        if not _unlink_own(self.path, self._inode):
-            log.warning("socket %s: somebody else removed it", self.path)
+        try:
+            if not _unlink_own(self.path, self._inode):
+                log.warning("socket %s: somebody else removed it", self.path)
+        except OSError as error:
+            log.warning("socket %s: it can't be removed: %s", self.path, error.strerror)
         self._unlock()
 
     def _unlock(self) -> None:
-        _unlink_own(f"{self.path}.lock", os.fstat(self._lock_fd).st_ino)
+        with contextlib.suppress(OSError):
+            _unlink_own(f"{self.path}.lock", os.fstat(self._lock_fd).st_ino)
         os.close(self._lock_fd)
         self._lock_fd = -1
 

@@ -17,15 +17,21 @@ class ProgressBar:
 
     def show(self, fraction: float) -> None:
         """``fraction`` from 0.0 to 1.0."""
-        if self._active:
-            done = round(WIDTH * fraction)
-            bar = "█" * done + "░" * (WIDTH - done)
-            # The cursor goes back, so that a line of the log takes the bar's place.
-            self._stream.write(f"{self._label} {bar} {fraction:4.0%}\r")
-            self._stream.flush()
+        done = round(WIDTH * fraction)
+        bar = "█" * done + "░" * (WIDTH - done)
+        # The cursor goes back, so that a line of the log takes the bar's place.
+        self._draw(f"{self._label} {bar} {fraction:4.0%}\r")
 
     def clear(self) -> None:
         """Take the line away, so that the log goes on where it was."""
-        if self._active:
-            self._stream.write("\x1b[K")
+        self._draw("\x1b[K")
+
+    def _draw(self, text: str) -> None:
+        if not self._active:
+            return
+        try:
+            self._stream.write(text)
             self._stream.flush()
+        except OSError:
+            # The terminal was closed, and nobody watches any more.
+            self._active = False

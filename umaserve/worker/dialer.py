@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from umaserve.net.channel import Channel
 from umaserve.net.dial import DialError, Dialing, Submit, dial
 from umaserve.net.loop import Loop
-from umaserve.net.tls import Tls, client_context
+from umaserve.net.tls import Tls, TlsError, client_context
 from umaserve.settings.reread import reread
 
 
@@ -69,7 +69,14 @@ class Dialer:
             if isinstance(found, DialError):
                 done(found)
                 return
-            cipher = Tls(self._context, url.host) if url.secure else None
-            done(Channel(self._loop, found, high_water=high_water, stall_timeout=stall_timeout, cipher=cipher))
+            try:
+                cipher = Tls(self._context, url.host) if url.secure else None
+                channel = Channel(self._loop, found, high_water=high_water, stall_timeout=stall_timeout, cipher=cipher)
+            except (OSError, TlsError) as error:
+                # Whoever dials must hear of it, or would never dial again.
+                found.close()
+                done(DialError(f"can't connect to {url.text}: {error}"))
+                return
+            done(channel)
 
         return dial(self._loop, self._submit, url.host, url.port, timeout=timeout, done=connected)

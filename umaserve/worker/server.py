@@ -96,9 +96,9 @@ class WorkerServer:
     # -- links and models ----------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        self._backend.refresh(self._refreshed)
         if not self._config.models:
             self._loop.call_later(self._config.refresh_interval, self._refresh)
+        self._backend.refresh(self._refreshed)
 
     def _refreshed(self) -> None:
         models = tuple(self._backend.models)
