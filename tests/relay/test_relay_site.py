@@ -23,11 +23,13 @@ from relay_peers import CHAT, MODEL, SECRET, Client, Relay, Socket, Worker, regi
 from umaserve.access.client_keys import ClientKeys  # noqa: E402
 from umaserve.net.channel import Channel  # noqa: E402
 from umaserve.net.loop import Loop  # noqa: E402
+from umaserve.relay import intake as intake_module  # noqa: E402
 from umaserve.relay import request as request_module  # noqa: E402
 from umaserve.relay import site as site_module  # noqa: E402
 from umaserve.relay.pool import Pool, PoolLimits  # noqa: E402
 from umaserve.relay.request import RelayedRequest  # noqa: E402
 from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink  # noqa: E402
+from umaserve.wire.long_texts import LONG  # noqa: E402
 from umaserve.wire.websocket import WebSocketCodec  # noqa: E402
 
 FLOWING = ["flow", "websocket"]
@@ -72,8 +74,6 @@ def streaming(relay: Relay, worker: Worker) -> tuple[Client, dict[str, Any]]:
         (b"{", "payload: not valid JSON"),
         (b"\xff", "payload: not valid JSON"),
         (b"[]", "body: expected an object, got an array"),
-        (b"{}", "model: expected "),
-        (b'{"model":null}', "model: expected "),
         (b'{"model":5}', "model: expected "),
         (b'{"model":""}', "model: expected "),
         (b'{"model":"%s"}' % (b"x" * 257), "model: expected "),
@@ -90,8 +90,80 @@ def test_a_body_that_is_wrong_reaches_no_worker(relay: Relay, body: bytes, messa
     assert json.loads(worker.answer()["body"]) == WELL
 
 
+# -- which model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "default"}, {"model": MODEL}])
+def test_who_names_no_model_gets_the_only_one_there_is(relay: Relay, path: str, named: dict[str, Any]) -> None:
+    worker = relay.worker()
+    film = "x" * 2 * LONG
+    fields = {"content": "é", "messages": [{"content": [{"data": film}]}], "n": [1, 2.5, True]}
+    relay.client().post(path, json.dumps({**named, **fields}).encode())
+    request = worker.request()
+    assert (request["endpoint_path"], request["model"]) == (path, MODEL)
+    assert json.loads(request["body"]) == {"model": MODEL, **fields}, "other servers know no default"
+
+
+def test_the_only_model_is_waited_for_while_its_worker_is_away(relay: Relay) -> None:
+    relay.worker().crash()
+    relay.wait_for("workers", 0)
+    relay.client().post(body=b"{}")
+    relay.wait_for("queue_length", 1)
+    assert relay.worker().request()["model"] == MODEL
+
+
+@pytest.mark.parametrize("models", [[], ["a", "b"]])
+def test_of_several_models_or_none_nobody_chooses_one(relay: Relay, models: list[str]) -> None:
+    if models:
+        relay.worker(*models)
+    response = relay.client().post(body=b"{}").receive()
+    assert (response.status, response.error["message"]) == (
+        400,
+        "model: expected the name of one, since there is none or more than one (GET /v1/models), got null",
+    )
+    response = relay.client().post(model="default").receive()
+    assert (response.status, response.json) == (404, {"error": "no provider for model default"})
+
+
+def test_of_several_models_the_operators_is_the_default(start: Callable[..., Relay]) -> None:
+    relay = start(default_model="b")
+    worker = relay.worker("a", "b", features=["websocket"], max_concurrent=9)
+    for body in (b"{}", b'{"model":"default"}', b'{"model":"b"}'):
+        relay.client().post(body=body)
+        request = worker.request()
+        assert (request["model"], request["body"].replace(" ", "")) == ("b", '{"model":"b"}')
+    for first in ({"type": "config"}, {"model": "default"}, {"model": ""}):
+        relay.connect("/generate").send(first)
+        request = worker.request()
+        assert (request["model"], json.loads(request["body"])) == ("b", first)
+
+
+def test_a_model_that_is_called_default_is_itself(relay: Relay) -> None:
+    worker = relay.worker("default", "other")
+    relay.client().post(model="default")
+    assert worker.request()["model"] == "default"
+
+
+def test_one_model_is_described(relay: Relay) -> None:
+    relay.worker("org/name:7b")
+    client = relay.client()
+    for name in ("org/name:7b", "org%2Fname%3A7b", "default"):
+        response = client.ask("GET", f"/v1/models/{name}")
+        assert response.status == 200
+        described = response.json
+        assert described.pop("created") > 0
+        assert described == {"id": "org/name:7b", "object": "model", "owned_by": "local"}
+    response = client.ask("GET", "/v1/models/other")
+    assert (response.status, response.error["message"]) == (
+        404,
+        "model: expected one that /v1/models lists, got other",
+    )
+    assert client.ask("POST", "/v1/models/default", WELL).status == 405
+
+
 def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_module, "MAX_VALUES", 40)
+    monkeypatch.setattr(intake_module, "MAX_VALUES", 40)
     worker = relay.worker()
     client = relay.client()
     response = client.post(x=[[]] * 40).receive()
@@ -165,8 +237,9 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     response = relay.client().ask("POST", "/v1/audio/speech", {"model": "tts-1", "input": "Hello.", "voice": "alloy"})
     assert response.status == 404
     assert response.error["message"] == (
-        "path: there is no /v1/audio/speech here: a relay carries /generate, /v1/chat/completions, /v1/completions, "
-        "/v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon itself for anything else"
+        "path: there is no /v1/audio/speech here: a relay carries /detokenize, /generate, /tokenize, "
+        "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon "
+        "itself for anything else"
     )
 
 
@@ -811,6 +884,8 @@ def test_a_relay_that_ends_says_so_to_those_who_wait(start: Callable[..., Relay]
     [
         ("?model=b", {"model": "a"}, "b"),
         ("", {"model": "b"}, "b"),
+        ("?model=default", {"model": "a"}, ""),
+        ("", {"model": "default"}, ""),
         ("", {"type": "config"}, ""),
         ("", "not JSON", ""),
     ],

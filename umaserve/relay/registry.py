@@ -57,6 +57,11 @@ class Registry:
         found = dict.fromkeys(model for worker in self._workers.values() for model in worker.models)
         return [model for model in found if model != ANY_MODEL]
 
+    def only_model(self) -> str | None:
+        """The one model that there is, also while its workers are away."""
+        found = self.models() or [model for model in self._known if model != ANY_MODEL]
+        return found[0] if len(found) == 1 else None
+
     def provides(self, request: RelayedRequest) -> bool:
         """Whether some worker has, or had, the request's model."""
         if not request.model:

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import functools
 import hmac
-import itertools
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import orjson
 
 from umaserve.access.attempts import FailedAttempts, peer_address
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_json, unauthorized
 from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.openai.errors import ERRORS
-from umaserve.errors import Fault, RequestError
-from umaserve.http.connection import JSON, HttpConnection, HttpLimits, Serve
-from umaserve.metrics import PROMETHEUS
+from umaserve.errors import RequestError
+from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import RelayExchange
+from umaserve.relay.intake import Intake
+from umaserve.relay.pages import Pages
 from umaserve.relay.pool import Pool
-from umaserve.relay.request import RelayedRequest
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
-from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
-from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Headers, Refusal, Request, shown
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 
@@ -39,20 +33,21 @@ log = logging.getLogger(__name__)
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
 RELAYED = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
-)  # fmt: skip
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+    )
+)
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
-MAX_NAME_BYTES = 256
 MAX_BODIES, SMALL_BYTES = 16, 1024 * 1024
 """Of the largest size there is room for so many bodies and messages that come in or wait for an answer; smaller parts
 of them are not counted."""
-CLIENT_HEADER = "x-relay-client"
-"""Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
-_WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
-# Some workers make text of a body, whatever its coding.
-_NOT_PASSED = _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect", "accept-encoding"}
-_KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
 
 
 @dataclass(slots=True)
@@ -79,8 +74,8 @@ class RelaySite:
         self._pool = pool
         self._doors = doors
         self._admin = admin
-        self._metrics = metrics
-        self._ids = itertools.count(1)
+        self._intake = Intake(pool.workers, config.default_model, keyed=doors.keys is not None)
+        self._pages = Pages(pool, self._intake, config.provider, metrics)
 
     def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
         return ERRORS.reply(error)
@@ -116,12 +111,12 @@ class RelaySite:
             return ("GET",), self._connect_worker
         if path.startswith(ADMIN):
             return self._admin.methods(path), self._admin.serve
-        pages = {"/v1/models": self._models, "/health": self._health, "/metrics": self._show_metrics}
-        if path not in pages:
+        page = self._pages.find(path)
+        if page is None:
             carried = ", ".join(sorted(RELAYED | CONVERSATIONS))
             other = "ask a daemon itself for anything else"
             raise Refusal(404, f"path: there is no {path[:64]} here: a relay carries {carried}; {other}")
-        return ("GET", "HEAD"), pages[path]
+        return ("GET", "HEAD"), page
 
     def _tell_methods(self, methods: Sequence[str], connection: HttpConnection, request: Request) -> None:
         allow = ("Allow", ", ".join([*methods, "OPTIONS"]))
@@ -144,40 +139,15 @@ class RelaySite:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
-        fields = Fields(Fields.of(parse_json(request.body, MAX_VALUES), "body").values)
-        model = fields.string("model", max_bytes=MAX_NAME_BYTES)
-        if model is None:
-            raise RequestError(Fault.BAD_REQUEST, "model", "expected the name of one, got null")
         exchange = RelayExchange(connection, self._pool)
-        relayed = RelayedRequest(
-            id=self._new_id(),
-            model=model,
-            path=request.path,
-            is_streaming=fields.boolean("stream", False),
-            body=request.body.decode(),
-            headers=self._passed(request),
-            client=exchange,
-        )
+        relayed = self._intake.request(request, self._check_key(request), exchange)
         connection.pending = exchange
         exchange.start(relayed)
 
     def _converse(self, connection: HttpConnection, request: Request) -> None:
         # With the handshake, since the key that let it in may have ended by the first message.
-        headers = self._passed(request)
+        new_request = self._intake.conversation(request, self._check_key(request))
         rest = connection.upgrade(request, [SUBPROTOCOL])
-
-        def new_request(text: str, conversation: Conversation) -> RelayedRequest:
-            return RelayedRequest(
-                id=self._new_id(),
-                model=_model_of(request, text),
-                path=request.path,
-                is_streaming=True,
-                body=text,
-                headers=headers,
-                client=conversation,
-                is_websocket=True,
-            )
-
         conversation = Conversation(
             self._loop,
             self._pool,
@@ -192,23 +162,6 @@ class RelaySite:
             max_bytes=self._config.max_body_bytes,
         )
         connection.hand_over(conversation, rest)
-
-    def _new_id(self) -> str:
-        return f"r-{next(self._ids)}"
-
-    def _passed(self, request: Request) -> dict[str, str]:
-        """The headers that go on to the worker: not those of this connection, and the key's name instead of the key."""
-        dropped = _NOT_PASSED if self._doors.keys is None else _NOT_PASSED | _KEY_HEADERS
-        fields = end_to_end(request.headers)
-        if any(len(name) > MAX_NAME_BYTES for name, _ in fields):
-            # A worker would take the whole message for a breach of the protocol.
-            raise RequestError(Fault.BAD_REQUEST, "header", f"expected a name of at most {MAX_NAME_BYTES} bytes")
-        passed = joined(field for field in fields if field[0] not in dropped)
-        passed["via"] = via(request.version, passed.get("via"))
-        client = self._check_key(request)
-        if client:
-            passed[CLIENT_HEADER] = client
-        return passed
 
     # -- workers -------------------------------------------------------------------------------------------------
 
@@ -256,38 +209,3 @@ class RelaySite:
         self._doors.attempts.failed(address)
         log.warning("refused a worker: %s", reason, extra={"fields": {"peer": address}})
         return "worker authentication failed"
-
-    # -- pages ---------------------------------------------------------------------------------------------------
-
-    def _models(self, connection: HttpConnection, _request: Request) -> None:
-        created = int(time.time())
-        data = [
-            {"id": model, "object": "model", "created": created, "owned_by": self._config.provider}
-            for model in self._pool.workers.models()
-        ]
-        connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data}))
-
-    def _health(self, connection: HttpConnection, _request: Request) -> None:
-        status = "draining" if self._pool.closing else "ok"
-        body = {"status": status, "workers": len(self._pool.workers)}
-        connection.respond(503 if self._pool.closing else 200, [JSON], orjson.dumps(body))
-
-    def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
-        connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())
-
-
-def _model_of(request: Request, text: str) -> str:
-    """The model that a conversation wants: by the query, or by its first message; empty where it names none."""
-    named = request.query.get("model", "")
-    if named:
-        return _shortened(named)
-    try:
-        value = parse_json(text.encode(), MAX_VALUES)
-    except RequestError:
-        return ""  # The worker says what is wrong with it.
-    model = value.get("model") if isinstance(value, dict) else None
-    return _shortened(model) if isinstance(model, str) else ""
-
-
-def _shortened(name: str) -> str:
-    return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")

@@ -74,6 +74,12 @@ class RelayConfig:
         "fail a request that its worker takes longer for",
         env="REQUEST_TIMEOUT_SECS",
     )
+    default_model: str = setting(
+        "",
+        word(or_empty=True),
+        "requests",
+        'model of requests that name none, or "default"; empty: the only one that there is',
+    )
     max_body_bytes: int = setting(32 * MIB, size(KIB, GIB), "requests", "largest body or message from a client")
     max_response_bytes: int = setting(
         64 * MIB, size(KIB, GIB), "requests", "most characters of one response, whole or streamed"

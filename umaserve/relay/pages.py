@@ -1,0 +1,56 @@
+"""The relay's own pages: its models, health and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import orjson
+
+from umaserve.errors import Fault, RequestError
+from umaserve.http.connection import JSON, HttpConnection, Serve
+from umaserve.metrics import PROMETHEUS
+from umaserve.relay.intake import Intake
+from umaserve.relay.pool import Pool
+from umaserve.wire.http_head import Request
+
+MODELS = "/v1/models"
+
+
+class Pages:
+    """All of them answer GET."""
+
+    def __init__(self, pool: Pool, intake: Intake, provider: str, metrics: Callable[[], bytes]) -> None:
+        self._pool = pool
+        self._intake = intake
+        self._provider = provider
+        self._metrics = metrics
+        self._by_path = {MODELS: self._models, "/health": self._health, "/metrics": self._show_metrics}
+
+    def find(self, path: str) -> Serve | None:
+        """What answers ``path``, if it is one of theirs."""
+        if path.startswith(f"{MODELS}/"):
+            return self._model
+        return self._by_path.get(path)
+
+    def _models(self, connection: HttpConnection, _request: Request) -> None:
+        data = [self._described(model) for model in self._pool.workers.models()]
+        connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data}))
+
+    def _model(self, connection: HttpConnection, request: Request) -> None:
+        name = request.path.removeprefix(f"{MODELS}/")
+        model = self._intake.model_for(name)
+        if model not in self._pool.workers.models():
+            raise RequestError(Fault.NOT_FOUND, "model", f"expected one that {MODELS} lists, got {name[:64] or 'none'}")
+        connection.respond(200, [JSON], orjson.dumps(self._described(model)))
+
+    def _described(self, model: str) -> dict[str, object]:
+        return {"id": model, "object": "model", "created": int(time.time()), "owned_by": self._provider}
+
+    def _health(self, connection: HttpConnection, _request: Request) -> None:
+        status = "draining" if self._pool.closing else "ok"
+        body = {"status": status, "workers": len(self._pool.workers)}
+        connection.respond(503 if self._pool.closing else 200, [JSON], orjson.dumps(body))
+
+    def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())
