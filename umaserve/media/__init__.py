@@ -1,1 +1,1 @@
-"""Media: a client's images, recordings and films become pixels and samples; what they came in is nothing to it."""
+"""Decoding of clients' images, sounds and videos to pixels and samples; encoding of speech to sound files."""

@@ -1,4 +1,4 @@
-"""A process of its own for each file that ffmpeg decodes: what a client's file crashes or fills is that alone."""
+"""Runs each decoding by ffmpeg in a child process with limits: a bad file can crash or exhaust only that process."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import orjson
 from umaserve.media.errors import MediaError
 
 MAX_MEMORY_BYTES = 2 << 30
-"""Of address space, the libraries' included; 4K of 10 bits takes less than half of it."""
+"""Limit on the address space, including the libraries. 4K video of 10 bits takes less than half of it."""
 MAX_CPU_S = 90
-"""Five times what half an hour of 1080p takes: 18 s of one core for 100 MB of H.264 with a key picture each 8 s."""
+"""Limit on CPU time. Half an hour of 1080p takes a fifth: 18 s for 100 MB of H.264 with a key frame every 8 s."""
 MAX_SECONDS = 300
-"""All who sent media wait for it meanwhile. Beside threads that compute, which it makes way for, it gets a tenth of a
-core at worst."""
+"""Timeout. All other requests with media wait meanwhile. Beside compute threads, which have priority, the child gets a
+tenth of a core at worst."""
 MAX_ANSWER_BYTES = 768 << 20
 NONSENSE = "can't be decoded: its decoder answered with nonsense"
 
 _MAX_HEAD_BYTES = 1 << 16
-# Not from the working directory (-P), but from where this process has its own modules.
+# -P: import from this process's sys.path, not from the working directory.
 _PROGRAM = ("-P", "-m", "umaserve.media.decoder")
 
 
 def decoded(data: bytes, *task: str) -> tuple[dict[str, Any], list[bytes]]:
-    """What ``umaserve.media.decoder`` makes of a file: the head, of which nothing is checked yet, and its parts, of at
-    most ``MAX_ANSWER_BYTES`` together. Blocks; raises ``MediaError``.
+    """Decode a file with ``umaserve.media.decoder``: returns the head, which is unchecked JSON, and the binary parts,
+    of at most ``MAX_ANSWER_BYTES`` together. Blocks. Raises ``MediaError``.
 
-    The answer is a line of JSON, which says in ``parts`` how many bytes each of them has, and the parts. Both files are
-    in memory, so that neither process waits for the other while one writes.
+    The child's output is one line of JSON, whose ``parts`` has the length of each part in bytes, followed by the parts.
+    Input and output are memfds rather than pipes, so that neither process blocks on the other.
     """
     limits = [str(limit) for limit in (MAX_MEMORY_BYTES, MAX_CPU_S, MAX_ANSWER_BYTES)]
     try:
@@ -47,7 +47,7 @@ def decoded(data: bytes, *task: str) -> tuple[dict[str, Any], list[bytes]]:
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
                 timeout=MAX_SECONDS,
-                # Ctrl-C is for the daemon, which lets its requests end first.
+                # Ctrl-C must reach only the daemon, which drains first.
                 start_new_session=True,
             )
             if ended.returncode:
@@ -65,7 +65,7 @@ def _file() -> BinaryIO:
 
 def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
-    # Threads that nothing here uses, each with its own memory, would count against the limit.
+    # OpenBLAS would start unused threads, whose memory counts against the limit.
     return {**kept, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
 
 

@@ -1,4 +1,4 @@
-"""An untrusted file of sound or pictures, opened by PyAV so that it can reach nothing but its own bytes."""
+"""Opens untrusted sound and video files with PyAV, with format and codec allow-lists and no access to other files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 MAX_PACKETS = 1_000_000
-"""That are read of one file; a film of an hour has some 400,000 at 60 pictures a second."""
+"""Per file. A video of an hour at 60 frames a second has about 400,000."""
 MAX_FRAME_PIXELS = 9_500_000
-"""Of one of a film's pictures: 4K. A decoder keeps 17 of them where the film says so: at 8K, 100 KB took 1.9 GB."""
+"""Per video frame: 4K. Decoders keep up to 17 reference frames: at 8K, a file of 100 KB took 1.9 GB."""
 
-# Formats that tell what streams they have in their header, and lead to no other file.
+# Container formats whose header lists the streams, and which don't refer to other files.
 _FORMATS = "mov,matroska,avi,ogg,wav,mp3,flac,aac"
 _CODECS = frozenset(
     {
@@ -35,8 +35,8 @@ _OPEN_SECONDS = 20.0
 
 @contextmanager
 def opened(file: BinaryIO, expected: str) -> Iterator[InputContainer]:
-    """The file, as long as the block takes. What PyAV raises meanwhile becomes a ``MediaError`` that names
-    ``expected``, a lack of memory excepted."""
+    """The opened container. PyAV's exceptions within the block become ``MediaError`` that names ``expected``, except
+    for ``MemoryError``."""
     with needed():
         import av
     size = file.seek(0, io.SEEK_END)
@@ -45,7 +45,7 @@ def opened(file: BinaryIO, expected: str) -> Iterator[InputContainer]:
         with av.open(
             file,
             "r",
-            # For the decoders that ffmpeg opens to look at the streams.
+            # For the decoders that ffmpeg opens while probing the streams.
             options={"max_pixels": str(MAX_FRAME_PIXELS)},
             container_options={"format_whitelist": _FORMATS, "codec_whitelist": ",".join(_CODECS)},
             metadata_errors="replace",
@@ -65,24 +65,24 @@ def _refuse(*_: object) -> NoReturn:
 
 
 def prepare(stream: AudioStream | VideoStream) -> None:
-    """Set up the stream's decoder before its first packet; raises ``MediaError`` for those that aren't allowed."""
+    """Configure the stream's decoder, before its first packet. Raises ``MediaError`` if the codec isn't allowed."""
     context = stream.codec_context
-    # There is none where ffmpeg doesn't know the codec.
+    # None if ffmpeg doesn't know the codec.
     name = context.codec.name if context else "an unknown one"
     if name not in _CODECS:
         raise MediaError(f"expected a common codec, got {name}")
-    # It runs beside the threads that compute the model.
+    # The other cores are busy with the model.
     context.thread_count = 1
     context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
 
 
 def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Iterator[Packet[Any]]:
-    """The stream's packets; raises ``MediaError`` for too many, and where one was cut off."""
+    """The stream's non-empty packets. Raises ``MediaError`` if there are too many, or one is corrupt."""
     for count, packet in enumerate(container.demux(stream)):
         if count > MAX_PACKETS:
             raise MediaError(f"expected a file of at most {MAX_PACKETS} packets, got more")
         if packet.is_corrupt:
             raise MediaError("expected a whole file, got one that is damaged or cut off")
-        # An empty one would tell the decoder that this was all; PyAV puts one at the end.
+        # An empty packet, which PyAV yields at the end, would flush the decoder.
         if packet.size:
             yield packet

@@ -1,7 +1,7 @@
-"""The program that ``child`` starts: decodes the file on its standard input, with next to nothing that it may do else.
+"""The program of the child process that ``child`` starts: decodes the file on standard input, with few privileges.
 
-Its arguments are the most bytes of memory, seconds of computing and bytes of answer, and then the task: ``sound``, or
-``film`` and its ``stack_frames``.
+Arguments: the limits of memory in bytes, CPU time in seconds and output in bytes; then the task, which is ``sound``, or
+``film`` and ``stack_frames``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _give_up_rights(memory_bytes: int, cpu_s: int, answer_bytes: int) -> None:
-    # A daemon that ends, however it does, leaves no decoder behind (prctl(2)).
+    # Killed with the daemon, however that ends (prctl(2)).
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(_NICENESS)
-    # Where memory runs out, this process goes, not the daemon. Sandboxes may not have the file.
+    # The OOM killer is to choose this process, not the daemon. Sandboxes may lack the file.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     limits = {
@@ -53,14 +53,14 @@ def _give_up_rights(memory_bytes: int, cpu_s: int, answer_bytes: int) -> None:
         resource.RLIMIT_FSIZE: answer_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: 0,
-        # Enough for PyAV to import what it puts off.
+        # Enough for PyAV's late imports.
         resource.RLIMIT_NOFILE: 16,
     }
     for limit, most in limits.items():
         _, hard = resource.getrlimit(limit)
         if hard != resource.RLIM_INFINITY:
             most = min(most, hard)
-        # The signal for too much computing comes at the soft limit; at the hard one it were SIGKILL.
+        # SIGXCPU comes at the soft limit of CPU time, SIGKILL at the hard limit.
         resource.setrlimit(limit, (most, most + 1 if limit == resource.RLIMIT_CPU and most != hard else most))
 
 
@@ -86,5 +86,5 @@ def _write(head: dict[str, Any], parts: Sequence[memoryview]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # What the libraries would clean up goes with the process.
+    # Skips the libraries' cleanup at exit, which the process's end makes unnecessary.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Why a client's image, recording or film can't be used; one reason is that the packages to read it are missing."""
+"""Errors of media that can't be used, among them missing packages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 
 class MediaError(Exception):
-    """What was expected and what came instead, in words that go on after the field's name and a colon."""
+    """Media that can't be used. The message says what was expected and what came; callers put the field's name and a
+    colon before it."""
 
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Around the imports of what only the extra ``media`` installs; raises ``MediaError`` without it."""
+    """Wraps imports of packages from the extra ``media``; raises ``MediaError`` if they are missing."""
     try:
         yield
     except ImportError as error:

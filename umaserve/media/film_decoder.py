@@ -1,4 +1,4 @@
-"""Films of untrusted files: pictures at even times and the sound, decoded by PyAV without what nobody will see."""
+"""Decodes untrusted video files with PyAV: frames at regular times, and the sound. Skips packets no frame needs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _MAX_DECODED_PIXELS = 5 * 10**10
-"""Of all pictures that have to be decoded to have those that are kept: some 100 s of 4K at 60 a second, or a minute
-of one core."""
+"""Per file, of all frames that must be decoded for those that are kept: about 100 s of 4K at 60 frames a second, or one
+core for a minute."""
 
 _Rgb = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shot:
-    """A frame to be: where in the stream's ticks its picture is shown, and those that lie between it and the next."""
+    """One output frame: the timestamp ``at`` of its picture, and those of the pictures ``between`` it and the next
+    frame, which are tiled. In units of the stream's time base."""
 
     time_s: float
     at: int
@@ -41,8 +42,8 @@ class _Shot:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Of a stream's packets, in the order in which they are decoded: their times in ticks, and which need none before
-    them, and which are never shown."""
+    """A stream's packets in decoding order: their timestamps, the indices of key packets, and of packets that are never
+    shown. ``end``: where the last one ends. In units of the stream's time base."""
 
     times: list[int]
     keys: list[int]
@@ -51,14 +52,14 @@ class _Index:
 
 
 def decode(file: BinaryIO, stack_frames: int) -> Film:
-    """As ``videos.decode``, of an open file, in this process."""
+    """As ``videos.decode``, from an open file and in this process."""
     assert 1 <= stack_frames <= MAX_STACK_FRAMES
     with opened(file, "a film") as container:
         stream = _pictures(container)
         index = _indexed(container, stream)
         assert stream.time_base is not None
         shots, needed = _planned(index, float(stream.time_base), stack_frames)
-        # At once, instead of after a minute. A header may say less than there is: they are counted as they come, too.
+        # Refuses most files at once. The header's size may be wrong, so decoded frames are counted as well.
         _check_work(sum(needed) * stream.width * stream.height)
         start_s = shots[0].at * float(stream.time_base)
     with opened(file, "a film") as container:
@@ -72,7 +73,7 @@ def decode(file: BinaryIO, stack_frames: int) -> Film:
 def _pictures(container: InputContainer) -> VideoStream:
     import av
 
-    # A song's cover is a stream of pictures too.
+    # Cover art of a song is a video stream too.
     cover = av.stream.Disposition.attached_pic
     stream = next((stream for stream in container.streams.video if not stream.disposition & cover), None)
     if stream is None or not stream.time_base:
@@ -93,7 +94,7 @@ def _check_work(pixels: int) -> None:
 
 
 def _indexed(container: InputContainer, stream: VideoStream) -> _Index:
-    """Reads all packets, which costs little, since what the header says of length and rate may be anything."""
+    """Reads all packets, which is cheap: the header's duration and frame rate can't be trusted."""
     times: list[int] = []
     keys: list[int] = []
     hidden: set[int] = set()
@@ -112,7 +113,7 @@ def _indexed(container: InputContainer, stream: VideoStream) -> _Index:
 
 
 def _planned(index: _Index, tick_s: float, stack_frames: int) -> tuple[list[_Shot], bytearray]:
-    """What to show, in its order, and for each packet whether it has to be decoded for that."""
+    """The output frames in order, and for each packet whether it must be decoded."""
     order = sorted(set(range(len(index.times))) - index.hidden, key=index.times.__getitem__)
     if not order:
         raise MediaError("expected a film, got one without pictures")
@@ -126,7 +127,7 @@ def _planned(index: _Index, tick_s: float, stack_frames: int) -> tuple[list[_Sho
         count, every_s = MAX_FRAMES, length_s / MAX_FRAMES
 
     def place(time_s: float) -> int:
-        # Rounded, so that a second that is a whole number of ticks gets the picture that begins there.
+        # Rounded, so that a time on a tick of the time base finds the picture that begins there.
         return bisect_right(shown, shown[0] + round(time_s / tick_s)) - 1
 
     shots = []
@@ -143,8 +144,8 @@ def _planned(index: _Index, tick_s: float, stack_frames: int) -> tuple[list[_Sho
 
 
 def _mark(needed: bytearray, index: _Index, number: int) -> None:
-    """Mark the packet, and those before it back to a key packet that is shown no later: those after a key packet that
-    are shown before it may refer to what was before."""
+    """Mark a packet, and all before it back to a key packet that is shown no later: packets that follow a key packet
+    but are shown before it may refer to earlier frames."""
     key = bisect_right(index.keys, number) - 1
     while key >= 0 and index.times[index.keys[key]] > index.times[number]:
         key -= 1
@@ -176,7 +177,7 @@ def _decoded(container: InputContainer, stream: VideoStream, needed: bytearray) 
 
 
 class _Showing:
-    """What a film shows, asked for by times that only rise."""
+    """The picture shown at given times, which must not decrease."""
 
     def __init__(self, frames: Iterator[VideoFrame]) -> None:
         self._frames = frames
@@ -184,7 +185,7 @@ class _Showing:
         self._next = next(frames, None)
 
     def at(self, time: int) -> VideoFrame:
-        """The last picture up to this time, or the first one of all."""
+        """The last picture at or before ``time``, else the first one."""
         while self._next is not None and (self._now is None or _time(self._next) <= time):
             self._now, self._next = self._next, next(self._frames, None)
         if self._now is None:
@@ -210,14 +211,14 @@ def _framed(showing: _Showing, shot: _Shot) -> Frame:
 
 
 def _upright(frame: VideoFrame, width: int, height: int) -> _Rgb:
-    """The picture in this size, turned as the film says it was held."""
+    """The picture scaled to this size, as RGB of shape (height, width, 3), rotated by the stream's display matrix."""
     small = frame.reformat(width, height, "rgb24", interpolation="AREA", threads=1)
     turns = round(frame.rotation / 90) % 4
     return np.rot90(small.to_ndarray().astype(np.uint8, copy=False), turns)
 
 
 def _tiled(tiles: list[_Rgb], columns: int) -> _Rgb:
-    """The tiles in rows, one after another; what is left of the last row is black."""
+    """The tiles in rows of ``columns``; the unused rest of the last row is black."""
     height, width, _ = tiles[0].shape
     canvas = np.zeros((math.ceil(len(tiles) / columns) * height, columns * width, 3), np.uint8)
     for number, tile in enumerate(tiles):
@@ -227,7 +228,7 @@ def _tiled(tiles: list[_Rgb], columns: int) -> _Rgb:
 
 
 def _sound(container: InputContainer, start_s: float) -> tuple[Samples | None, int]:
-    """The sound from the first picture on, with silence before it where it begins later."""
+    """Samples and rate of the sound, from the first picture on; padded with silence if it begins later."""
     stream = next(iter(container.streams.audio), None)
     if stream is None:
         return None, 0

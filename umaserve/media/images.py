@@ -1,4 +1,4 @@
-"""Images of untrusted files: checked by their header, decoded by Pillow, turned upright, laid on white, and shrunk."""
+"""Decodes untrusted image files with Pillow: checks the header, rotates by EXIF, flattens on white, and downscales."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MAX_EDGE = 2**17
 MAX_KEPT_PIXELS = 4_000_000
 MAX_KEPT_EDGE = 4096
 
-# Raster formats of one file, whose decoders start no other program. JPEG reads MPO too, which cameras write.
+# Raster formats whose decoders start no other program. JPEG covers MPO, which cameras write.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-# Pillow also tells its logger; a daemon's log is no place for what clients send.
+# Pillow logs what it finds in files, which must not reach the daemon's log.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``rgb``: three bytes a pixel, row by row from the top, without padding."""
+    """``rgb``: ``3 * width * height`` bytes, rows from the top, without padding."""
 
     width: int
     height: int
@@ -37,14 +37,13 @@ class Picture:
 
 
 def decode(data: bytes) -> Picture:
-    """The image of a file, the first one of several; raises ``MediaError``.
+    """The first image of a file, downscaled to ``MAX_KEPT_PIXELS`` and ``MAX_KEPT_EDGE``. Raises ``MediaError``.
 
-    Shrunk to at most ``MAX_KEPT_PIXELS`` and ``MAX_KEPT_EDGE``. The proportions are kept, but no edge gets shorter than
-    one pixel: of 1 x 100000 is left 1 x 4096.
+    The aspect ratio is kept, except that no edge gets shorter than one pixel: 1 x 100000 becomes 1 x 4096.
     """
     with needed():
         from PIL import Image, UnidentifiedImageError
-    # Nor are its warnings of damage that it can live with.
+    # Pillow warns of damage that it tolerates.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -57,7 +56,7 @@ def decode(data: bytes) -> Picture:
             ) from error
         except Image.DecompressionBombError as error:
             raise MediaError(f"expected an image of at most {MAX_PIXELS} pixels, got more") from error
-        # Pillow's decoders let out whatever Python raises on values that make no sense.
+        # Pillow's decoders raise arbitrary exceptions on invalid values.
         except Exception as error:
             raise MediaError(
                 f"expected a whole image, got {len(data)} bytes of one that is damaged, cut off or of a rare kind"
@@ -74,11 +73,11 @@ def _decoded(data: bytes) -> Picture:
                 f"expected an image of at most {MAX_PIXELS} pixels and {MAX_EDGE} an edge, got {width} x {height}"
             )
         kept = fitted(width, height, MAX_KEPT_PIXELS, MAX_KEPT_EDGE)
-        # JPEG alone can leave pixels out while it decodes.
+        # Only JPEG can be downscaled while decoding.
         file.draft(None, kept)
         file.load()
         image = _resized(_of_eight_bits(file), kept)
-    # Afterwards, since it copies; the place of the edges is still told by the image's info.
+    # After downscaling, since it copies the pixels; the EXIF data is still in the image's info.
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "RGBA":
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -86,10 +85,10 @@ def _decoded(data: bytes) -> Picture:
 
 
 def _of_eight_bits(image: Pixels) -> Pixels:
-    """The image as RGB, or as RGBA where it is transparent anywhere."""
+    """The image as RGB, or as RGBA if it has transparency."""
     from PIL import Image
 
-    # Pillow would clip these to 255.
+    # Pillow would clip 16-bit values to 255.
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 0xFFFF:
@@ -107,18 +106,18 @@ def _resized(image: Pixels, size: tuple[int, int]) -> Pixels:
 
     if image.size == size:
         return image
-    # The gap: what is far larger is first averaged by whole numbers, which is quick and can't be seen.
+    # reducing_gap: much larger images are first averaged by an integer factor, which is faster.
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
 def fitted(width: int, height: int, max_pixels: int, max_edge: int) -> tuple[int, int]:
-    """The size itself, or the largest of its proportions within the limits; no edge gets below 1."""
+    """The largest size within the limits and with the same aspect ratio, at most the size itself; no edge below 1."""
     factor = min(1.0, math.sqrt(max_pixels / (width * height)), max_edge / max(width, height))
     return max(1, int(width * factor)), max(1, int(height * factor))
 
 
 def shrunk(picture: Picture, factor: float) -> Picture:
-    """The picture with edges of ``factor``, from above 0 to 1, of their lengths; no edge below 1."""
+    """The picture with both edges scaled by ``factor``, 0 < ``factor`` <= 1; no edge below 1."""
     assert 0 < factor <= 1
     size = max(1, round(picture.width * factor)), max(1, round(picture.height * factor))
     if size == (picture.width, picture.height):

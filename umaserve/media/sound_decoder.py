@@ -1,4 +1,4 @@
-"""The sound of an untrusted file, decoded by PyAV and mixed to one channel."""
+"""Decodes the sound of untrusted files with PyAV, mixed down to mono."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 _MAX_STRAY = 4
-"""Packets that can't be decoded, besides one for each ten that can."""
+"""Undecodable packets allowed, plus one per ten decodable ones."""
 _MAX_PLANES = 7
-"""Behind the last of eight places for planes PyAV looks for a ninth, and crashes."""
+"""PyAV crashes with eight planes: it reads past the end of an array of eight pointers."""
 
 
 def decode(file: BinaryIO) -> tuple[Samples, int]:
-    """The first sound of a file, mixed to one channel within [-1, 1], and its samples a second; raises
-    ``MediaError``."""
+    """The first sound stream of a file: mono samples within [-1, 1], and their rate in hertz. Raises ``MediaError``."""
     with opened(file, "a recording") as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
@@ -37,7 +36,7 @@ def decode(file: BinaryIO) -> tuple[Samples, int]:
 
 
 def decode_stream(container: InputContainer, stream: AudioStream) -> tuple[Samples, int, float]:
-    """One sound of an open file, as from ``decode``, but maybe empty, with the second at which it begins."""
+    """One stream of an open file: as from ``decode``, but possibly empty, and its start time in seconds."""
     pcm = bytearray()
     rate, start_s = 0, 0.0
     for frame in _frames(container, stream):
@@ -63,7 +62,7 @@ def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFra
         try:
             frames = stream.decode(packet)
         except InvalidDataError:
-            # Files of plain packets, as MP3, often have something else before and behind them.
+            # Formats without a container, such as MP3, often have other data at the begin and end.
             bad += 1
             if bad > _MAX_STRAY + good // 10:
                 raise

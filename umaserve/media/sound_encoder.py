@@ -1,4 +1,4 @@
-"""Speech as MP3, Opus, AAC or FLAC: float32 samples in, bytes of the file out as they are made (PyAV)."""
+"""A streaming encoder of MP3, Opus, AAC and FLAC files with PyAV: float32 samples in, bytes out as they are ready."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Format = Literal["mp3", "opus", "aac", "flac"]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A file format: ffmpeg's container and encoder, and bits per second (0: lossless). All of the containers can be
-    written without seeking."""
+    """A file format: ffmpeg's muxer and encoder, the encoder's sample format, and bits per second (0: lossless). All
+    these muxers work without seeking."""
 
     container: str
     codec: Literal["libmp3lame", "libopus", "aac", "flac"]
@@ -30,9 +30,9 @@ class _Kind:
 
 
 _KINDS: dict[Format, _Kind] = {
-    # Without the frame that gives the length, which would have to be written at the end, and without an empty tag.
+    # Without the Xing frame, which has the length and would be written at the end, and without an empty ID3 tag.
     "mp3": _Kind("mp3", "libmp3lame", "fltp", 64_000, {"write_xing": "0", "id3v2_version": "0"}),
-    # A page each 0.1 s, in microseconds: an unfinished page would keep back a sentence's end until the next sentence.
+    # An Ogg page each 0.1 s (in microseconds): the default of 1 s delays a sentence's end until the next sentence.
     "opus": _Kind("ogg", "libopus", "flt", 32_000, {"page_duration": "100000"}),
     "aac": _Kind("adts", "aac", "fltp", 64_000, {}),
     "flac": _Kind("flac", "flac", "s16", 0, {}),
@@ -41,16 +41,16 @@ _COMMON_OPTIONS = {"flush_packets": "1", "fflags": "+bitexact"}
 
 
 def formats() -> tuple[Format, ...]:
-    """What ``SoundEncoder`` can write: all, or nothing without the extra ``media``. Imports nothing."""
+    """The formats that ``SoundEncoder`` can write: none without the extra ``media``. Doesn't import PyAV."""
     return tuple(_KINDS) if importlib.util.find_spec("av") is not None else ()
 
 
 class SoundEncoder:
-    """Writes one mono file. Used on one thread at a time; what it keeps is less than a second of sound."""
+    """Writes one mono file. Used by one thread at a time. Buffers less than a second of sound."""
 
     def __init__(self, audio_format: Format, rate: int) -> None:
-        """``rate``: samples a second, one of 8000, 12000, 16000, 24000 and 48000, which all encoders take. Raises
-        ``MediaError`` where PyAV is not installed, or lacks the encoder."""
+        """``rate``: hertz; 8000, 12000, 16000, 24000 or 48000, which all encoders support. Raises ``MediaError`` if
+        PyAV is not installed or lacks the encoder."""
         with needed():
             import av
         kind = _KINDS[audio_format]
@@ -65,15 +65,15 @@ class SoundEncoder:
         if kind.bit_rate:
             self._stream.bit_rate = kind.bit_rate
         self._stream.codec_context.open()
-        # Encoders take frames of one size, which these samples are cut to here.
+        # Converts to the encoder's sample format and frame size.
         self._cutter = av.AudioResampler(
             kind.sample_format, "mono", rate, frame_size=self._stream.codec_context.frame_size
         )
         self._n_samples = 0
 
     def encode(self, samples: Samples) -> bytes:
-        """The next bytes of the file, maybe none yet, for further samples within [-1, 1]. 2 s of speech take some 20 to
-        70 ms of a core: pass less at a time where others wait for the thread."""
+        """Encode further samples, within [-1, 1]; returns the bytes that are ready, possibly none. Takes 2 to 20 ms of
+        one core per second of speech: pass less at a time where others wait for the thread."""
         from av import AudioFrame
 
         if not len(samples):
@@ -85,7 +85,7 @@ class SoundEncoder:
         return self._written.take()
 
     def finish(self) -> bytes:
-        """The last bytes of the file, a whole one of no sound where there was none; nothing may be encoded after it."""
+        """The last bytes of the file. Called once, after all samples; a file of no samples is complete too."""
         if self._n_samples:
             self._mux(self._cutter.resample(None))
         self._container.mux(self._stream.encode(None))
@@ -99,7 +99,7 @@ class SoundEncoder:
 
 
 class _Written:
-    """The file that PyAV writes to: without ``seek`` and ``tell``, so that it never goes back."""
+    """The file object that PyAV writes to. It has no ``seek``, so that ffmpeg writes forward only."""
 
     def __init__(self) -> None:
         self._data = bytearray()

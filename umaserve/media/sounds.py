@@ -1,4 +1,4 @@
-"""Sound of untrusted bytes: PCM as it comes from clients, files in any of the usual formats, and other sample rates."""
+"""Sound from clients: raw PCM, files of common formats, and resampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from umaserve.media.errors import MediaError, needed
 MAX_SECONDS = 1800
 MIN_RATE, MAX_RATE = 1000, 384_000
 _MAX_SAMPLES = MAX_SECONDS * 48_000
-"""Of one file: of what has a higher rate, which nobody uses for speech, fewer seconds are taken."""
+"""Per file. At higher rates than 48 kHz, which speech doesn't need, the limit in seconds is lower."""
 
 Samples = npt.NDArray[np.float32]
 
@@ -25,14 +25,14 @@ _FILES = {
     "an MP4 file": rb"\0\0..ftyp",
     "a WebM or Matroska file": rb"\x1aE\xdf\xa3.{1,60}(?:webm|matroska)",
 }
-"""How files begin, with enough behind the magic number that no sound's samples do by chance. MP3 without a tag has no
-such beginning."""
+"""Signatures of sound files, with enough after the magic number that samples don't match by chance. MP3 without an ID3
+tag has none."""
 _FILE_KINDS = [(kind, re.compile(begin, re.DOTALL)) for kind, begin in _FILES.items()]
 
 
 def samples_of(data: bytes) -> Samples:
-    """The samples of little-endian float32 PCM, clipped to [-1, 1]; raises ``MediaError``, also for a sound file, whose
-    bytes would do as samples, of noise."""
+    """The samples of little-endian float32 PCM, clipped to [-1, 1]. Raises ``MediaError``, also for sound files, whose
+    bytes would pass as noise."""
     for kind, begin in _FILE_KINDS:
         if begin.match(data):
             raise MediaError(f"expected float32 samples, got {kind}: decode it first")
@@ -46,19 +46,19 @@ def _unpacked(data: bytes) -> Samples:
 
 
 def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """The same sound, of ``rate`` samples a second, with ``wanted``, within [-1, 1]; at least one sample."""
+    """The sound resampled from ``rate`` to ``wanted`` hertz, within [-1, 1]; at least one sample."""
     if rate == wanted:
         return samples
     with needed():
         import soxr
     result: Samples = soxr.resample(samples, rate, wanted)
-    # Some overshoot at the filter's edges; none are left of a sound shorter than a sample.
+    # The filter overshoots; and a sound shorter than one new sample becomes empty.
     return result.clip(-1, 1) if len(result) else samples[:1]
 
 
 def decode_file(data: bytes) -> tuple[Samples, int]:
-    """The first sound of a file, mixed to one channel within [-1, 1], and its samples a second, decoded in a process of
-    its own; raises ``MediaError``."""
+    """The first sound stream of a file, decoded in a child process: mono samples within [-1, 1], and their rate in
+    hertz. Raises ``MediaError``."""
     match child.decoded(data, "sound"):
         case {"rate": int(rate)}, [pcm]:
             return received(pcm, rate), rate
@@ -66,19 +66,19 @@ def decode_file(data: bytes) -> tuple[Samples, int]:
 
 
 def received(pcm: bytes, rate: int) -> Samples:
-    """The samples that another process decoded, which is trusted no more than a client; raises ``MediaError``."""
+    """The samples from a child process, which is trusted no more than a client. Raises ``MediaError``."""
     if not MIN_RATE <= rate <= MAX_RATE or len(pcm) > 4 * max_samples(rate):
         raise MediaError(child.NONSENSE)
     return _unpacked(pcm)
 
 
 def max_samples(rate: int) -> int:
-    """That are taken of a file with so many a second."""
+    """Most samples accepted of one file at ``rate`` hertz."""
     return min(MAX_SECONDS * rate, _MAX_SAMPLES)
 
 
 def checked(samples: Samples) -> Samples:
-    """The samples, clipped to [-1, 1]; raises ``MediaError`` where one is no number."""
+    """The samples clipped to [-1, 1]. Raises ``MediaError`` if one is NaN or infinite."""
     finite = np.isfinite(samples)
     if not finite.all():
         index = int(finite.argmin())

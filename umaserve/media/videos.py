@@ -1,4 +1,4 @@
-"""A film as pictures at even times and its sound, decoded in a process of its own."""
+"""Decodes video files in a child process: frames at regular times, and the sound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_KEPT_PIXELS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The picture at ``time_s`` after the film's start, and maybe one tiled of those between it and the next frame."""
+    """The picture at ``time_s`` seconds, and, if there are any, one tiled from those between it and the next frame."""
 
     time_s: float
     pictures: tuple[Picture, ...]
@@ -26,7 +26,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """``samples``: mono, ``rate`` a second, the first one at the first frame's time; ``None`` and 0 without sound."""
+    """``samples``: mono at ``rate`` hertz, from the first frame's time on; ``None``, and ``rate`` 0, without sound."""
 
     frames: tuple[Frame, ...]
     samples: sounds.Samples | None
@@ -34,12 +34,12 @@ class Film:
 
 
 def decode(data: bytes, stack_frames: int) -> Film:
-    """The film in one frame a second, or ``MAX_FRAMES`` over its length where that were more, and its sound; raises
+    """The video at one frame a second, or ``MAX_FRAMES`` over its length if that is fewer, and its sound. Raises
     ``MediaError``.
 
-    ``stack_frames``, 1 to ``MAX_STACK_FRAMES``: the pictures of each frame, itself and as many as there are at even
-    times up to the next, which are tiled into one of at most the frame's size. Pictures have at most
-    ``MAX_KEPT_PIXELS``; pixels that aren't square are taken as they are.
+    ``stack_frames``, 1 to ``MAX_STACK_FRAMES``: pictures per frame interval, at regular times. The first is the frame
+    itself; the others are tiled into one picture of at most the frame's size. Pictures have at most
+    ``MAX_KEPT_PIXELS``; the pixel aspect ratio is ignored.
     """
     assert 1 <= stack_frames <= MAX_STACK_FRAMES
     head, parts = child.decoded(data, "film", str(stack_frames))

@@ -1,1 +1,1 @@
-"""Speech: an answer's text becomes audio, sentence by sentence, while the answer is still being made."""
+"""Text to speech: an answer is spoken sentence by sentence while it is still being generated."""

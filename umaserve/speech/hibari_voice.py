@@ -1,4 +1,4 @@
-"""The voice of the ``hibari-tts`` package: American English, many times faster than its own speech on one core."""
+"""The voice of the ``hibari-tts`` package: American English, many times faster than real time on one core."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from umaserve.speech.voice import SAMPLE_RATE, Samples
 from umaserve.system.threads import YieldPoint
 
 _MAX_PHONEMES = 250
-"""In one run of the model, whose memory grows with them: some 15 s of speech. hibari cuts at punctuation only."""
+"""Per run of the model, whose memory use grows with them: about 15 s of speech. hibari splits only at punctuation."""
 _LEAD = SAMPLE_RATE // 20
 _TRAIL = SAMPLE_RATE * 35 // 100
-"""Silence kept before and after the sound. The model gives some 0.3 and 0.5 s, which delays the first word and makes
-the pauses between sentences too long."""
+"""Samples of silence kept before and after the speech. The model makes about 0.3 s and 0.5 s, which delays the first
+word and makes the pauses between sentences too long."""
 _AUDIBLE = 0.003
 
 _OTHER_SCRIPTS = regex.compile(r"[^\p{Latin}\p{Greek}\p{Common}\p{Inherited}]+")
-# hibari raises IndexError for longer numbers, and ValueError for what is a digit only to str.isdigit.
+# hibari raises IndexError for longer numbers, and ValueError for characters that only str.isdigit takes as digits.
 _LONG_NUMBER = re.compile(r"\d[\d,]{15,}")
 _ODD_DIGIT = regex.compile(r"[\p{No}--²³¼½¾]", regex.VERSION1)
 
 
 class HibariVoice:
-    """Reads its model (0.6 s, 160 MiB) at the first text, on the thread that speaks; nothing is ever downloaded.
+    """Loads its model (0.6 s, 160 MiB) on the first call of ``speak``, on the caller's thread. Downloads nothing.
 
-    Words of other scripts than Latin and Greek are left out, as by a reader who doesn't know them, so that one of them
-    costs nobody the rest: text in which nothing else is left gives no samples.
+    Words in scripts other than Latin and Greek are skipped, so that one of them doesn't cost the rest of the sentence.
+    Text with no other words gives no samples.
     """
 
     languages = ("en",)
@@ -43,8 +43,8 @@ class HibariVoice:
     def speak(
         self, text: str, speaker: Samples | None = None, language: str = "", pause: YieldPoint | None = None
     ) -> Samples:
-        """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; the same for the same text. Never pauses: its thread has no
-        other work."""
+        """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; the same text gives the same samples. Never calls ``pause``:
+        its thread has no other work."""
         assert speaker is None, "a voice that can't be another's"
         if self._hibari is None:
             self._hibari = _load()
@@ -65,13 +65,13 @@ class HibariVoice:
                 if end > _MAX_PHONEMES:
                     end = sentence.rfind(" ", 1, _MAX_PHONEMES) + 1 or _MAX_PHONEMES
                 part, sentence = sentence[:end], sentence[end:]
-                # Of marks alone the model makes a noise.
+                # From punctuation alone the model makes noise.
                 if any(map(str.isalpha, part)):
                     yield self._hibari.ids(part)
 
 
 def _load() -> Any:
-    # Only a daemon that speaks pays for the import; its package may not even be there.
+    # Imported late: only daemons that speak pay for it, and the package may not be installed.
     from hibari import Hibari
     from hibari.voices import voice_path
 

@@ -1,4 +1,4 @@
-"""Which voice this daemon has: the one whose package is installed."""
+"""Finds the installed voice."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from umaserve.speech.voice import Voice
 
 
 def load() -> Voice | None:
-    """Cheap: the voice reads its model when it first speaks, on the thread that calls it."""
+    """The voice whose package is installed, if one is. Cheap: the model is loaded when the voice first speaks."""
     return HibariVoice() if importlib.util.find_spec("hibari") is not None else None

@@ -1,16 +1,16 @@
-"""What there is to read aloud in Markdown that comes token by token."""
+"""The text to read aloud, extracted from Markdown that arrives token by token."""
 
 from __future__ import annotations
 
 _RUNS = frozenset("`~_#-+>!]")
-"""Characters whose meaning depends on how many there are and on what follows."""
+"""Characters whose meaning depends on the length of their run and on the next character."""
 _FENCE = 3
 _DROPPED = frozenset("*[\\")
 
 
 class PlainText:
-    """Leaves out marks, the targets of links, and code blocks: what lies between two runs of three or more backticks
-    or tildes. Works character by character and keeps nothing but the run it is in."""
+    """Removes markup characters, link targets, and code blocks, which are what stands between two runs of three or more
+    backticks or tildes. Works character by character; the state is constant in size."""
 
     def __init__(self) -> None:
         self._run = ""
@@ -22,11 +22,11 @@ class PlainText:
         self._last = "\n"
 
     def push(self, text: str) -> str:
-        """What can be read of this text, cut anywhere, and of the run before it."""
+        """The readable part of the next piece of text, which may be cut anywhere, and of the run before it."""
         return "".join([piece for char in text for piece in self._take(char)])
 
     def finish(self) -> str:
-        """What is left at the end of the text."""
+        """The readable rest, at the end of the text."""
         return "".join(self._take("\n"))
 
     def _take(self, char: str) -> list[str]:

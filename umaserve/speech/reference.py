@@ -1,4 +1,4 @@
-"""The recording of the one whose voice a client wants to hear: from base64 to samples."""
+"""A reference recording for voice cloning: from base64 to samples."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ MIN_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """``data`` is base64 of little-endian float32 mono of ``sample_rate``. How much that may be is judged before."""
+    """``data``: base64 of mono little-endian float32 samples at ``sample_rate`` hertz, whose length the caller has
+    checked. ``field``: its name in the request, for errors."""
 
     data: Base64
     field: str
     sample_rate: int
 
     def samples(self) -> Samples:
-        """At ``SAMPLE_RATE``, as much as a voice hears; raises ``BadReference``, which names ``field``. Takes some 15
-        milliseconds for a minute."""
+        """The first ``MAX_HEARD_S`` seconds, at ``SAMPLE_RATE``. Raises ``BadReference``. Takes about 15 ms per minute
+        of the recording."""
         try:
             return _decoded(self.data, self.sample_rate)
         except MediaError as error:

@@ -1,4 +1,4 @@
-"""Pieces to speak, out of text that comes token by token: sentences, and what stands for them where there are none."""
+"""Splits text that arrives token by token into pieces to speak: sentences, or parts of very long ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import regex
 from umaserve.speech.plain_text import PlainText
 
 LIMIT = 200
-"""Characters in a piece at most: some 12 s of speech, while which nobody else's answer is spoken."""
+"""Most characters in a piece: about 12 s of speech. No other answer is spoken while a piece is."""
 FIRST_CLAUSE = 20
-"""Characters that the first piece has at least where it ends within a sentence: while it is heard, more text comes."""
+"""Least characters in the first piece if it is a clause: its sound must last until the next piece is spoken."""
 
 _ENDS = ".!?…"
 _CLAUSE_ENDS = ",;:—\N{EN DASH}"
@@ -26,17 +26,19 @@ _ABBREVIATIONS = re.compile(
 _BEFORE_NUMBERS = re.compile(
     "Nos?|Nr|Figs?|Eqs?|Sec|Ch|Art|Vol|pp|par|ver|Jan|Feb|Mar|Apr|Aug|Sept?|Oct|Nov|Dec",
 )
-# Emoji, with what joins and colours them, and what can't be seen.
+# Emoji, their joiners and modifiers, and control and format characters.
 _UNSPOKEN = regex.compile(
     r"[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\uFE0E\uFE0F\u20E3\p{C}]+"
 )
 
 
 class Sentences:
-    """The pieces are the same wherever the text is cut; what is kept between calls is bounded by ``LIMIT``.
+    """An incremental sentence splitter. The pieces don't depend on how the text was cut; between calls it keeps about
+    ``LIMIT`` characters.
 
-    A sentence ends at a newline, or at its mark once a further word that begins like a sentence shows that the mark was
-    no abbreviation's. The first piece may be a clause. Markdown's marks, code blocks and emoji are left out.
+    A sentence ends at a newline, or at a full stop, exclamation or question mark once the next word begins like a
+    sentence, so that abbreviations don't end one. The first piece may be a clause, for a short time to first sound.
+    Markdown, code blocks and emoji are removed.
     """
 
     def __init__(self) -> None:
@@ -45,11 +47,11 @@ class Sentences:
         self._first = True
 
     def push(self, text: str) -> list[str]:
-        """Pieces that are complete with this text; it may be cut anywhere."""
+        """The pieces that ``text``, which may be cut anywhere, completes."""
         return self._split(self._plain.push(text))
 
     def finish(self) -> list[str]:
-        """What is left at the end of the text."""
+        """The last pieces, at the end of the text."""
         return self._split(self._plain.finish())
 
     def _split(self, text: str) -> list[str]:
@@ -80,11 +82,11 @@ class Sentences:
         sentence = text.rstrip(_CLOSING)
         if sentence.endswith(tuple(_ENDS)):
             return not char.islower() and not (sentence[-1] == "." and _abbreviates(sentence[:-1], char))
-        # Before a digit a comma is more often a date's than a clause's.
+        # A comma before a digit more often belongs to a date than ends a clause.
         return self._first and len(text) >= FIRST_CLAUSE and text[-1] in _CLAUSE_ENDS and not char.isdigit()
 
     def _best_cut(self) -> int:
-        """Where a piece that is too long is cut: behind a mark in its second half, or else behind a word."""
+        """Where to cut a piece that is too long: after a punctuation mark in its second half, else after a word."""
         marks = max(self._text.rfind(mark + " ", LIMIT // 2) for mark in _ENDS + _CLAUSE_ENDS)
         if marks >= 0:
             return marks + 2
@@ -92,7 +94,7 @@ class Sentences:
 
 
 def _abbreviates(text: str, after: str) -> bool:
-    """Whether the point behind ``text`` is the last word's own: ``Dr``, ``e.g``, an initial, or a list's number."""
+    """Whether the full stop after ``text`` belongs to its last word: ``Dr``, ``e.g``, an initial, or a list number."""
     word = text[text.rfind(" ") + 1 :].lstrip(_OPENING)
     return (
         _ABBREVIATIONS.fullmatch(word) is not None

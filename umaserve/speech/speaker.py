@@ -1,4 +1,4 @@
-"""One answer's speech: its text goes to the voice sentence by sentence, and the audio comes back in order."""
+"""The speech of one answer: text goes to the voice sentence by sentence, and sound comes back in order."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Ended = Callable[[SpeechError | None], None]
 
 
 class _Abandoned(Exception):
-    """Nobody listens any more."""
+    """The speech was abandoned: ends the voice's call."""
 
 
 class State(enum.Enum):
-    """What becomes of one answer's speech."""
+    """The state of one answer's speech."""
 
     LISTENING = "listening"
-    """Nothing is in work; more text may come."""
+    """No job is in flight; more text may come."""
     WORKING = "working"
-    """A job is in work: a sentence is spoken, or the reference recording decoded. More text may come."""
+    """A job is in flight: speaking a sentence, or decoding the reference recording. More text may come."""
     DRAINING = "draining"
-    """A job is in work, and the text is complete."""
+    """A job is in flight, and the text is complete."""
     ENDED = "ended"
-    """Nothing is called any more."""
+    """No callback is called any more."""
 
 
 class Event(enum.Enum):
@@ -44,10 +44,10 @@ class Event(enum.Enum):
     JOB = "job"
     """A job was submitted."""
     ALL_DONE = "all done"
-    """The job has come back, and nothing else waits."""
+    """The job in flight is done, and no sentence waits."""
     TEXT_COMPLETE = "text complete"
     STOP = "stop"
-    """The speech failed, or nobody listens any more."""
+    """The speech failed or was abandoned."""
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -66,13 +66,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 class Speaker:
-    """Everything but the voice and ``encode`` runs on the loop's thread.
+    """Speaks one answer. All of it but the voice and ``encode`` runs on the event loop's thread.
 
-    ``language`` is as ``Voice`` has it. ``encode``, on the thread that speaks, gets the samples of one sentence after
-    another, and a pause as ``Voice.speak`` does. ``spoken`` gets what it made of a sentence, and the number of the
-    sentence's samples. ``ended`` is called once and last: from within ``finish`` where nothing is left to say, and with
-    an error even while text still comes, which is dropped then. One job is in work at a time, so that answers that are
-    spoken at once take turns; the text that waits is at most the answer's.
+    ``language``: as of ``Voice.speak``. ``submit``: runs a job on the voice's thread. ``encode``: called on that thread
+    with the samples of each sentence in order, and with a pause as of ``Voice.speak``; returns bytes. ``spoken``:
+    called with these bytes and the number of samples, once per sentence. ``ended``: called once, last: from within
+    ``finish`` if nothing is left to say, or with an error at any time, after which further text is dropped. One job is
+    in flight at a time, so that concurrent answers take turns. Queues at most the answer's text.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Speaker:
         return self._state
 
     def become(self, reference: Reference, submit: SubmitDecoding) -> None:
-        """Before all else: speak with the voice of that recording, where the daemon's voice clones.
+        """Speak with the voice of a reference recording. Called before any text; only for voices that clone.
 
-        It is decoded at once, by a job for ``submit``, so that a recording that can't be used ends an answer before it
-        begins. Sentences, and the end, wait for it.
+        ``submit`` runs the decoding at once, so that a bad recording fails the answer before it begins. Sentences, and
+        the end, wait for it.
         """
         assert self._state is State.LISTENING, "a second job"
         self._move(Event.JOB)
@@ -113,7 +113,7 @@ class Speaker:
             self._go_on()
 
     def push(self, text: str) -> None:
-        """More of the answer's text, cut anywhere."""
+        """The next piece of the answer's text, which may be cut anywhere."""
         assert self._state is not State.DRAINING, "text after the end"
         if self._has_ended():
             return
@@ -122,7 +122,7 @@ class Speaker:
             self._start_next()
 
     def finish(self) -> None:
-        """No more text comes: the rest is spoken, then ``ended`` is called."""
+        """The text is complete: speak the rest, then call ``ended``."""
         assert self._state is not State.DRAINING, "a second end"
         if self._has_ended():
             return
@@ -133,8 +133,7 @@ class Speaker:
             self._ended(None)
 
     def abandon(self) -> None:
-        """Call nothing any more, and drop what is queued; the sentence that is being spoken ends at the voice's next
-        pause."""
+        """Call no callback any more, and drop the queue. A sentence in flight ends at the voice's next pause."""
         self._move(Event.STOP)
         self._waiting.clear()
 
@@ -146,14 +145,14 @@ class Speaker:
         return self._state is State.ENDED
 
     def _start_next(self) -> None:
-        """Have the next sentence spoken, if one waits. No job may be in work."""
+        """Submit the next sentence, if one waits. Only when no job is in flight."""
         if self._waiting:
             sentence = self._waiting.popleft()
             self._move(Event.JOB)
             self._submit(lambda pause: self._speak(sentence, pause), self._done)
 
     def _go_on(self) -> None:
-        """The job has come back."""
+        """The job in flight is done: submit the next sentence, or change state."""
         if self._waiting:
             self._start_next()
             return
@@ -161,8 +160,7 @@ class Speaker:
             self._ended(None)
 
     def _speak(self, sentence: str, pause: YieldPoint) -> tuple[bytes, int]:
-        """The sound, and the number of its samples. On the thread that speaks. While others were spoken, or ticks were
-        run, the client may have gone."""
+        """The encoded sentence and its number of samples; empty if abandoned. Runs on the voice's thread."""
 
         def pause_if_wanted() -> None:
             pause()
@@ -184,12 +182,12 @@ class Speaker:
             self._fail(result)
             return
         if self._waiting:
-            # It is spoken while this one is written.
+            # The voice works on it while this one is written to the client.
             self._start_next()
             self._hand_on(*result)
         else:
             self._hand_on(*result)
-            # Whoever got it may have had enough.
+            # The callback may have abandoned the speech.
             if not self._has_ended():
                 self._go_on()
 

@@ -1,4 +1,4 @@
-"""What a voice is to the rest of the daemon: text in, samples out."""
+"""The interface of a text-to-speech voice: text in, samples out."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import numpy.typing as npt
 from umaserve.system.threads import YieldPoint
 
 SAMPLE_RATE = 24_000
-"""Samples a second, of every voice."""
+"""Hertz, of all voices."""
 MAX_HEARD_S = 5
-"""Of a recording of the one who is to speak: llama.cpp encodes it anew for each sentence, which takes a core a fifth of
-its length."""
+"""Most seconds used of a reference recording: llama.cpp encodes it again for each sentence, which takes one core a
+fifth of the recording's duration."""
 
 Samples = npt.NDArray[np.float32]
 
 
 class SpeechError(Exception):
-    """The text can't be spoken; the message is for the client."""
+    """The text can't be spoken. The message is sent to the client."""
 
 
 class BadReference(SpeechError):
-    """The recording of the one who is to speak can't be used; the message begins with its field."""
+    """The reference recording can't be used. The message begins with the name of its field."""
 
 
 class Voice(Protocol):
-    """Used on one thread at a time, and never on the loop's."""
+    """Used by one thread at a time, never by the event loop's."""
 
     @property
     def languages(self) -> Sequence[str]:
-        """What it speaks, as ISO 639-1 codes: ``("en",)``."""
+        """The languages it speaks, as ISO 639-1 codes, such as ``("en",)``."""
 
     @property
     def clones(self) -> bool:
-        """Whether a recording of somebody can be its speaker."""
+        """Whether it can take on the voice of a reference recording."""
 
     def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
-        """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; none where the text has nothing that this voice can say.
+        """Mono samples at ``SAMPLE_RATE``, within [-1, 1]; none if the text has nothing that this voice can say.
 
-        ``speaker``: a recording at that rate of the one whose voice it is to be, for a voice that clones.
-        ``language``: one of ``languages``; empty: the voice's own. Where the thread has other work too, ``pause`` is
-        called every few milliseconds; it may raise to end the call. Raises ``SpeechError``.
+        ``speaker``: a reference recording at ``SAMPLE_RATE``, only for voices that clone; ``None``: the default voice.
+        ``language``: one of ``languages``; empty: the voice's default. ``pause``: called every few milliseconds where
+        the thread has other work; what it raises ends the call. Raises ``SpeechError``.
         """

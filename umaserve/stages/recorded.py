@@ -1,4 +1,4 @@
-"""Answers that are recorded: a stage between a session, or its speech, and the connection."""
+"""Answers that are recorded: a stage between a session, or its speech stage, and the connection."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class RecordedAnswer:
-    """A sink that hands all on to ``deliver``, and keeps it in ``recording``, whose id the end then tells. What fails,
-    or is abandoned, is not kept."""
+    """A sink that forwards all outputs to ``deliver`` and writes text and sound to ``recording``, whose id it puts into
+    ``Finished``. Answers that fail or are abandoned are not kept."""
 
     def __init__(self, recording: Recording, deliver: Sink) -> None:
         self._recording = recording
@@ -50,5 +50,5 @@ class RecordedAnswer:
         return output
 
     def abandon(self) -> None:
-        """Nobody waits for the rest."""
+        """The client is gone: discard the recording."""
         self._recording.drop()

@@ -1,4 +1,4 @@
-"""Conversations of ``/ws/chat`` that are kept on disk: each one's request, its answer, and what was spoken."""
+"""Recordings of ``/ws/chat`` conversations on disk: request, answer, and speech."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from umaserve.wire.pcm import WAV_HEADER_BYTES, pcm16, wav_header
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 256 << 20
-"""What may wait to be written: two of the largest messages that are taken by default."""
+"""Most bytes queued for writing: two messages of the default maximum size."""
 OVERHEAD_BYTES = 16 << 10
-"""A recording's folder, and what its files leave of their last blocks."""
+"""Disk space counted per recording beside its content: the directory, and the unused rest of each last block."""
 TIDY_S = 3600.0
-"""How often to call `Recordings.tidy`."""
+"""Seconds between calls of ``Recordings.tidy``."""
 
 REQUEST, ANSWER, AUDIO = "request.json", "answer.json", "answer.wav"
 _FILES = frozenset((REQUEST, ANSWER, AUDIO))
@@ -43,12 +43,12 @@ Write = Callable[[Callable[[], None], int, Failed], bool]
 
 
 class Recordings:
-    """The recordings in ``directory``, written by a thread of their own; without a directory, nothing at all.
+    """The recordings in ``directory``, written by a thread of their own; disabled if ``directory`` is empty.
 
-    Each is a folder, named by its id, that appears once it is whole. The oldest go where all together are larger than
-    ``max_bytes``, or after ``max_age_s`` seconds, if that is not 0. Those that are not whole yet may take as much
-    again, since nothing makes way for one that may never be. Raises ``ConfigError`` for a directory that can't be
-    written to, or that another daemon records in.
+    Each recording is a directory, named by its id, that appears once it is complete. The oldest are removed when all
+    together are larger than ``max_bytes``, or after ``max_age_s`` seconds unless that is 0. Incomplete ones may take up
+    to ``max_bytes`` more, since nothing is removed in favour of a recording that may fail. Raises ``ConfigError`` if
+    the directory can't be written to, or another daemon records there.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Recordings:
         return [] if self._thread is None else [self._thread]
 
     def begin(self, payload: bytes) -> Recording | None:
-        """A new recording of the request in ``payload``, JSON without any key.
+        """A new recording of the request in ``payload``, which is JSON without the API key.
 
-        ``None`` where nothing is recorded, or too much waits to be written.
+        ``None`` if recording is disabled, or too much is queued for writing.
         """
         if self._thread is None:
             return None
@@ -84,22 +84,22 @@ class Recordings:
         return None if recording.id is None else recording
 
     def tidy(self) -> None:
-        """Remove what has become too old."""
+        """Remove recordings older than ``max_age_s``."""
         if self._thread is not None:
             self._write(self._shelf.tidy, 0, functools.partial(_tell, "removing old ones"))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be written."""
+        """Whether no write is queued or in flight."""
         return not self._jobs
 
     def collect(self) -> None:
-        """Take note of what was written, and of what could not be."""
+        """Run the callbacks of finished writes, on the event loop's thread."""
         if self._thread is not None:
             self._thread.collect()
 
     def stop(self, timeout: float) -> bool:
-        """Let what waits be written; whether it was within ``timeout`` seconds."""
+        """Write what is queued; returns whether that ended within ``timeout`` seconds."""
         if self._thread is not None:
             if not self._thread.stop(timeout):
                 return False
@@ -109,8 +109,8 @@ class Recordings:
         return True
 
     def _write(self, job: Callable[[], None], size: int, failed: Failed) -> bool:
-        """Have ``job``, which holds ``size`` bytes, done; whether there was room for it."""
-        if self._thread is None:  # All is over.
+        """Queue ``job``, which holds ``size`` bytes; returns whether there was room for it."""
+        if self._thread is None:  # Stopped.
             return False
         if self._waiting_bytes + size > MAX_WAITING_BYTES:
             log.warning("recordings: one is not kept, since %d MiB wait to be written", self._waiting_bytes >> 20)
@@ -129,12 +129,12 @@ class Recordings:
 
 
 def _tell(what: str, error: BaseException) -> None:
-    # Anything else is a mistake of ours.
+    # Any other exception is a bug, so log its traceback.
     log.error("recordings: %s: %s", what, error, exc_info=None if isinstance(error, OSError) else error)
 
 
 class Recording:
-    """One conversation that is being recorded, until ``end`` or ``drop``."""
+    """A conversation that is being recorded, until ``end`` or ``drop``."""
 
     def __init__(self, name: str, shelf: _Shelf, write: Write, now: float) -> None:
         self._name = name
@@ -146,26 +146,26 @@ class Recording:
 
     @property
     def id(self) -> str | None:
-        """Its name, as far as is known; ``None`` once it could not be written. After ``end`` a failure is only
-        logged, since the client has been told."""
+        """The recording's id; ``None`` once a write has failed. A failure after ``end`` is only logged, since the
+        client has its id."""
         return None if self._lost else self._name
 
     def request(self, payload: bytes) -> None:
-        """Called by `Recordings.begin`."""
+        """Write the request. Called by ``Recordings.begin``."""
         self._do(functools.partial(self._shelf.begin, self._name, payload), len(payload))
 
     def heard(self, pcm: bytes) -> None:
-        """A part of the speech: mono at 24 kHz, little-endian float32."""
+        """Append speech: mono little-endian float32 samples at 24 kHz."""
         self._do(functools.partial(self._shelf.hear, self._name, pcm), len(pcm))
 
     def end(self, text: str, values: Mapping[str, Any]) -> None:
-        """The whole answer, and ``values``, which are what else JSON is to tell of it: usage, timing, an error."""
+        """Write the answer and complete the recording. ``values``: further JSON values, such as usage and timing."""
         answer = orjson.dumps({"id": self._name, "time": self._started, "text": text, **values})
         self._do(functools.partial(self._shelf.finish, self._name, answer), len(answer))
         self._over = True
 
     def drop(self) -> None:
-        """Keep nothing of it, unless it has ended."""
+        """Discard the recording, unless it has ended."""
         if not self._over:
             self._over = True
             self._write(functools.partial(self._shelf.discard, self._name), 0, self._fail)
@@ -176,17 +176,16 @@ class Recording:
             self._lost = True
 
     def _fail(self, error: BaseException) -> None:
-        # What was to be written after it fails as well.
+        # Logged once: later writes of this recording fail too.
         if not self._lost:
             self._lost = True
             _tell(f"{self._name} is not kept", error)
 
 
 class _Shelf:
-    """The directory. Save for its making, only the thread uses it.
+    """The directory on disk. Used only by the writing thread, except for the constructor.
 
-    Whatever has another name than a recording, is a link, or holds anything else than a recording's own files is
-    somebody else's, and left alone.
+    Entries that don't have a recording's name, are links, or hold files other than a recording's are left alone.
     """
 
     def __init__(self, directory: str, max_bytes: int, max_age_s: float, clock: Callable[[], float]) -> None:
@@ -194,15 +193,15 @@ class _Shelf:
         self._max_age_s = max_age_s
         self._clock = clock
         self._kept: dict[str, tuple[float, int]] = {}
-        """When each was recorded, and its bytes, oldest first."""
+        """Time and size in bytes of each complete recording, oldest first."""
         self._unfinished: dict[str, int] = {}
-        """Bytes of each."""
+        """Size in bytes of each incomplete recording."""
         self._used = 0
-        """Bytes of those that are kept."""
+        """Bytes of all complete recordings."""
         try:
             self._fd = _open_directory(directory)
         except OSError as error:
-            # A lock that is held is told as a resource that is unavailable for now.
+            # flock reports a lock that another process holds as EWOULDBLOCK.
             why = "another daemon records there" if isinstance(error, BlockingIOError) else error.strerror
             advice = "choose a folder that you may write to, of this daemon's own, with --recordings"
             raise ConfigError(f"recordings {printable(directory)}: {why}: {advice}") from error
@@ -213,7 +212,7 @@ class _Shelf:
     # -- what is there -------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Find out what is kept, and remove what an interrupted daemon left."""
+        """Find the complete recordings, and remove those that an interrupted daemon left incomplete."""
         with os.scandir(self._fd) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         found = {}
@@ -230,7 +229,7 @@ class _Shelf:
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove what is too old, and of the rest the oldest until it is not too much."""
+        """Remove recordings that are too old, then the oldest ones until the rest fits ``max_bytes``."""
         before = self._clock() - self._max_age_s if self._max_age_s else -math.inf
         while self._kept and (self._used > self._max_bytes or next(iter(self._kept.values()))[0] < before):
             self._remove_oldest()
@@ -239,7 +238,7 @@ class _Shelf:
         name = next(iter(self._kept))
         self._used -= self._kept.pop(name)[1]
         try:
-            # Under another name first, so that no half of it is taken for a recording.
+            # Renamed first, so that an interrupted removal leaves no partial recording.
             if self._look(name) is not None:
                 os.rename(name, _unfinished(name), src_dir_fd=self._fd, dst_dir_fd=self._fd)
                 self._remove(_unfinished(name))
@@ -257,7 +256,7 @@ class _Shelf:
         os.rmdir(name, dir_fd=self._fd)
 
     def _look(self, name: str) -> tuple[float, int] | None:
-        """The time of a folder, and its bytes; ``None`` for one that holds something else than a recording."""
+        """Modification time and size in bytes of a directory; ``None`` if it holds files other than a recording's."""
         size = OVERHEAD_BYTES
         with self._opened(name) as folder:
             for file in os.listdir(folder):
@@ -294,12 +293,12 @@ class _Shelf:
             size = self._unfinished.pop(name)
             self._kept[name] = (self._clock(), size)
             self._used += size
-        # Not before, or one that is given up on the way would have cost others their place.
+        # Last, so that a recording that fails doesn't remove others.
         self.tidy()
 
     def discard(self, name: str) -> None:
         self._unfinished.pop(name, None)
-        with contextlib.suppress(FileNotFoundError):  # It had not got that far.
+        with contextlib.suppress(FileNotFoundError):  # Its directory was not created yet.
             self._remove(_unfinished(name))
 
     @contextlib.contextmanager
@@ -309,13 +308,13 @@ class _Shelf:
                 raise OSError(errno.ECANCELED, "a part of it could not be written")
             yield
         except BaseException:
-            # What can't be removed now is removed at the next start.
+            # What can't be removed now is removed at the next start of the daemon.
             with contextlib.suppress(OSError):
                 self.discard(name)
             raise
 
     def _append(self, name: str, file: str, data: bytes, begin: bytes = b"") -> None:
-        """Add ``data``, for which there is room, to a recording's file, which is begun with ``begin``."""
+        """Append ``data``, whose size is reserved, to a recording's file; a new file begins with ``begin``."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             self._opened(_unfinished(name)) as folder,
@@ -344,7 +343,7 @@ def _open_directory(directory: str) -> int:
         os.mkdir(directory, 0o700)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Another daemon's unfinished recordings would be taken for what an interrupted one left.
+        # Exclusive: another daemon's incomplete recordings would be removed as left by an interrupted one.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         trial = _unfinished("chat_" + secrets.token_hex(6))
         os.mkdir(trial, 0o700, dir_fd=fd)
@@ -360,7 +359,7 @@ def _unfinished(name: str) -> str:
 
 
 def _complete(file: str, folder: int) -> None:
-    """Write a WAV file's header, now that its length is known, and see to it that the file is on the disk."""
+    """Write a WAV file's header, now that its length is known, and sync the file to disk."""
     fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if file == AUDIO:

@@ -1,4 +1,4 @@
-"""The recording of a voice that clients get who ask for the daemon's own one to clone."""
+"""The daemon's reference recording (``--ref-audio``), for clients to clone."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from umaserve.messages import Audio
 from umaserve.settings.sources import printable
 
 SAMPLE_RATE = 16_000
-"""The contract's for what clients send, which this recording is to become."""
+"""Hertz, of reference audio that clients send (contract: chat-mode, Audio Format Specification)."""
 MAX_S = 60
 MAX_BYTES = 64 << 20
 RAW = (".f32", ".pcm")
-"""Ends the name of a file that is float32 of 16 kHz, mono, and nothing else."""
+"""File name suffixes of headerless mono float32 samples at 16 kHz."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefAudio:
-    """The first 60 s of the sound of the file ``path``."""
+    """The first ``MAX_S`` seconds of the sound file ``path``."""
 
     path: str
     audio: Audio
     n_samples: int
 
     def reply(self) -> bytes:
-        """To ``GET /api/default_ref_audio``: a JSON object with its ``name``, its ``duration`` in seconds,
-        ``sample_rate``, and ``base64``, which is float32 of 16 kHz, mono."""
+        """The body of ``GET /api/default_ref_audio``: a JSON object with ``name``, ``duration`` in seconds,
+        ``sample_rate`` in hertz, and ``base64``, mono little-endian float32 samples."""
         return orjson.dumps(
             {
                 "name": os.path.basename(self.path),
@@ -44,7 +44,7 @@ class RefAudio:
 
 
 def load(path: str) -> RefAudio:
-    """Raises ``ConfigError`` for a file that can't be read as sound."""
+    """Reads and decodes the file. Raises ``ConfigError`` if it can't be read as sound."""
     try:
         samples = _samples(path)
     except OSError as error:

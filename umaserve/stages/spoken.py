@@ -1,4 +1,4 @@
-"""Answers that are spoken while they are written: the voice's thread, and a stage between session and connection."""
+"""Answers that are spoken while they are generated: the voice's thread, and a stage between session and connection."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NICE = 10
-"""Of the voice's own thread: llama.cpp's threads wait for each other, so that who takes a core from one holds up all.
-It speaks ten times as fast as anybody listens."""
+"""Niceness of the voice's own thread: llama.cpp's threads wait for each other at barriers, so taking a core from one of
+them stalls all. The voice is ten times faster than real time anyway."""
 MAX_SPEAKING_S = 120.0
-"""Between two pauses of the voice, on its own thread: a sentence, or what is made of a recording."""
+"""Most seconds between two pauses on the voice's own thread: one sentence, or decoding one recording."""
 MAX_PART_BYTES = 4 * 2 * SAMPLE_RATE
-"""Two seconds of float32: in base64 a quarter of what WebSocket clients take in one message by default, 1 MiB."""
+"""Most bytes in one ``Spoken``: two seconds of float32, in base64 a quarter of the 1 MiB that WebSocket clients accept
+per message by default."""
 
 ENCODED_AT_ONCE = SAMPLE_RATE // 4
-"""Samples that are compressed between two pauses: 4 to 9 ms of a core, in which no tick can run where the voice shares
-its thread."""
+"""Samples encoded between two pauses: 4 to 9 ms on one core. No tick can run meanwhile if the voice uses the compute
+thread."""
 
 
 class Speech:
-    """The daemon's voice and the thread that it speaks on; without a voice, nothing at all."""
+    """The daemon's voice and its thread; empty where the daemon has no voice."""
 
     def __init__(self, voice: Voice | None, wake: Callable[[], None], compute: JobThread | None = None) -> None:
-        """``compute``: the thread for a voice that llama.cpp computes, which is somebody else's to collect and to stop;
-        without it the voice gets one of its own."""
+        """``compute``: the compute thread, for a voice that llama.cpp computes; its owner collects and stops it.
+        Without it the voice gets a thread of its own. ``wake``: wakes the event loop when a job is done."""
         self._voice = voice
         self._own: JobThread | None = None
         if voice is not None and compute is None:
@@ -49,7 +50,7 @@ class Speech:
         self._thread = compute or self._own
         self._answers: set[SpokenAnswer] = set()
         self._seconds = 0.0
-        """Of what was spoken in answers that are over."""
+        """Duration of the speech of all ended answers."""
 
     @property
     def voice(self) -> VoiceInfo | None:
@@ -59,7 +60,7 @@ class Speech:
 
     @property
     def threads(self) -> list[JobThread]:
-        """Its own, to be watched."""
+        """The voice's own thread, if it has one, for the watchdog."""
         return [] if self._own is None else [self._own]
 
     @property
@@ -68,7 +69,7 @@ class Speech:
         return not self._answers
 
     def answer(self, deliver: Sink, speaking: Speaking) -> SpokenAnswer:
-        """One answer that is to be spoken."""
+        """A new stage that speaks one answer."""
         assert self._voice is not None
         assert self._thread is not None
         answer = SpokenAnswer(self._voice, self._thread, deliver, self._over, speaking)
@@ -81,40 +82,39 @@ class Speech:
             self._seconds += answer.samples / SAMPLE_RATE
 
     def snapshot(self) -> dict[str, int | float | str]:
-        """Its part of the metrics."""
+        """The metrics of speech."""
         seconds = self._seconds + sum(answer.samples for answer in self._answers) / SAMPLE_RATE
         return {"spoken_answers": len(self._answers), "speech_seconds_total": round(seconds, 3)}
 
     def check_room(self, limit: int) -> None:
-        """Raises ``RequestError`` where ``limit`` answers are being spoken."""
+        """Raises ``RequestError`` if ``limit`` answers are already being spoken."""
         if len(self._answers) >= limit:
             problem = f"{limit} texts are being spoken already; try again later"
             raise RequestError(Fault.MEMORY_PRESSURE, "request", problem, retry_after_s=1)
 
     def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Do a short job on the thread that speaks, in its turn."""
+        """Run a short job on the voice's thread, in order of submission."""
         assert self._thread is not None
         self._thread.submit(job, done)
 
     def fail_all(self, error: RequestError) -> None:
-        """End all answers: the time to drain is over."""
+        """Fail all answers, at the end of the drain timeout."""
         for answer in list(self._answers):
             answer.take(error)
 
     def collect(self) -> None:
-        """Take what has been spoken."""
+        """Run the callbacks of finished jobs, on the event loop's thread."""
         if self._own is not None:
             self._own.collect()
 
     def stop(self, timeout: float) -> bool:
-        """Let the sentence that is being spoken end; whether it did within ``timeout`` seconds."""
+        """Wait for the sentence in flight; returns whether it ended within ``timeout`` seconds."""
         return self._own is None or self._own.stop(timeout)
 
 
 class SpokenAnswer:
-    """A session's sink that hands all on to ``deliver``, with the speech of the text, and the end after all of it.
-
-    Thoughts are never spoken, shown or not.
+    """A session's sink that forwards all outputs to ``deliver``, adds ``Spoken`` outputs, and delays ``Finished`` until
+    all text is spoken. Text between ``<think>`` tags is never spoken.
     """
 
     def __init__(
@@ -125,22 +125,22 @@ class SpokenAnswer:
         over: Callable[[SpokenAnswer], None],
         speaking: Speaking,
     ) -> None:
-        """``over`` is told of its end, whichever that is. A speaker who can't be heard ends it at once."""
+        """``over``: called at the end, whatever ends it. A bad reference recording fails the answer."""
         self.samples = 0
-        """That were handed on."""
+        """Samples delivered so far."""
         self._thread = thread
         self._deliver = deliver
         self._over = over
         self._format = speaking.sound_format
         self._encoder: SoundEncoder | None = None
-        """Made by the first sound."""
+        """Created with the first sentence."""
         self._speaker = Speaker(
             voice, speaking.language, self._submit_unless_held, self._encode, self._on_spoken, self._on_ended
         )
         if (speaker := speaking.speaker) is not None:
             assert speaker.sample_rate is not None, "a speaker in a file"
             reference = Reference(speaker.data, speaker.field, speaker.sample_rate)
-            # No lengthy job, since those wait for other answers' sentences.
+            # A short job: lengthy ones queue behind other answers' sentences.
             self._speaker.become(
                 reference, lambda job, done: thread.submit(job, functools.partial(self._guarded, done))
             )
@@ -177,24 +177,25 @@ class SpokenAnswer:
                 self._deliver(output)
 
     def hold(self) -> None:
-        """The reader is behind: nothing more is spoken than the sentence that already is."""
+        """Backpressure: the reader is behind. No further sentence is started."""
         self._held = True
 
     def release(self) -> None:
+        """The reader has caught up."""
         self._held = False
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting()
 
     def abandon(self) -> None:
-        """Nobody listens any more: nothing is delivered."""
+        """The client is gone: deliver nothing more."""
         self._waiting = None
         self._abandoned = True
         self._speaker.abandon()
         self._over(self)
 
     def _submit_unless_held(self, job: LengthyJob, done: Done) -> None:
-        # The speaker has one sentence in work at a time, so that no second one comes to wait.
+        # At most one waits here: the speaker has one job in flight at a time.
         guarded = functools.partial(self._guarded, done)
         if self._held:
             self._waiting = functools.partial(self._thread.submit_lengthy, job, guarded)
@@ -202,11 +203,11 @@ class SpokenAnswer:
             self._thread.submit_lengthy(job, guarded)
 
     def _encode(self, samples: Samples, pause: YieldPoint) -> bytes:
-        """On the thread that speaks."""
+        """The sentence in the answer's format. Runs on the voice's thread."""
         if self._format is None:
             return samples.astype("<f4").tobytes()
         if self._encoder is None:
-            # Not before, since the first one imports ffmpeg.
+            # Created here, off the event loop: the first one imports PyAV, which takes 100 ms.
             self._encoder = SoundEncoder(self._format, SAMPLE_RATE)
         sound = []
         for start in range(0, len(samples), ENCODED_AT_ONCE):
@@ -234,7 +235,7 @@ class SpokenAnswer:
             self._deliver(self._finished)
 
     def _close_file(self, encoder: SoundEncoder) -> bool:
-        """Hand on the end of the compressed file; whether the answer goes on. Takes less than 5 ms."""
+        """Deliver the end of the compressed file; returns whether the answer goes on. Takes less than 5 ms."""
         try:
             rest = encoder.finish()
         except Exception:
@@ -242,5 +243,5 @@ class SpokenAnswer:
             self._on_ended(SpeechError("tts: the server failed on the answer's speech"))
             return False
         self._on_spoken(rest, 0)
-        # Whoever got it may have had enough.
+        # Delivering it may have abandoned the answer.
         return not self._abandoned
