@@ -1,4 +1,4 @@
-"""One client and its conversation: channel, codec and dialect, and the session of its present request."""
+"""One client: its channel, codec and dialect, and the session of its current request."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Codec(Protocol):
 
 
 class Connection:
-    """Handler of one channel. A mistake of ours in handling it costs this client its connection, and nobody else."""
+    """Handler of one channel. A bug of ours in handling it closes this connection and no other."""
 
     def __init__(
         self, services: Services, channel: Channel, codec: Codec, dialect: Dialect, caller: Caller, lost: Lost
@@ -107,7 +107,7 @@ class Connection:
         self._lost(self)
 
     def _abandon(self) -> None:
-        """Nobody wants the present answer any more."""
+        """Drop the current answer: the client no longer wants it."""
         self._input.keep(0)
         self._sessions.abandon(self._session)
         if self._spoken is not None:
@@ -129,13 +129,13 @@ class Connection:
         self._input.hold(self._codec.buffered)
 
     def _input_handled(self) -> None:
-        """What came was used up, or waits."""
+        """Called when all input so far was handled, or waits."""
         # Not merely "does not run": a session that has just ended still has its last words to deliver.
         if self.channel.ended and not self._backlog.waiting and self._session.state is State.RECV_REQ:
             self.close()
 
     def _handle_one(self) -> bool:
-        """The next payload; whether another one may be handled after it."""
+        """Handle the next payload; returns whether another may be handled after it."""
         if self.channel.overfull:
             self._backlog.wait()  # until the channel has drained
             return False
@@ -176,7 +176,7 @@ class Connection:
                 self._reattach(command)
 
     def _replace(self, request: Generate) -> None:
-        """What runs is given up only for what is taken."""
+        """The running request ends only if its replacement is admitted."""
         try:
             self._sessions.admit(self._caller, self._loop.now())
         except RequestError as error:
@@ -263,16 +263,16 @@ class Connection:
                 self._spoken.hold()
 
     def _end(self, _code: int) -> None:
-        """After a reply that is the last; the code is for those that say one."""
+        """After the last reply. The code is for connections that have close codes."""
         self.close()
 
     def close(self) -> None:
-        """Say what is queued, and end."""
+        """Flush what is queued, then close."""
         self._input.close()
         self.channel.close()
 
     def abort(self) -> None:
-        """End after a mistake of ours."""
+        """Close after a bug of ours."""
         self.channel.abort()
 
     def _on_idle(self) -> None:
@@ -290,4 +290,4 @@ class Connection:
 
 
 Lost = Callable[[Connection], None]
-"""Told of a connection that has ended."""
+"""Called with a connection that has ended."""

@@ -14,27 +14,27 @@ from umaserve.net.timers import Timer
 from umaserve.serving.sessions import Hold, Session, SessionManager
 
 LOST_BYTES = 16 * 1024
-"""What a generation takes besides its text: session, sampler and their like."""
+"""Memory in bytes of a generation besides its text: session, sampler and the like."""
 
 
 class ResumableDialect(Dialect, Protocol):
-    """A dialect that remembers its generation well enough to tell it again."""
+    """A dialect that keeps its generation so that it can be replayed."""
 
     @property
     def request_id(self) -> str | None:
-        """Of the present generation or the last one."""
+        """Id of the current generation, or of the last one."""
 
     @property
     def held_bytes(self) -> int:
-        """Roughly the memory that the generation takes."""
+        """Estimated memory of the generation in bytes."""
 
     def replay(self, position: int) -> Iterator[bytes]:
-        """Payloads from token ``position`` on; raises ``RequestError`` for one that was never made."""
+        """Payloads from token ``position`` on; raises ``RequestError`` where that token does not exist."""
 
 
 @dataclass(slots=True)
 class Lost:
-    """What a lost connection left."""
+    """A generation whose connection was lost."""
 
     dialect: ResumableDialect
     session: Session
@@ -108,7 +108,7 @@ class Detached:
         return lost.dialect, session, missed
 
     def drop_all(self) -> None:
-        """The daemon ends."""
+        """Drop all of them: the daemon ends."""
         for request_id in list(self._lost):
             self._drop(request_id)
 
@@ -123,7 +123,7 @@ class Detached:
 
 
 def _recorder(dialect: Dialect) -> Callable[[Output | RequestError], None]:
-    """A sink that only lets the dialect remember."""
+    """A sink that only feeds the dialect, for a later replay."""
 
     def record(output: Output | RequestError) -> None:
         _unsent: Reply | None = dialect.fail(output) if isinstance(output, RequestError) else dialect.send(output)

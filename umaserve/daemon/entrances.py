@@ -1,4 +1,4 @@
-"""The ways in: every listening socket, and the connection that each accepted client becomes."""
+"""All listening sockets, and the connection made of each accepted client."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 HTTP = "http"
 NETWORK_LEAVES = 8
-"""One connection of so many is for the Unix sockets alone."""
+"""One in this many connections is reserved for the Unix sockets."""
 
 
 class Entrances:
-    """Opens all listening sockets at once, or raises ``ConfigError``; keeps the clients that came in."""
+    """Opens all listening sockets, or none and raises ``ConfigError``; keeps the connected clients."""
 
     def __init__(self, services: Services, site: Site) -> None:
         self._services = services
@@ -84,7 +84,7 @@ class Entrances:
             self._tls = reread(lambda: server_context(cert, key), self._tls)
 
     def close(self) -> None:
-        """Accept no more; the clients stay."""
+        """Stop listening; connected clients stay."""
         for listener in self._listeners:
             listener.close()
         self.remove_files()
@@ -155,7 +155,7 @@ class Entrances:
 
 
 def _protocol(name: str, sock: socket.socket, config: Config) -> str:
-    """What is spoken on a socket that the service manager passed."""
+    """The protocol of a socket that the service manager passed."""
     if name in ("json", "newline", HTTP):
         return name
     return config.protocol if sock.family == socket.AF_UNIX else HTTP

@@ -1,4 +1,4 @@
-"""One HTTP request that its route can't answer at once: what it sets going, until its reply is complete."""
+"""An HTTP request that takes time to answer, from its body to the end of its reply."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Exchange(Protocol):
         """Read the body and start what it asks for; an error becomes the reply."""
 
     def release(self) -> None:
-        """The client has read what waited for it."""
+        """The reply's high-water mark is no longer exceeded."""
 
     def abandon(self) -> None:
-        """The client has left."""
+        """The client has disconnected."""
 
 
 def new_exchange(
@@ -38,7 +38,7 @@ def new_exchange(
     caller: Caller,
     memory: InputShare,
 ) -> Exchange:
-    """``memory`` is told of the body for as long as its images and sounds are needed."""
+    """``memory`` counts the body until its images and sounds are no longer needed."""
     match endpoint:
         case EngineQuestion():
             return QuestionExchange(services, facts, endpoint, errors, responder, caller)

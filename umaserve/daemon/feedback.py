@@ -1,4 +1,4 @@
-"""The clients' feedback, as JSON lines in a file that neither grows for ever nor keeps anything for ever."""
+"""The clients' feedback, as JSON lines in a file of bounded size and age."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FeedbackLog:
             ) from error
 
     def keep(self, feedback: Feedback, caller: Caller) -> None:
-        """Write down what ``caller`` thinks; raises ``RequestError`` where the disk refuses."""
+        """Append feedback of ``caller``; raises ``RequestError`` where it can't be written."""
         try:
             self.append({"peer": caller.peer, "key": caller.key, **feedback.values}, datetime.now(UTC))
         except OSError as error:

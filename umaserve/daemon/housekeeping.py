@@ -1,4 +1,4 @@
-"""What is looked after by the clock while the daemon runs, whoever its clients are."""
+"""Periodic jobs of the daemon."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 TELL_S = 1.0
 EXPIRE_S = 1.0
 WATCH_S = 5.0
-"""How often threads are looked at, so that the log tells of one that is stuck where nobody else asks."""
+"""How often threads are checked, so that the log reports a stuck one even if nobody asks for ``/health``."""
 
 
 class MemoryWatch:
-    """Where memory is short, the caches go first; where it still is a moment later, no request is taken."""
+    """When memory is short, drops the caches; while it stays short, new requests are refused."""
 
     def __init__(self, loop: Loop, host: ModelHost, admission: Admission) -> None:
         self._pressure = MemoryPressure(loop.now)
@@ -48,7 +48,7 @@ def keep_house(
     look_at_threads: Callable[[], object],
     request_timeout: float,
 ) -> None:
-    """Begin all of it. ``request_timeout`` is in seconds, 0: none."""
+    """Start all of them. ``request_timeout`` is in seconds, 0: none."""
     every(loop, TELL_S, host.tell_waiting)
     every(loop, MemoryPressure.READ_S, MemoryWatch(loop, host, admission).look)
     every(loop, WATCH_S, look_at_threads)
@@ -58,7 +58,7 @@ def keep_house(
 
 
 def every(loop: Loop, seconds: float, do: Callable[[], object]) -> None:
-    """Call ``do`` now, and so many seconds after each time."""
+    """Call ``do`` now, and again every ``seconds``."""
 
     def again() -> None:
         loop.call_later(seconds, again)

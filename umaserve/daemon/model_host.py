@@ -1,4 +1,4 @@
-"""The one model of a daemon: loaded on a thread of its own, then scheduled; what is known of it meanwhile."""
+"""The daemon's model: loads it on the compute thread, then runs sessions on it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 PROGRESS_S = 0.1
 MAX_TICK_S = 300.0
-"""Of one decode, or what a lengthy job computes between two pauses: a long text to embed, weights on a slow disk."""
+"""Bound on one decode, or on a long job between two yield points: a long text to embed, weights on a slow disk."""
 MAX_PREPARING_S = 60.0
 MAX_MEDIA_S = 600.0
-"""A decoder is killed after 300 s, which may begin when 120 s have gone by; then what it gave is laid out."""
+"""A media decoder may start after up to 120 s and is killed after 300 s more; then its output is laid out."""
 
 
 class LoadedEngine(Engine, Protocol):
@@ -87,7 +87,7 @@ class ModelHost:
     # -- loading -------------------------------------------------------------------------------------------------
 
     def load(self, load: Load, wanted: Callable[[], bool], loaded: Callable[[BaseException | None], None]) -> None:
-        """Load the model for as long as it is ``wanted``, and tell ``loaded``, with the error if it failed."""
+        """Load the model while it is ``wanted``, then call ``loaded``, with the error if it failed."""
 
         def on_progress(fraction: float) -> bool:
             self._progress = fraction
@@ -140,12 +140,12 @@ class ModelHost:
     # -- serving -------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take what the threads have done."""
+        """Run the callbacks of finished jobs."""
         for thread in self.threads:
             thread.collect()
 
     def end_turn(self) -> None:
-        """Plan and submit the next tick, then deliver what there is for clients."""
+        """Plan and submit the next tick, then deliver outputs to clients."""
         if self._scheduler is None:
             for _ in self._sessions.deliver():
                 continue
@@ -156,7 +156,7 @@ class ModelHost:
             self._loop.call_soon(_nothing)
 
     def tell_waiting(self) -> None:
-        """Requests that wait for the model or for a slot hear of it."""
+        """Report progress to requests that wait for the model or for a slot."""
         if self._scheduler is not None:
             self._scheduler.tell_waiting()
         elif self.loading:
@@ -174,7 +174,7 @@ class ModelHost:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, or can."""
+        """Whether nothing runs, or nothing can."""
         if self._scheduler is None or self.questions is None:
             return True
         return self._scheduler.idle and self.questions.idle
@@ -202,7 +202,7 @@ class ModelHost:
             self._engine.close()
 
     def snapshot(self) -> Mapping[str, int | float | str]:
-        """The model's part of the metrics; always of the same names."""
+        """The model's part of the metrics; the names are always the same."""
         about: dict[str, int | float | str] = {
             "load_progress": round(self._progress, 3),
             "model": "" if self._engine is None else self._engine.info.name,
@@ -225,4 +225,4 @@ class ModelHost:
 
 
 def _nothing() -> None:
-    """What makes the loop turn once more."""
+    """Does nothing: scheduling it makes the loop turn once more."""

@@ -1,4 +1,4 @@
-"""The daemon's own pages: for operators and probes, and its voice's recording."""
+"""The daemon's own pages: health, metrics, the OpenAPI document, the voice's reference recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
 
 
 def own_pages(services: Services) -> HttpDialect:
-    """Their paths; ``/debug/echo`` among them only where the operator wants it."""
+    """Their routes; ``/debug/echo`` is among them only with ``--debug-echo``."""
 
     def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.model() is None:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class QuestionExchange:
-    """Puts one question to the engine, and its answer into one reply."""
+    """Asks the engine one question and replies with its answer."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class QuestionExchange:
             self._reply(error)
 
     def release(self) -> None:
-        """Nothing waits for the reader."""
+        """The reply comes in one piece: there is nothing to resume."""
 
     def abandon(self) -> None:
         if self._question is not None:

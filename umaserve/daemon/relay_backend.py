@@ -23,7 +23,7 @@ from umaserve.worker.backend import Job, Reply
 log = logging.getLogger(__name__)
 
 CLIENT_HEADER = "x-relay-client"
-"""Whose request it is, by the relay: prompts are reused among its own only."""
+"""The relay's client, the tenant whose cached prefixes the request may reuse."""
 _JSON = {"content-type": "application/json"}
 
 
@@ -84,7 +84,7 @@ class DaemonBackend:
 
 
 class _Responder:
-    """Implements ``http.exchange.Responder`` on a reply."""
+    """Implements ``daemon.responder.Responder`` on a reply."""
 
     def __init__(self, reply: Reply) -> None:
         self.congested = False
@@ -106,7 +106,7 @@ class _Responder:
         self._end(200, {}, "")
 
     def abort(self) -> None:
-        """After a mistake of ours."""
+        """After a bug of ours."""
         self._end(500, _JSON, "")
 
     def _end(self, status: int, headers: Mapping[str, str], body: str) -> None:
@@ -123,7 +123,7 @@ class _Posted:
         pending.start(body)
 
     def begun(self) -> Job | None:
-        """Itself, unless it has ended already."""
+        """This job, or ``None`` if it has already ended."""
         return None if self._responder.ended else self
 
     def abort(self) -> None:
@@ -158,7 +158,7 @@ class _Conversation:
         self.receive(text.encode())
 
     def receive(self, data: bytes) -> None:
-        """A message of its client's."""
+        """A message from the client."""
         if len(data) > self._max_bytes:
             self._wire.refuse(413, self._too_large)
         elif self._wire.open:
@@ -166,7 +166,7 @@ class _Conversation:
 
 
 class _Wire:
-    """Stands in for the channel of a connection whose frames are relayed: each write is one of them."""
+    """The channel of a connection whose frames are relayed: each write is one frame."""
 
     overfull = False
     ended = False
@@ -184,21 +184,21 @@ class _Wire:
             self._reply.chunk(data.decode(), 200, {})
 
     def reconsider(self) -> None:
-        """Never: what comes through a relay is used up at once."""
+        """Nothing to do: relayed input is handled at once."""
 
     def close(self) -> None:
         self._end(200)
 
     def abort(self) -> None:
-        """After a mistake of ours."""
+        """After a bug of ours."""
         self._end(500)
 
     def refuse(self, status: int, error: str) -> None:
-        """End it, since its client said something impossible."""
+        """End it with an error for its client."""
         self._end(status, error)
 
     def lose(self) -> None:
-        """The client has left."""
+        """The client has disconnected."""
         if self.open:
             self.open = False
             self._loop.call_soon(self.handler.connection_lost)
@@ -237,4 +237,4 @@ def _mapping(headers: Headers) -> Mapping[str, str]:
 
 
 def _forget(_connection: Connection) -> None:
-    """Nobody counts these among the clients."""
+    """Relayed connections are not counted as clients."""

@@ -25,7 +25,7 @@ class DaemonLinks:
         self._config = config
         self._links: list[RelayLink] = []
         self.threads: list[JobThread] = []
-        """Its own, to be watched."""
+        """Its threads, to be watched."""
         if not config.relay:
             return
         name = config.worker_name or platform.node() or "worker"
@@ -40,7 +40,7 @@ class DaemonLinks:
         return read_secret(self._config.worker_secret, self._config.worker_secret_file, "worker_secret_file")
 
     def reread_files(self) -> None:
-        """The secret and the authorities, for the connections that are made from now on."""
+        """Reread the secret and the certificate authorities, for later connections."""
         if self._links:
             self._mine.secret = reread(self._read_secret, self._mine.secret)
             self._dialer.reread_authorities()
@@ -51,7 +51,7 @@ class DaemonLinks:
         return all(link.over for link in self._links)
 
     def collect(self) -> None:
-        """Take the names that were resolved."""
+        """Run the callbacks of resolved names."""
         if self._links:
             self._resolving.collect()
 
@@ -60,7 +60,7 @@ class DaemonLinks:
             link.start()
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs, and leave."""
+        """Take no new requests, finish what runs, then disconnect."""
         for link in self._links:
             link.drain()
 
@@ -70,6 +70,6 @@ class DaemonLinks:
             link.close()
 
     def stop(self) -> None:
-        """Let the thread end."""
+        """Stop the thread."""
         if self._links:
             self._resolving.stop(0)

@@ -1,4 +1,4 @@
-"""A WebSocket client that may leave its generation, when the connection is lost, for another one to resume."""
+"""A WebSocket client whose generation outlives a lost connection, so that a new one can resume it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ResumableConnection(WebSocketConnection):
     _watched: str | None = None
     _missed: Iterator[bytes] | None = None
     _parted = False
-    """Whether the generation is nobody's to resume, or kept for that already."""
+    """Whether the generation has been dropped, or kept for a later resume."""
 
     def drained(self) -> None:
         super().drained()
@@ -43,7 +43,7 @@ class ResumableConnection(WebSocketConnection):
         super()._request(request, admitted=admitted)
 
     def _watch(self, request_id: str | None) -> None:
-        """One at a time is this connection's."""
+        """Register the generation of this connection; there is one at a time."""
         self._services.detached.unwatch(self._watched)
         self._watched = request_id
         if request_id is not None:
@@ -65,7 +65,7 @@ class ResumableConnection(WebSocketConnection):
         self._tell_missed()
 
     def _tell_missed(self) -> None:
-        """What the lost connection's client has not seen, as fast as it reads; meanwhile the dialect remembers."""
+        """Send what the lost connection's client missed, as fast as it reads; the dialect keeps new output."""
         for _ in range(MISSED_PER_TURN):
             if self._missed is None or not self.channel.open or self.channel.congested:
                 return

@@ -47,7 +47,7 @@ class Routes:
         return next((found for beginning, found in self._beginnings.items() if path.startswith(beginning)), None)
 
     def errors(self, path: str) -> ErrorShape:
-        """How errors are worded there; as OpenAI's where no dialect has the path."""
+        """The error shape of a path; OpenAI's where no dialect has it."""
         found = self.find(path)
         return ERRORS if found is None else found.dialect.errors
 

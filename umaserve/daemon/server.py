@@ -1,4 +1,4 @@
-"""The daemon: what it is composed of, and the order of its life."""
+"""The daemon: what it is composed of, and its life cycle."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from umaserve.system.threads import ThreadWatch
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
-"""How long the last words may take to be read when all else is done."""
+"""How long clients get to read their last output before the daemon exits."""
 JOIN_S = 5.0
 SWITCH_S = 0.0005
 """After which a thread that waits for Python's lock asks for it. The loop gives it up in each system call, and each
@@ -220,7 +220,7 @@ class Server:
         return Metrics(values)
 
     def _reread_files(self) -> None:
-        """SIGHUP: those that can change while the daemon runs. One that can't be used changes nothing."""
+        """SIGHUP: reread the files that can change while the daemon runs. An unusable one changes nothing."""
         log.info("reading keys, content filter, certificates and secrets again")
         self._gate.reread_keys()
         self._links.reread_files()
@@ -261,7 +261,7 @@ class Server:
             self._loop.call_later(self._config.drain_timeout, self._end_drain)
 
     def _end_drain(self) -> None:
-        """The time is over, also for a decode that does not return."""
+        """The drain timeout is over, also for a decode that does not return."""
         self._begin_farewell()
         self._host.fail_running()
         self._services.speech.fail_all(

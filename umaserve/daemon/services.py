@@ -1,4 +1,4 @@
-"""What connections need of the daemon, whatever they speak."""
+"""What connections of all dialects need of the daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from umaserve.stages.spoken import Speech
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One daemon's, for all connections."""
+    """One instance for all connections of a daemon."""
 
     config: Config
     loop: Loop
@@ -39,7 +39,7 @@ class Services:
     """Seconds since 1970."""
     prometheus: Callable[[], bytes]
     feedback: FeedbackLog | None
-    """Where clients' feedback is kept, if it is."""
+    """``None`` where feedback is not kept."""
     questions: Callable[[], Questions | None]
     """``None`` while the model loads."""
     speech: Speech
@@ -48,10 +48,10 @@ class Services:
     content_filter: ContentFilter | None
     input_budget: InputBudget
     stuck: Callable[[], Mapping[str, float]]
-    """By its name, for how many seconds each thread that is stuck has not advanced."""
+    """Stuck threads by name, with the seconds since they last advanced."""
 
     def facts(self) -> Facts:
-        """What dialects may know of this daemon now."""
+        """What dialects may know of this daemon."""
         config, voice = self.config, self.speech.voice
         if voice is not None and self.ref_audio is not None:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
@@ -68,7 +68,7 @@ class Services:
         )
 
     def loaded(self) -> tuple[ModelInfo, Questions]:
-        """The model and who answers for it; raises ``RequestError`` while it loads."""
+        """The model and its question queue; raises ``RequestError`` while the model loads."""
         info, questions = self.model(), self.questions()
         if info is None or questions is None:
             raise RequestError(

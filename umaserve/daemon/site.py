@@ -1,4 +1,4 @@
-"""The daemon's site: requests through the gate to their routes."""
+"""The daemon's HTTP site: passes requests through the gate to their routes."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class SpeechExchange:
             speech.submit(check, functools.partial(self._checked, asked.text))
 
     def _checked(self, text: str, error: BaseException | None) -> None:
-        """What the operator's filter says of the text."""
+        """The content filter's verdict on the text."""
         if self._spoken is None:  # The client has gone, or the daemon's time to drain is over.
             return
         if error is None:
@@ -88,12 +88,12 @@ class SpeechExchange:
         spoken.take(Finished(FinishReason.STOP, Usage(0, 0)))
 
     def release(self) -> None:
-        """The reader has caught up."""
+        """The reader is below the low-water mark again."""
         if self._spoken is not None:
             self._spoken.release()
 
     def abandon(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
         if self._spoken is not None:
             self._spoken.abandon()
             self._ended("abandoned")

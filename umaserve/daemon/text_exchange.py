@@ -1,4 +1,4 @@
-"""One HTTP request for text: its sessions, and one reply or a stream of events."""
+"""An HTTP request for text: its sessions, and one reply or a stream of events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TextExchange:
     def __init__(
         self, services: Services, responder: Responder, body: Body, caller: Caller, memory: InputShare
     ) -> None:
-        """``memory`` is told of the body for as long as its images and sounds are needed."""
+        """``memory`` counts the body until its images and sounds are no longer needed."""
         self._manager = services.sessions
         self._speech = services.speech
         self._now = services.loop.now
@@ -33,11 +33,11 @@ class TextExchange:
         self._caller = caller
         self._memory = memory
         self._unplaced = 0
-        """Sessions that have no place yet."""
+        """Sessions that have no slot yet."""
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
         self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
-        """Events that may still give way to an error reply."""
+        """Events not yet sent: an error reply may still replace them."""
         self._begun = self._ended = False
 
     def start(self, content: bytes) -> None:
@@ -63,14 +63,14 @@ class TextExchange:
         self._spoken.append(spoken)
 
     def release(self) -> None:
-        """The reader has caught up."""
+        """The reader is below the low-water mark again."""
         for session in self._sessions:
             self._manager.release(session, Hold.READER)
         for spoken in self._spoken:
             spoken.release()
 
     def abandon(self) -> None:
-        """The client is gone, or has its error."""
+        """The client has disconnected, or has its error."""
         self._end()
         for session in self._sessions:
             self._manager.abandon(session)

@@ -1,4 +1,4 @@
-"""The daemon's voice, and the recording that it lends to clients."""
+"""The daemon's voice, and the reference recording that clients may ask for."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Voices:
 
 
 def _to_clone(reference: RefAudio | None, voice: VoiceInfo | None) -> RefAudio | None:
-    """What clients are given to clone: nothing where a request with it would be refused."""
+    """The recording for clients to clone; ``None`` where the voice could not clone it."""
     if reference is None or (voice is not None and voice.clones):
         return reference
     why = "no voice" if voice is None else "a voice that can't take on another one"

@@ -1,4 +1,4 @@
-"""A WebSocket client: a connection that pings, and says goodbye with the code of its reason."""
+"""A WebSocket client: a connection that pings, and closes with a close code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WebSocketConnection(Connection):
 
     _codec: WebSocketCodec
     _explains = True
-    """Whether an error message goes before the close frame where the codec or the timer ends the conversation."""
+    """Whether an error message precedes the close frame when the codec or a timer ends the connection."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class WebSocketConnection(Connection):
             self._backlog.continue_later()
 
     def _part(self, *, lost: bool) -> None:
-        """The client is gone, or sent away; ``lost``: without a goodbye. May come more than once."""
+        """The connection ends; ``lost``: without a close frame. May be called more than once."""
         self._abandon()
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A turn's content where it is a list: texts, and media between them."""
+"""A turn's content given as a list of texts and media."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attac
 
 
 def check_media(turns: Sequence[ChatTurn], field: str) -> None:
-    """Refuse a conversation with too many of them."""
+    """Refuse a conversation with too many attachments."""
     n = sum(len(turn.attachments) for turn in turns)
     if n > MAX_MEDIA:
         raise out_of_range(field, f"at most {MAX_MEDIA} images, recordings and films in all", n)

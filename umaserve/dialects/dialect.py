@@ -1,4 +1,4 @@
-"""What a dialect of a message connection is to its owner: payloads in, commands out; outputs in, payloads out."""
+"""A dialect of a message connection: payloads to commands, and outputs to payloads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
     FinishReason.CANCELLED: "stop",
     FinishReason.CONTENT_FILTER: "content_filter",
 }
-"""What OpenAI's API and the contract of ``/generate`` call them; a cancelled stream was stopped."""
+"""Their names in OpenAI's API and the contract of ``/generate``, which have none for a cancelled stream."""
 
 
 class Reply(NamedTuple):
-    """A payload for the codec, whether the connection ends with it, and a payload that goes first.
+    """A payload to send, whether the connection ends after it, and a payload to send before it.
 
     ``code`` is what a WebSocket is closed with.
     """
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 
 
 class Dialect(Protocol):
-    """One connection's conversation, with at most one request at a time."""
+    """One connection's dialect, with at most one request at a time."""
 
     @property
     def ready(self) -> bool:

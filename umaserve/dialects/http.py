@@ -1,4 +1,4 @@
-"""What a dialect over HTTP is to the daemon: its routes, the shape of its errors, its part of the OpenAPI document."""
+"""A dialect over HTTP: its routes, the shape of its errors, its part of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HTTP_STATUS: Mapping[Fault, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a dialect may know of the daemon that it speaks for."""
+    """What a dialect may know of its daemon."""
 
     limits: RequestLimits
     model: Callable[[], ModelInfo | None]
@@ -50,7 +50,7 @@ class Facts:
     voice: VoiceInfo | None
     """``None`` where the daemon can't speak."""
     new_id: Callable[[str], str]
-    """An id that nobody can guess, with a prefix: whoever knows that of a lost generation may resume it."""
+    """Makes a random id with the given prefix. Ids are secrets: they allow a lost generation to be resumed."""
     now: Callable[[], int]
     """Seconds since 1970."""
     started_at: int
@@ -60,7 +60,7 @@ class Facts:
     resumable: bool
     """Whether a lost connection's generation is kept for another connection."""
     recorded: bool
-    """Whether requests are to carry their own words, to be kept."""
+    """Whether conversations are recorded, so that requests keep their payload."""
 
     def loaded(self) -> ModelInfo:
         """The model; raises ``RequestError`` while it loads."""
@@ -92,7 +92,7 @@ class Body(Protocol):
 
     @property
     def headers(self) -> Headers:
-        """What the reply has beside its content type."""
+        """Headers of the reply besides its content type."""
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The requests in ``body``; raises ``RequestError``."""
@@ -104,7 +104,7 @@ class Body(Protocol):
         """The data of the last events of a stream that has begun."""
 
     def frame(self, data: bytes) -> bytes:
-        """One event of the stream as it is written."""
+        """The bytes of one event of the stream."""
 
     def result(self) -> bytes:
         """The whole reply, once ``done``."""
@@ -114,7 +114,7 @@ class Body(Protocol):
 
 
 class ErrorReply(NamedTuple):
-    """An error as HTTP has it; ``body`` is JSON."""
+    """An error as an HTTP reply; ``body`` is JSON."""
 
     status: int
     body: bytes
@@ -123,7 +123,7 @@ class ErrorReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a dialect words what went wrong before or instead of a reply of its own."""
+    """How a dialect words errors that come before or instead of a reply."""
 
     of_request: Callable[[RequestError], ErrorReply]
     of_http: Callable[[int, str], bytes]
@@ -136,12 +136,12 @@ class ErrorShape:
 
 
 def cap_headers(limits: RequestLimits) -> Headers:
-    """Tells a client of the operator's cap on the tokens of an answer, where there is one."""
+    """The header that tells clients of ``--max-tokens``, where it is set."""
     return () if limits.max_tokens is None else (("x-umaserve-max-tokens", str(limits.max_tokens)),)
 
 
 def error_headers(error: RequestError, status: int) -> Headers:
-    """What HTTP has for an error beside its body: when to try again, in seconds, and how to prove who one is."""
+    """The headers of an error: ``Retry-After`` in seconds, and ``WWW-Authenticate``."""
     headers = []
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(max(1, math.ceil(error.retry_after_s)))))
@@ -184,7 +184,7 @@ class SpokenText:
     file_format: str
     """"wav" or "pcm", of 16-bit samples, or a compressed one."""
     compressed: SoundFormat | None
-    """What the voice has to make of its samples: ``None`` for "wav" and "pcm"."""
+    """The codec for the encoder; ``None`` for "wav" and "pcm", which need none."""
 
 
 @dataclass(frozen=True, slots=True)
