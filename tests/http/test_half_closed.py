@@ -11,7 +11,7 @@ from test_http_connection import CONFIG, HEALTH, World, post, spoken  # noqa: F4
 
 from umaserve.http.connection import REQUESTS_PER_TURN, HttpConnection
 from umaserve.messages import Finished, FinishReason, Timing, Token, Usage
-from umaserve.net.channel import HALF_CLOSED_POLL_S, Channel
+from umaserve.net.channel import FIRST_POLL_S, HALF_CLOSED_POLL_S, Channel
 
 COMPLETION = {"prompt": "Once", "max_tokens": 4}
 HANDSHAKE = (
@@ -111,8 +111,8 @@ def test_who_has_left_is_found_before_another_token(tcp: TcpWorld, stream: bool,
         tcp.token("upon")
         assert bool(tcp.received()) == stream
     tcp.client.close()
-    for _ in range(3):
-        tcp.turn(HALF_CLOSED_POLL_S)
+    tcp.turn()
+    tcp.turn(FIRST_POLL_S)
     assert list(tcp.sessions.running()) == []
     assert tcp.lost == [tcp.connection]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import select
 import socket
@@ -18,6 +19,8 @@ READ_PER_TURN = 64 * 1024
 WRITE_PER_TURN = 256 * 1024
 LINGER_S = 2.0
 HALF_CLOSED_POLL_S = 0.05
+FIRST_POLL_S = 0.001
+"""What is written to a peer that has left gets its reset within a round trip: the first polls are closer together."""
 SEND_BUFFER = 64 * 1024
 """Kernel buffer: without it a stopped reader's kernel swallows megabytes before the high-water mark is seen."""
 
@@ -249,17 +252,20 @@ class Channel:
         if self._phase is _Phase.LINGERING or self._hung_up():
             self.abort()
         elif self._phase is _Phase.OPEN:
-            self._loop.call_later(HALF_CLOSED_POLL_S, self._watch_half_closed)
+            self._watch_half_closed(FIRST_POLL_S)
             self.handler.input_ended()
 
-    def _watch_half_closed(self) -> None:
+    def _watch_half_closed(self, after: float) -> None:
+        self._loop.call_later(after, functools.partial(self._poll_half_closed, min(2 * after, HALF_CLOSED_POLL_S)))
+
+    def _poll_half_closed(self, next_after: float) -> None:
         # selectors cannot watch for a hang-up alone, so the few half-closed peers are asked now and then.
         if self._phase is not _Phase.OPEN:
             return
         if self._hung_up():
             self.abort()
         else:
-            self._loop.call_later(HALF_CLOSED_POLL_S, self._watch_half_closed)
+            self._watch_half_closed(next_after)
 
     def _hung_up(self) -> bool:
         poll = select.poll()
