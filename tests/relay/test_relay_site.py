@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import resource
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -366,6 +368,20 @@ def test_a_key_that_another_process_revokes_is_noticed(keyed: Relay, tmp_path: P
     assert others.revoke("1")
     others.close()
     wait_until(lambda: models_with(keyed, ("X-Api-Key", key)) == 401)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [("POST", "/keys", {"name": "bob"}), ("GET", "/keys", None)])
+def test_a_file_of_keys_that_cannot_be_used_is_an_error_reply(
+    method: str, path: str, body: dict | None, keyed: Relay, tmp_path: Path
+) -> None:
+    key = made_key(keyed)
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as others:
+        others.execute("DROP TABLE keys")
+        others.commit()
+    answer = keyed.admin(method, path, body)
+    assert answer.status == 500
+    assert answer.json["error"]["message"] == "keys: their file can't be used: see the relay's log"
+    assert models_with(keyed, ("X-Api-Key", key)) == 200, "the keys read before hold"
 
 
 def test_keys_survive_a_restart(keyed: Relay, start: Callable[..., Relay], tmp_path: Path) -> None:

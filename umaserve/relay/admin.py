@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,14 @@ import orjson
 
 from umaserve.access.attempts import FailedAttempts
 from umaserve.access.client_keys import ClientKeys
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection
 from umaserve.relay.pool import Pool
 from umaserve.relay.worker import Worker
 from umaserve.wire.fields import Fields, parse_json
 from umaserve.wire.http_head import Refusal, Request
+
+log = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S = 3600.0
 
@@ -67,6 +70,14 @@ class Admin:
         raise Refusal(404, f"path: there is no {path[:64]} here")
 
     def serve(self, connection: HttpConnection, request: Request) -> None:
+        try:
+            self._answer(connection, request)
+        except ConfigError as error:
+            # The clients' keys: their disk is full, say.
+            log.error("%s", error)
+            raise RequestError(Fault.DECODE_FAILED, "keys", "their file can't be used: see the relay's log") from None
+
+    def _answer(self, connection: HttpConnection, request: Request) -> None:
         match request.method, request.path.split("/")[2:]:
             case _, ["workers"]:
                 self._reply(connection, {"workers": [_shown(one) for one in self._pool.workers]})
