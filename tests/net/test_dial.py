@@ -236,10 +236,24 @@ def test_an_ipv6_address_stands_in_brackets(loop: Loop, resolver: Resolver, ends
 def test_a_name_that_does_not_resolve_is_an_error(host: str, loop: Loop, resolver: Resolver, ends: list) -> None:
     dial(loop, resolver.submit, host, 443, timeout=NEVER_S, done=ends.append)
     resolver.run()
+    turn(loop)
     (start, reason) = str(ends[0]).split("resolved: ")
     assert start == f"can't connect to {host}:443: the name can't be "
     assert reason
     assert len(ends) == 1
+
+
+def test_a_mistake_of_whoever_dials_a_name_does_not_end_the_loop(
+    loop: Loop, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_found: socket.socket | DialError) -> None:
+        raise LookupError("a mistake of ours")
+
+    resolving = JobThread("resolving", loop.wake)
+    stack.callback(resolving.stop, NEVER_S)
+    loop.after_poll = resolving.collect
+    until_over(loop, dial(loop, resolving.submit, "a\0b", 443, timeout=NEVER_S, done=fail))
+    assert "a mistake of ours" in caplog.text
 
 
 def test_no_more_than_a_few_addresses_are_tried(
@@ -282,6 +296,7 @@ def test_silent_addresses_end_with_the_deadline(
     resolves_to(monkeypatch, UNROUTED)
     dial(loop, resolver.submit, "relay.example", 443, timeout=10 * NEVER_S, done=ends.append)
     resolver.run()
+    turn(loop)
     clock.ahead += 9 * NEVER_S
     turn(loop)
     assert ends == []
@@ -331,6 +346,7 @@ def test_who_cancels_hears_no_more(
     dialing = dial(loop, resolver.submit, host, 443, timeout=NEVER_S, done=ends.append)
     if stage == "connecting":
         resolver.run()
+        turn(loop)
         assert watched(loop) == 1
     dialing.cancel()
     dialing.cancel()

@@ -42,7 +42,8 @@ def dial(loop: Loop, submit: Submit, host: str, port: int, *, timeout: float, do
             # Behind a resolver that hangs, jobs that nobody waits for any more would pile up.
             return () if dialing.over else socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
-        submit(resolve, dialing.resolved)
+        # Whoever collects the thread's results is the loop's hook, which a mistake of ours in ``done`` would end.
+        submit(resolve, lambda result: loop.call_soon(lambda: dialing.resolved(result)))
     else:
         loop.call_soon(lambda: dialing.resolved(found))
     return dialing
