@@ -17,7 +17,7 @@ from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
 from umaserve.wire.http_head import Headers
-from umaserve.wire.relay_messages import Request
+from umaserve.wire.relay_messages import FLOW, WEBSOCKET, Request
 from umaserve.worker.backend import Job, Reply
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ _JSON = {"content-type": "application/json"}
 
 class DaemonBackend:
     """Implements ``worker.backend.Backend`` on the daemon's services."""
+
+    features = (FLOW, WEBSOCKET)
 
     def __init__(self, services: Services) -> None:
         self._services = services

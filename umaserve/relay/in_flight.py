@@ -7,7 +7,7 @@ from collections.abc import Callable
 from umaserve.relay.request import Clock, RelayedRequest
 from umaserve.relay.states import Event
 from umaserve.relay.worker import Worker
-from umaserve.wire.relay_messages import Cancel, CancelReason, Flow, OtherReason, Request
+from umaserve.wire.relay_messages import FLOW, Cancel, CancelReason, Flow, OtherReason, Request
 
 CANCEL_GRACE_S = 2.0
 
@@ -64,7 +64,7 @@ class InFlight:
     def tell_paused(self, request: RelayedRequest) -> None:
         """Tell its worker whether the client is behind, if it understands."""
         worker = self._workers[request.id]
-        if "flow" in worker.features:
+        if FLOW in worker.features:
             worker.link.send(Flow(request.id, request.paused))
 
     def overfull(self, request: RelayedRequest) -> bool:

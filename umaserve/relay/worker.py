@@ -8,7 +8,7 @@ from typing import Protocol
 
 from umaserve.net.timers import Timer
 from umaserve.relay.request import RelayedRequest
-from umaserve.wire.relay_messages import FromProxy
+from umaserve.wire.relay_messages import WEBSOCKET, FromProxy
 
 ANY_MODEL = "*"
 
@@ -60,7 +60,7 @@ class Worker:
 
     @property
     def takes_websockets(self) -> bool:
-        return "websocket" in self.features
+        return WEBSOCKET in self.features
 
     def offers(self, model: str) -> bool:
         """Whether it has ``model``, or any at all where that is empty."""

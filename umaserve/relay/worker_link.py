@@ -15,6 +15,8 @@ from umaserve.relay.pool import Pool
 from umaserve.relay.worker import Worker
 from umaserve.wire.relay_codec import accepted_models, encode, parse_from_worker
 from umaserve.wire.relay_messages import (
+    FLOW,
+    WEBSOCKET,
     FromProxy,
     ModelsUpdate,
     Ping,
@@ -31,7 +33,6 @@ log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN = 64
 MAX_LOGGED = 1024
-FEATURES = ("flow", "websocket")
 VERSIONS = ("1", "2026-04-bridge-v1", None)
 
 
@@ -182,7 +183,7 @@ class WorkerLink:
                 Fault.BAD_REQUEST, "protocol_version", f'expected "1", got "{message.protocol_version[:64]}"'
             )
         models, warnings = accepted_models(message.models, self._limits.models)
-        features = [feature for feature in FEATURES if feature in message.features]
+        features = [feature for feature in (FLOW, WEBSOCKET) if feature in message.features]
         worker = self._pool.register(
             self, message.worker_name, models, message.max_concurrent, message.current_load or 0, features
         )

@@ -6,6 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FLOW, WEBSOCKET = "flow", "websocket"
+"""What a relay and a worker may agree on at registration beyond the contract: ``Flow``, and frames of WebSockets."""
+
 # -- from the worker ---------------------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,10 @@ class Backend(Protocol):
     """What answers."""
 
     @property
+    def features(self) -> Sequence[str]:
+        """What it can do beyond the contract, by the names in ``relay_messages``."""
+
+    @property
     def models(self) -> Sequence[str]:
         """The names of those that it has now."""
 

@@ -18,7 +18,7 @@ from umaserve.wire.fields import Fields, bad_request, parse_json, string
 from umaserve.wire.forwarding import end_to_end, joined
 from umaserve.wire.http_head import Headers, shown
 from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
-from umaserve.wire.relay_messages import Request, TokenCounts
+from umaserve.wire.relay_messages import FLOW, Request, TokenCounts
 from umaserve.worker.backend import Job, Reply
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_call import HttpCall
@@ -58,6 +58,8 @@ class HttpSettings:
 
 class HttpBackend:
     """Implements ``backend.Backend``."""
+
+    features = (FLOW,)
 
     def __init__(self, loop: Loop, dialer: Dialer, settings: HttpSettings) -> None:
         self.models: Sequence[str] = settings.models

@@ -17,6 +17,7 @@ from umaserve.net.pings import Pings
 from umaserve.wire.http_head import shown
 from umaserve.wire.relay_codec import encode, parse_from_proxy
 from umaserve.wire.relay_messages import (
+    WEBSOCKET,
     Cancel,
     Flow,
     FromWorker,
@@ -38,7 +39,6 @@ from umaserve.worker.running import Running
 
 log = logging.getLogger(__name__)
 
-FEATURES = ("flow", "websocket")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """What both kinds of relay take and send at most."""
 MESSAGES_PER_TURN = 64
@@ -309,7 +309,7 @@ class RelayConnection:
         if running is not None:
             running.frame(request.body)
             return
-        if "websocket" in self._features and request.request_id in self._ended:
+        if WEBSOCKET in self._features and request.request_id in self._ended:
             return
         running = Running(self, request, self._loop.now())
         self._running[request.request_id] = running

@@ -17,7 +17,7 @@ from umaserve.wire.websocket import CloseCode
 from umaserve.wire.websocket_handshake import client_handshake
 from umaserve.worker.backend import Backend
 from umaserve.worker.dialer import Dialer, ServerUrl
-from umaserve.worker.relay_connection import FEATURES, Opening, RelayConnection
+from umaserve.worker.relay_connection import Opening, RelayConnection
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class RelayLink:
             mine.max_concurrent,
             VERSIONS[self._version],
             self._backend.load,
-            FEATURES,
+            tuple(self._backend.features),
         )
         left_s = max(0.0, self._tried_at + mine.timeout - self._loop.now())
         opening = Opening(handshake, key, register, left_s)
