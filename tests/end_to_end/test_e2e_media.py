@@ -255,12 +255,9 @@ def test_what_no_voice_here_can_clone_is_given_to_nobody_and_the_operator_is_tol
 
 @with_voice
 def test_a_voice_that_does_not_clone_speaks_and_says_that_it_is_its_own(seeing: Daemon) -> None:
-    hello, generation = [{"role": "user", "content": "Hello!"}], {"max_new_tokens": 12, "temperature": 0}
-    (prefill, done), code = ask(
-        seeing, messages=hello, generation=generation, streaming=False, tts={"ref_audio_data": "AAAA"}
-    )
+    (prefill, done), code = ask(seeing, streaming=False, tts={"ref_audio_data": "AAAA"})
     assert (prefill["voice"], code) == ("default", 1000)
-    (prefill, own), code = ask(seeing, messages=hello, generation=generation, streaming=False, tts={})
+    (prefill, own), code = ask(seeing, streaming=False, tts={})
     assert ("voice" in prefill, code) == (False, 1000)
     assert (done["text"], done["audio_data"]) == (own["text"], own["audio_data"])
 
