@@ -1,9 +1,10 @@
-"""The relay's own pages: its models, health and metrics."""
+"""The relay's own pages: its models, health, metrics and OpenAPI document."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib import resources
 
 import orjson
 
@@ -15,6 +16,7 @@ from umaserve.relay.pool import Pool
 from umaserve.wire.http_head import Request
 
 MODELS = "/v1/models"
+DOCUMENT = resources.files(__package__).joinpath("openapi.json").read_bytes()
 
 
 class Pages:
@@ -25,7 +27,12 @@ class Pages:
         self._intake = intake
         self._provider = provider
         self._metrics = metrics
-        self._by_path = {MODELS: self._models, "/health": self._health, "/metrics": self._show_metrics}
+        self._by_path = {
+            MODELS: self._models,
+            "/health": self._health,
+            "/metrics": self._show_metrics,
+            "/openapi.json": self._show_document,
+        }
 
     def find(self, path: str) -> Serve | None:
         """What answers ``path``, if it is one of theirs."""
@@ -54,3 +61,6 @@ class Pages:
 
     def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
         connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())
+
+    def _show_document(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [JSON], DOCUMENT)

@@ -1,0 +1,98 @@
+"""The relay's OpenAPI document: it has the routes that there are, and the relay's answers are as it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openapi_spec_validator
+import pytest
+
+pytest.register_assert_rewrite("relay_peers")
+from relay_peers import MODEL, TOKEN, Relay  # noqa: E402
+
+import umaserve  # noqa: E402
+from umaserve.relay.pages import DOCUMENT as PUBLISHED  # noqa: E402
+from umaserve.relay.site import CONNECT, CONVERSATIONS, RELAYED  # noqa: E402
+
+DOCUMENT = json.loads(PUBLISHED)
+OPERATIONS = [
+    (path, method, operation) for path, item in DOCUMENT["paths"].items() for method, operation in item.items()
+]
+ANSWERED = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("GET", "/health"),
+    ("GET", "/openapi.json"),
+    ("GET", "/admin/workers"),
+    ("GET", "/admin/stats"),
+    ("GET", "/admin/keys"),
+    ("POST", "/admin/keys"),
+    ("DELETE", "/admin/keys/{id}"),
+    ("POST", "/admin/refresh"),
+    ("POST", "/admin/workers/{id}/refresh"),
+    ("POST", "/admin/workers/{id}/drain"),
+]
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[Relay]:
+    relay = Relay(client_keys=str(tmp_path / "keys.sqlite"))
+    yield relay
+    relay.end()
+
+
+def test_it_is_valid_and_of_this_version() -> None:
+    openapi_spec_validator.validate(DOCUMENT)
+    assert DOCUMENT["info"]["version"] == umaserve.__version__
+
+
+def test_all_that_is_relayed_is_in_it() -> None:
+    relayed = {(path, method) for path, method, operation in OPERATIONS if "relayed" in operation["tags"]}
+    assert relayed == {(path, "post") for path in RELAYED} | {(path, "get") for path in CONVERSATIONS}
+    assert CONNECT in DOCUMENT["paths"]
+
+
+def test_each_path_has_the_methods_that_it_says(relay: Relay) -> None:
+    client = relay.client()
+    for path, item in DOCUMENT["paths"].items():
+        allowed = client.ask("OPTIONS", path.replace("{model}", "x").replace("{id}", "x")).headers["allow"]
+        assert set(allowed.split(", ")) - {"HEAD", "OPTIONS"} == {method.upper() for method in item}, path
+
+
+def resolved(value: Any) -> Any:
+    """``value`` with what its references name in their place."""
+    if isinstance(value, list):
+        return [resolved(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        found = DOCUMENT
+        for part in value["$ref"].removeprefix("#/").split("/"):
+            found = found[part]
+        return resolved(found)
+    return {key: resolved(item) for key, item in value.items()}
+
+
+@pytest.mark.parametrize(("method", "path"), ANSWERED)
+def test_what_the_relay_answers_is_as_described(relay: Relay, method: str, path: str) -> None:
+    worker = relay.worker()
+    key = relay.admin("POST", "/keys", {"name": "alice"}).json["key"]
+    token = TOKEN if path.startswith("/admin") else key
+    url = path.replace("{model}", MODEL).replace("{id}", "1" if "keys" in path else worker.id)
+    body = {"name": "bob"} if (method, path) == ("POST", "/admin/keys") else {} if method == "POST" else None
+    response = relay.client().ask(method, url, body, {"Authorization": f"Bearer {token}"})
+    operation = DOCUMENT["paths"][path][method.lower()]
+    described = resolved(operation["responses"][str(response.status)])
+    jsonschema.validate(response.json, described["content"]["application/json"]["schema"])
+    assert response.status < 300
+
+
+def test_the_document_is_served(relay: Relay) -> None:
+    key = relay.admin("POST", "/keys", {"name": "alice"}).json["key"]
+    response = relay.client().ask("GET", "/openapi.json", None, {"Authorization": f"Bearer {key}"})
+    assert (response.status, response.headers["content-type"]) == (200, "application/json")
+    assert response.body == PUBLISHED
