@@ -6,6 +6,7 @@ import argparse
 import functools
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, asdict, fields, replace
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 from umaserve.settings.sources import Conflict, Loaded
+from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
 
 load, render = SETTINGS.load, SETTINGS.render
 
@@ -839,8 +842,16 @@ def test_the_annotated_file_explains_every_setting_just_above_it() -> None:
         assert line.startswith("#") or not line or above.startswith("# "), f"not explained: {line}"
 
 
-def test_the_readme_has_a_row_for_every_flag() -> None:
+def test_the_readme_has_the_defaults_of_the_flags_that_it_lists() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    table = [line for line in readme.splitlines() if line.startswith("| `--")]
-    for setting in SETTINGS.by_key.values():
-        assert any(f"`{setting.flag}`" in line.split("|")[1] for line in table), setting.flag
+    rows = re.findall(r"^\| `(--[\w-]+)` \| `(.*?)` \|", readme, re.MULTILINE)
+    assert len(rows) == 10
+    defaults = {s.flag: s.kind.render(DEFAULTS[key]) for key, s in SETTINGS.by_key.items()}
+    assert rows == [(flag, defaults.get(flag)) for flag, _ in rows]
+
+
+def test_the_readme_names_no_flag_that_no_program_has() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    programs = [SETTINGS, RELAY_SETTINGS, WORKER_SETTINGS]
+    settings = {setting.flag for program in programs for setting in program.by_key.values()}
+    assert set(re.findall(r"`(--[a-z][\w-]*)", readme)) <= settings | {"--config"}
