@@ -1,4 +1,4 @@
-"""Strict JSON and typed reading of its objects, so that every dialect refuses bad input in the same words."""
+"""Strict JSON parsing and typed getters for its objects, so that all dialects refuse bad input with the same errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from umaserve.wire.long_texts import as_string, put_back, take_out
 T = TypeVar("T")
 
 MAX_VALUES = 1_000_000
-"""Of a client's JSON: empty arrays in as many bytes as an image has would hold the loop, and so everybody, for
-seconds."""
+"""Of a client's JSON: a message of an image's size that is full of empty arrays would block the loop for seconds."""
 _COUNTED_AT_ONCE = 256 * 1024
 
 _KINDS: dict[type, str] = {
@@ -32,16 +31,16 @@ _KINDS: dict[type, str] = {
 
 
 def kind_of(value: object) -> str:
-    """The JSON kind of a parsed value, as said in an error message."""
+    """The JSON kind of a parsed value, as named in an error message."""
     return _KINDS[type(value)]
 
 
 def parse_json(payload: bytes, max_values: int | None = None) -> Any:
     """The parsed value of ``payload`` (RFC 8259; UTF-8, no NaN, no lone surrogates, bounded nesting).
 
-    With ``max_values`` it may have as many commas and opening brackets, those in its texts among them, but for long
-    ones; and long ``media_data`` are ``memoryview`` objects. The messages of a relay are parsed without, since what a
-    client sent is text in them, and an error would be the worker's.
+    ``max_values`` limits the commas and opening brackets, also those inside strings unless the string is long. With it,
+    long ``media_data`` are returned as ``memoryview`` objects. A relay's messages are parsed without it: a client's
+    JSON is a string inside them, and the worker would get the blame for its commas.
     """
     rest, texts = payload, None
     if max_values is not None and len(payload) > max_values:
@@ -52,13 +51,13 @@ def parse_json(payload: bytes, max_values: int | None = None) -> Any:
         return put_back(parsed, texts) if texts else parsed
     except orjson.JSONDecodeError as error:
         if texts:
-            # Once more, to say where it is wrong.
+            # Parse the original, whose positions the error then gives.
             return parse_json(payload)
         raise RequestError(Fault.INVALID_JSON, "payload", f"not valid JSON: {error}") from None
 
 
 def _check_values(payload: bytes, limit: int) -> None:
-    """Each value but the first comes after one of these characters. With numpy this takes a tenth of the parsing."""
+    """Count the characters that precede each value but the first. With numpy this takes a tenth of the parsing time."""
     characters, n = np.frombuffer(payload, np.uint8), 0
     for start in range(0, len(characters), _COUNTED_AT_ONCE):
         some = characters[start : start + _COUNTED_AT_ONCE]
@@ -68,7 +67,7 @@ def _check_values(payload: bytes, limit: int) -> None:
 
 
 def bad_request(field: str, expected: str, value: object) -> RequestError:
-    """An error that names the field, what was expected, and the kind of what came."""
+    """An error that names the field, what was expected, and the kind of the value received."""
     return RequestError(Fault.BAD_REQUEST, field, f"expected {expected}, got {kind_of(value)}")
 
 
@@ -77,7 +76,7 @@ def out_of_range(field: str, expected: str, value: object) -> RequestError:
 
 
 class Fields:
-    """One JSON object, read field by field. Each getter raises ``RequestError`` (bad request) on a wrong value."""
+    """One JSON object, read field by field. Each getter raises ``RequestError`` (bad request) for a wrong value."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self.values = values
@@ -107,7 +106,7 @@ class Fields:
         return value
 
     def integer(self, key: str, low: int, high: int | None = None) -> int | None:
-        """A whole number, also one written as a float; of any size upwards where there is no ``high``."""
+        """A whole number from ``low`` to ``high`` (``None``: unbounded); also one written as a float, such as 2.0."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -190,14 +189,13 @@ def string(value: object, field: str, *, max_bytes: int | None = None, empty: bo
         raise bad_request(field, expected, value)
     if not value and not empty:
         raise out_of_range(field, expected, "an empty one")
-    # A character takes at least one byte, so most strings are judged without encoding them.
     if max_bytes is not None and (len(value) > max_bytes or len(value.encode()) > max_bytes):
         raise out_of_range(field, expected, f"{len(value.encode())} bytes")
     return value
 
 
 def media_data(value: object, field: str) -> str | memoryview:
-    """A string that is not empty, as ``parse_json`` has it."""
+    """A non-empty string, or the ``memoryview`` that ``parse_json`` returns for a long one."""
     return value if isinstance(value, memoryview) else string(value, field)
 
 

@@ -1,4 +1,4 @@
-"""What an intermediary passes on of the head of an HTTP message (RFC 9110, section 7.6)."""
+"""The headers that an intermediary forwards with an HTTP message (RFC 9110, section 7.6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PSEUDONYM = "umaserve"
 _OF_ONE_CONNECTION = frozenset(
     (
         "connection",
-        "content-length",  # The next connection's own framing says it anew.
+        "content-length",  # The next connection's framing sets its own.
         "keep-alive",
         "proxy-connection",
         "te",
@@ -21,7 +21,7 @@ _OF_ONE_CONNECTION = frozenset(
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those that are not of one connection: by their names, or because ``Connection`` names them (section 7.6.1)."""
+    """``headers`` without the hop-by-hop ones: known by name, or listed in ``Connection`` (section 7.6.1)."""
     fields = [(name.lower(), name, value) for name, value in headers]
     dropped = set(_OF_ONE_CONNECTION)
     for key, _, value in fields:
@@ -31,10 +31,10 @@ def end_to_end(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """``headers``, whose names are in lower case, as a mapping: repeated ones are one list (RFC 9110, section 5.3).
+    """``headers`` (names in lower case) as a mapping; repeated ones are joined with commas (RFC 9110, section 5.3).
 
-    ``Cookie`` is a list of another kind (RFC 6265, section 4.2.1). ``Set-Cookie`` can't be joined at all, since a
-    cookie has commas of its own: of several only the first is kept.
+    ``Cookie`` is joined with semicolons (RFC 6265, section 4.2.1). ``Set-Cookie`` can't be joined, since its values
+    contain commas: only the first one is kept.
     """
     fields: dict[str, str] = {}
     for name, value in headers:
@@ -46,7 +46,7 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def via(version: str, before: str | None) -> str:
-    """The value of ``Via`` for a message that came by HTTP ``version``, such as "1.1", with ``before`` as its own
-    (section 7.6.3)."""
+    """The ``Via`` to forward (section 7.6.3) for a message received over HTTP ``version``, such as "1.1"; ``before`` is
+    the ``Via`` that it came with."""
     ours = f"{version} {PSEUDONYM}"
     return f"{before}, {ours}" if before else ours

@@ -1,7 +1,7 @@
-"""The two hand-rolled codecs of the Unix socket: length-prefixed frames, and lines. Sans-IO.
+"""The two codecs of the Unix socket: length-prefixed frames, and lines. Sans-IO.
 
-Both take bytes in any split through ``receive_data``, give whole payloads through ``next_payload`` one at a time, so
-that the caller decides how many it handles in one turn, and wrap a payload for the wire with ``send``.
+``receive_data`` takes bytes in any split. ``next_payload`` returns one whole payload per call, so that the caller can
+limit how many it handles in one turn. ``send`` frames a payload.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _HEADER = struct.Struct("<I")
 class FrameCodec:
     """``uint32 little-endian length | payload`` (contract: uds-framed-json, Transport & Framing).
 
-    A length over ``max_frame_bytes`` raises ``RequestError`` from the header alone, before any of the payload is
-    stored, and so does every later call.
+    A length over ``max_frame_bytes`` raises ``RequestError`` on the header alone, before any of the payload is stored,
+    and again on every later call.
     """
 
     def __init__(self, max_frame_bytes: int) -> None:
@@ -34,10 +34,10 @@ class FrameCodec:
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """The peer sends no more; a frame that is not whole never will be."""
+        """End of the peer's input; an incomplete frame stays incomplete."""
 
     def next_payload(self) -> bytes | None:
-        """The next whole payload, or ``None`` until more bytes come."""
+        """The next whole payload, or ``None`` until more bytes arrive."""
         if self._length is None:
             if len(self._buffer) < _HEADER.size:
                 return None
@@ -62,9 +62,9 @@ class FrameCodec:
 
 
 class LineCodec:
-    """Lines ended by ``\\n`` (a ``\\r`` before it is dropped, but counts), for ``--protocol newline``.
+    """Lines ended by ``\\n``, for ``--protocol newline``; a ``\\r`` before it is dropped but counts towards the limit.
 
-    A line longer than ``max_line_bytes`` raises ``RequestError`` as soon as that is known.
+    A line longer than ``max_line_bytes`` raises ``RequestError`` as soon as that many bytes have arrived.
     """
 
     def __init__(self, max_line_bytes: int) -> None:
@@ -81,12 +81,12 @@ class LineCodec:
         self._buffer += data
 
     def receive_eof(self) -> None:
-        """The peer sends no more, which ends a last line too."""
+        """End of the peer's input, which also ends the last line."""
         if self._buffer and not self._buffer.endswith(b"\n"):
             self._buffer += b"\n"
 
     def next_payload(self) -> bytes | None:
-        """The next whole line without its ending, or ``None`` until more bytes come."""
+        """The next whole line without its line ending, or ``None`` until more bytes arrive."""
         end = self._buffer.find(b"\n", self._searched)
         length = end if end >= 0 else len(self._buffer)
         if length > self._max:

@@ -1,7 +1,7 @@
 """The server's HTTP/1.1 codec: bytes to whole requests, and responses to bytes. Sans-IO, over h11.
 
-h11 follows the exchange and frames the responses. It reads leniently where a careful server must not, so the head is
-checked line by line before h11 sees it (``http_head``), and the body is read without it (``http_body``).
+h11 tracks the request-response cycle and frames the responses. Its parser is too lenient for a server, so the head is
+checked line by line before h11 sees it (``http_head``), and the body is read without h11 (``http_body``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from umaserve.wire.http_head import (
 
 _RESPONSE_START = b"HTTP/1.1 "
 _CHUNK_START = b"0"
-"""What may stand before any chunk's size (RFC 9112, section 7.1)."""
+"""A leading zero, valid before any chunk size (RFC 9112, section 7.1)."""
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
@@ -36,29 +36,30 @@ class Phase(enum.Enum):
     """What the codec waits for."""
 
     IDLE = enum.auto()
-    """Nothing of a next request has come."""
+    """Nothing of the next request has arrived."""
     HEAD = enum.auto()
     BODY = enum.auto()
     RESPONSE = enum.auto()
-    """A request was given out, and its response is not complete."""
+    """A request was returned, and its response is not complete."""
     LAST_RESPONSE = enum.auto()
-    """The same of a request that was refused, or answered before it had come. Nothing more is read."""
+    """As ``RESPONSE``, for a request that was refused, or answered before it was whole. Nothing more is read."""
     CLOSED = enum.auto()
-    """There will be no more requests."""
+    """No more requests."""
 
 
 class _Event(enum.Enum):
     BYTES = enum.auto()
     NO_BYTES = enum.auto()
-    """What had come was no beginning of a request."""
+    """Only an empty line had arrived."""
     END_OF_INPUT = enum.auto()
     HEAD = enum.auto()
-    """It was read, as is the whole request with ``REQUEST``."""
+    """The head was read."""
     REQUEST = enum.auto()
+    """The whole request was read."""
     REFUSED = enum.auto()
     RESPONDED = enum.auto()
     RESPONDED_LAST = enum.auto()
-    """With a response after which the connection ends."""
+    """The connection ends after this response."""
     UPGRADED = enum.auto()
 
 
@@ -81,9 +82,9 @@ _TRANSITIONS: dict[tuple[Phase, _Event], Phase] = {
 class HttpCodec:
     """One connection's requests and responses in turn, in HTTP/1.1 (RFC 9112) and 1.0.
 
-    A head may have ``max_head_bytes`` with its blank line, a body ``max_body_bytes``, or what ``bodies`` says for its
-    path where it is POSTed. What a client sends after a request waits, unread, until that one's response is complete.
-    A 1.0 connection ends with its first response.
+    Limits: ``max_head_bytes`` for a head with its blank line; ``max_body_bytes`` for a body, or for POST the limit that
+    ``bodies`` has for its path. Pipelined requests wait unparsed until the response before them is complete. An
+    HTTP/1.0 connection ends after its first response.
     """
 
     def __init__(
@@ -108,20 +109,20 @@ class HttpCodec:
         self._owes_continue = False
         self._bodiless = False
         self._chunked = False
-        """Whether the response that has begun is."""
+        """Whether the response under way is chunked."""
         self._probed = False
-        """Whether the beginning of what is to be sent next has been sent."""
+        """Whether ``probe`` has already sent the first bytes of what comes next."""
         self.more = False
-        """``next_request`` stopped for its bound of work, not for want of bytes: call again in a later turn."""
+        """Whether ``next_request`` stopped at its work limit, not for lack of bytes: call again in a later turn."""
 
     @property
     def buffered(self) -> int:
-        """Bytes received and not given out, the body so far among them."""
+        """Bytes received and not yet returned, including a partial body."""
         return len(self._buffer) + self._body.held
 
     @property
     def answering(self) -> bool:
-        """Whether a response is owed, or not complete."""
+        """Whether a response is due or incomplete."""
         return self.phase in (Phase.RESPONSE, Phase.LAST_RESPONSE)
 
     @property
@@ -130,12 +131,12 @@ class HttpCodec:
 
     @property
     def head(self) -> Request | None:
-        """The request whose body is still to come, without it: who won't have it can say so before."""
+        """The request whose body is still arriving, without that body, so that it can be refused early."""
         return self._request
 
     @property
     def refused(self) -> Request | None:
-        """The request that ``next_request`` refused, without its body, where its head was good."""
+        """The request that ``next_request`` refused, without its body; ``None`` if its head was malformed."""
         return self._refused
 
     @property
@@ -154,15 +155,15 @@ class HttpCodec:
             self._move(_Event.BYTES)
 
     def receive_eof(self) -> None:
-        """The peer sends no more; a request that is not whole never will be."""
+        """End of the peer's input; an incomplete request stays incomplete."""
         self._eof = True
         if self.phase is Phase.IDLE:
             self._move(_Event.END_OF_INPUT)
 
     def next_request(self) -> Request | None:
-        """The next whole request, or ``None`` until it has come and the last one's response is complete.
+        """The next whole request, or ``None`` until it has arrived and the previous response is complete.
 
-        Raises ``Refusal``, after which nothing more is read: ``respond`` with it, and close.
+        Raises ``Refusal``; nothing more is read after it: ``respond`` with it, then close.
         """
         self.more = False
         if not self._reading:
@@ -195,7 +196,7 @@ class HttpCodec:
         return request
 
     def _take_head(self) -> bytes | None:
-        """The next head up to its blank line, or ``None`` until that has come."""
+        """The next head up to its blank line, or ``None`` until that has arrived."""
         buffer = self._buffer
         while (end := buffer.find(b"\n", self._searched, self._max_head)) >= 0:
             self._searched = end + 1
@@ -224,7 +225,7 @@ class HttpCodec:
         self._http.receive_data(head + b"\r\n\r\n")
         self._http.next_event()
         self._bodiless = request.method == "HEAD"
-        # What needs no key, such as OPTIONS, has no large body.
+        # Only for POST: methods that need no key, such as OPTIONS, get no large body.
         limit = self._bodies.get(request.path, self._max_body) if request.method == "POST" else self._max_body
         if length is not None and length > limit:
             raise Refusal(413, f"Content-Length: expected at most {limit}, got {length}")
@@ -234,11 +235,11 @@ class HttpCodec:
         if any(value.lower() != "100-continue" for value in expectations):
             raise Refusal(417, f"Expect: expected 100-continue, got {shown(', '.join(expectations))}")
         self._body = ChunkedBody(limit) if length is None else SizedBody(length)
-        # RFC 9110, section 10.1.1: none in 1.0, and none to a client that no longer waits for it.
+        # RFC 9110, section 10.1.1: not in HTTP/1.0, and not to a client that already sends its body.
         self._owes_continue = bool(expectations) and version == b"HTTP/1.1" and length != 0 and not self._buffer
 
     def _refuse(self) -> None:
-        """Read no more: nobody can say where a next request would begin."""
+        """Read no more: where the next request would begin is unknown."""
         self._move(_Event.REFUSED)
         self._request = None
         self._owes_continue = False
@@ -256,26 +257,26 @@ class HttpCodec:
     # -- responses -----------------------------------------------------------------------------------------------
 
     def take_output(self) -> bytes:
-        """What the codec itself has to say: "100 Continue", once, to a client that waits for it with its body."""
+        """The codec's own output: one "100 Continue" for a client that waits for it before it sends its body."""
         if not self._owes_continue:
             return b""
         self._owes_continue = False
         return self._http.send(h11.InformationalResponse(status_code=100, headers=[], reason=_REASONS[100]))
 
     def respond(self, status: int, headers: Headers, body: bytes) -> bytes:
-        """A whole response, with its ``Content-Length``; to ``HEAD`` without the body.
+        """A whole response with its ``Content-Length``; without the body for ``HEAD``.
 
-        Where no whole request was given out, refused or not (a timeout, say), it is the connection's last one.
+        Sent before a whole request was returned (after a refusal or a timeout), it is the connection's last one.
         """
         if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             headers = [*headers, ("Content-Length", str(len(body)))]
         return self.begin(status, headers) + self.chunk(body) + self.end()
 
     def probe(self) -> bytes:
-        """As much of the response as is certain before the rest is known; ``b""`` the second time.
+        """The first bytes of the response that are certain before the rest is known; ``b""`` the second time.
 
-        Nothing but bytes on the wire makes the kernel of a client that has closed its socket say so. One that only
-        finished sending (RFC 9112, section 9.6) gets the same response as without them.
+        Written to find out whether a client that finished sending has left: the kernel of a closed socket answers only
+        bytes with a reset. A client that still reads (RFC 9112, section 9.6) gets the same response as without a probe.
         """
         if self._probed or self.phase is not Phase.RESPONSE:
             return b""
@@ -285,7 +286,8 @@ class HttpCodec:
         return _CHUNK_START if self._chunked else b""
 
     def begin(self, status: int, headers: Headers) -> bytes:
-        """The head of a response whose body comes through ``chunk`` until ``end``: chunked, in 1.0 until the close."""
+        """The head of a response; its body follows through ``chunk`` until ``end``. Without a ``Content-Length`` the
+        body is chunked, in HTTP/1.0 delimited by the connection's end."""
         if not self.answering:
             self._refuse()
         if self.phase is Phase.LAST_RESPONSE:
@@ -308,9 +310,9 @@ class HttpCodec:
         return last
 
     def upgrade(self, headers: Headers) -> tuple[bytes, bytes]:
-        """The 101 response with ``headers``, and the bytes after the request, which are the next protocol's.
+        """The 101 response with ``headers``, and the bytes received after the request, which are the new protocol's.
 
-        The request must have had an ``Upgrade`` header. The codec does nothing more after this.
+        The request must have had an ``Upgrade`` header. The codec must not be used afterwards.
         """
         response = h11.InformationalResponse(status_code=101, headers=_encoded(headers), reason=_REASONS[101])
         switch, rest = self._http.send(response), bytes(self._buffer)

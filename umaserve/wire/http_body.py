@@ -1,4 +1,4 @@
-"""The body of an HTTP/1.1 request, by its length or in chunks, out of the bytes as they come. Sans-IO."""
+"""Incremental readers of an HTTP/1.1 request's body: with a known length, or chunked. Sans-IO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_CHUNK_EXTRAS = 8 * 1024
 """Bytes of a body's chunk extensions and trailers together."""
 MAX_CHUNK_DIGITS = 16
 STEPS_PER_CALL = 256
-"""Lines and chunks of a body that one call reads: a body of one-byte chunks must not hold the loop."""
+"""Lines and chunks that one call reads: a body of one-byte chunks must not block the loop."""
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:[ \t]*;%b)?" % (MAX_CHUNK_DIGITS, TEXT))
 
@@ -24,7 +24,7 @@ class SizedBody:
     def __init__(self, length: int) -> None:
         self._missing = length
         self._data = io.BytesIO()
-        """A bytes object of it takes no copy."""
+        """BytesIO, since ``getvalue`` makes no copy."""
 
     @property
     def held(self) -> int:
@@ -40,24 +40,25 @@ class SizedBody:
 
 
 class ChunkedBody:
-    """A body in chunks (RFC 9112, section 7.1). Its extensions and trailers are checked, capped and dropped."""
+    """A chunked body (RFC 9112, section 7.1). Chunk extensions and trailers are checked, capped and dropped."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max = max_bytes
         self._data = io.BytesIO()
         self._extras = MAX_CHUNK_EXTRAS
-        """Bytes of extensions and trailers that may still come."""
+        """Bytes of extensions and trailers still allowed."""
         self._size: int | None = None
-        """The size of the chunk that comes next, once its line was read; 0: the trailers."""
+        """The next chunk's size, ``None`` until its size line is read; 0: trailers follow."""
         self.stopped = False
-        """The last ``take`` stopped at its bound of steps."""
+        """Whether the last ``take`` stopped at ``STEPS_PER_CALL``."""
 
     @property
     def held(self) -> int:
         return self._data.tell()
 
     def take(self, buffer: bytearray) -> bytes | None:
-        """The body without its framing, or ``None`` until it is whole; reads at most ``STEPS_PER_CALL`` pieces."""
+        """The body without its framing, or ``None`` until it is whole; reads at most ``STEPS_PER_CALL`` lines and
+        chunks."""
         self.stopped = False
         for _ in range(STEPS_PER_CALL):
             if self._size:

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client's codec: one request at a time to bytes, and bytes to the events of its response. Sans-IO."""
+"""The client's HTTP/1.1 codec: one request at a time to bytes, and bytes to the events of its response. Sans-IO."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_HEAD_BYTES = 16 * 1024
 _TEXT = re.compile(TEXT)
 _FRAMING = ("content-length", "transfer-encoding")
 _WITH_BODY = ("POST", "PUT", "PATCH")
-"""A length is said of theirs also where it is 0 (RFC 9110, section 8.6)."""
+"""Methods that send ``Content-Length`` even for an empty body (RFC 9110, section 8.6)."""
 
 
 class HttpClientError(Exception):
-    """A request that can't be sent, or a response that is no good; the connection is of no more use.
+    """A request that can't be sent, or an invalid response; after the latter the connection can't be used again.
 
-    ``midway``: the response's head was given out, and its body will not be whole.
+    ``midway``: the response's head was already returned, and its body is incomplete.
     """
 
     def __init__(self, message: str, *, midway: bool = False) -> None:
@@ -30,7 +30,7 @@ class HttpClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A final status, 200 to 599, and the headers; their names are in lower case, their values Latin-1."""
+    """A final status, 200 to 599, and the headers: names in lower case, values decoded as Latin-1."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -38,7 +38,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Some more bytes of the body, without its framing."""
+    """More bytes of the body, without its framing."""
 
     data: bytes
 
@@ -52,31 +52,31 @@ Event = Head | Body | End
 
 
 class HttpClientCodec:
-    """One connection's requests and responses in turn (RFC 9112), the next request after the last one's ``End``.
+    """One connection's requests and responses in turn (RFC 9112); the next request may follow after ``End``.
 
-    Bodies may come by length, in chunks, or until the connection ends. Informational responses are skipped.
+    A body may have a length, be chunked, or end with the connection. Informational responses are skipped.
     """
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._eof = False
         self._waiting = False
-        """Whether a request was made whose response is not complete."""
+        """Whether a request's response is incomplete."""
         self._midway = False
         self.answered = False
-        """Whether anything came since the last request. Where a connection that was kept alive ends before that, the
-        server may have closed it without having seen the request."""
+        """Whether anything arrived since the last request. A kept-alive connection that ends before that may have been
+        closed by the server before it saw the request."""
 
     @property
     def keep_alive(self) -> bool:
-        """After ``End``: whether another request may follow. Not after the server's end, nor unasked bytes of its."""
+        """After ``End``: whether another request may follow. Not if the server closed, or sent unrequested bytes."""
         done = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
         return done and not self._eof and not self._http.trailing_data[0]
 
     def request(self, method: str, path: str, headers: Headers, body: bytes = b"") -> bytes:
-        """A whole request. ``headers`` has the ``Host``, and nothing of the body's framing, which is added here.
+        """A whole request. ``headers`` includes ``Host``, but no framing headers, which are added here.
 
-        Raises ``HttpClientError``, with the connection as it was, for what a request's head can't hold.
+        Raises ``HttpClientError`` for what a request's head can't hold; the connection stays usable.
         """
         assert not self._waiting
         for name, _ in headers:
@@ -97,19 +97,19 @@ class HttpClientCodec:
 
     def receive_data(self, data: bytes) -> None:
         assert not self._eof
-        # h11 takes an empty one for the end.
+        # h11 takes empty data for the end of input.
         if data:
             self.answered = True
             self._http.receive_data(data)
 
     def receive_eof(self) -> None:
-        """The server sends no more, which ends some bodies and breaks off others."""
+        """End of the server's input. It ends a body without a length; any other is incomplete."""
         self._eof = True
 
     def next_event(self) -> Event | None:
-        """What comes next of the response; ``None`` until more bytes come, and where no response is awaited.
+        """The next event of the response; ``None`` until more bytes arrive, and when no response is awaited.
 
-        Raises ``HttpClientError`` for a malformed response, and for one that isn't whole at the connection's end.
+        Raises ``HttpClientError`` for a malformed response, and for one that is incomplete at the connection's end.
         """
         ended = False
         while self._waiting:
@@ -131,7 +131,7 @@ class HttpClientCodec:
                 case _:
                     if not self._eof:
                         return None
-                    # Only now, so that whatever is wrong from here on is the end.
+                    # Only now, so that any error from here on is due to the end of input.
                     self._http.receive_data(b"")
                     ended = True
         return None
@@ -140,7 +140,7 @@ class HttpClientCodec:
         status, fields = response.status_code, list(response.headers)
         if status > 599:
             raise self._failed(f"expected a status from 200 to 599, got {status}")
-        # h11 caps only what it has to keep until the rest comes.
+        # h11 caps only a head that arrives in parts.
         n_bytes = sum(len(name) + len(value) for name, value in fields)
         if len(fields) > MAX_HEADERS or n_bytes > MAX_HEAD_BYTES:
             expected = f"at most {MAX_HEADERS} headers in {MAX_HEAD_BYTES} bytes"

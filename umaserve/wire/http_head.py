@@ -1,4 +1,4 @@
-"""The head of an HTTP/1.1 request: its lines checked and parsed, more strictly than h11 does. Sans-IO."""
+"""Parser of an HTTP/1.1 request's head, stricter than h11. Sans-IO."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MAX_TARGET_BYTES = 8 * 1024
 MAX_PARAMETERS = 64
 
 TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
-"""A pattern of what a header's value may hold."""
+"""The pattern of a header's value."""
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _METHOD = re.compile(_TOKEN + rb"{1,32}")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"+):(" + TEXT + rb")")
 MAX_HOST_CHARS = 255
-# RFC 3986 allows more in a name, such as commas, which no host has and lists of hosts do.
+# Stricter than RFC 3986, which allows commas: no host has one, but a list of hosts would pass.
 _LABEL = "[0-9A-Za-z_~-]+"
 _AUTHORITY = re.compile(rf"(?:({_LABEL}(?:\.{_LABEL})*\.?)|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{{0,5}}))?")
 _LENGTH = re.compile("[0-9]{1,18}")
@@ -31,7 +31,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class Refusal(Exception):
-    """A request that can't be served: the status, message and extra headers of the connection's last response."""
+    """A request that is refused: the status, message and extra headers of the connection's last response."""
 
     def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
         super().__init__(message)
@@ -42,10 +42,10 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One whole request. Header names are in lower case, their values Latin-1.
+    """One whole request. Header names are in lower case, values are decoded as Latin-1.
 
-    ``path`` is percent-decoded once, never empty, and ``*`` in ``OPTIONS *``; of a parameter given twice in the query
-    the last value counts.
+    ``path`` is percent-decoded once, never empty, and ``*`` in ``OPTIONS *``. Of a query parameter given twice the last
+    value counts.
     """
 
     method: str
@@ -54,23 +54,23 @@ class Request:
     headers: tuple[tuple[str, str], ...]
     body: bytes
     version: str = "1.1"
-    """Of HTTP."""
+    """The HTTP version."""
 
     def header(self, name: str) -> str | None:
         """The first value of the header ``name`` (in lower case)."""
         return next(iter(self.header_values(name)), None)
 
     def header_values(self, name: str) -> list[str]:
-        """All values of the header ``name``, for those that must not be doubled."""
+        """All values of the header ``name`` (in lower case), for headers that may occur only once."""
         return [value for key, value in self.headers if key == name]
 
     def header_items(self, name: str) -> list[str]:
-        """The items of a header that is a list, which may be spread over several lines (RFC 9110, section 5.3)."""
+        """The items of a list header, which may be spread over several lines (RFC 9110, section 5.3)."""
         return [item.strip(" \t") for value in self.header_values(name) for item in value.split(",")]
 
 
 def parse_head(head: bytes) -> tuple[Request, bytes]:
-    """The request in ``head``, still without a body, and its HTTP version."""
+    """The request in ``head``, with an empty body, and its HTTP version as sent. Raises ``Refusal``."""
     request_line, *lines = head.split(b"\r\n")
     parts = request_line.split(b" ")
     if len(parts) != 3:
@@ -91,7 +91,7 @@ def parse_head(head: bytes) -> tuple[Request, bytes]:
     host = _parse_host([value for name, value in headers if name == "host"], version)
     path, query = _parse_target(method.decode(), target.decode(), host)
     if version == b"HTTP/1.0":
-        # RFC 9110, section 7.8: a server must ignore it there.
+        # RFC 9110, section 7.8: a server must ignore Upgrade in HTTP/1.0.
         headers = tuple(header for header in headers if header[0] != "upgrade")
     return Request(method.decode(), path, query, headers, b"", version.removeprefix(b"HTTP/").decode()), version
 
@@ -107,7 +107,7 @@ def parse_field(line: bytes, kind: str) -> tuple[str, str]:
 
 
 def _parse_host(values: list[str], version: bytes) -> str | None:
-    """The one ``Host`` (RFC 9110, section 7.2), which 1.0 may lack."""
+    """The one ``Host`` (RFC 9110, section 7.2), which an HTTP/1.0 request may lack."""
     if not values and version == b"HTTP/1.0":
         return None
     if len(values) != 1:
@@ -122,8 +122,8 @@ def _parse_host(values: list[str], version: bytes) -> str | None:
 def parse_authority(text: str) -> tuple[str, int | None]:
     """The host and port of ``host[:port]`` (RFC 3986, section 3.2, without user information). Raises ``ValueError``.
 
-    A name is in lower case and has no dot at its end; an IPv6 address has no brackets and its shortest form. The port
-    is ``None`` where there is none, or an empty one.
+    A name is returned in lower case without a trailing dot, an IPv6 address without brackets in its shortest form, a
+    missing or empty port as ``None``.
     """
     match = _AUTHORITY.fullmatch(text)
     if match is None or len(match[1] or "") > MAX_HOST_CHARS or int(match[3] or 0) > 65535:
@@ -133,7 +133,7 @@ def parse_authority(text: str) -> tuple[str, int | None]:
 
 
 def _parse_target(method: str, target: str, host: str | None) -> tuple[str, Mapping[str, str]]:
-    """The decoded path and query (RFC 9112, section 3.2). The absolute form must name the host that ``Host`` does."""
+    """The decoded path and query (RFC 9112, section 3.2). An absolute-form target must name the host in ``Host``."""
     if target == "*" and method == "OPTIONS":
         return "*", {}
     absolute = _ABSOLUTE.fullmatch(target)
@@ -159,7 +159,8 @@ def _parse_target(method: str, target: str, host: str | None) -> tuple[str, Mapp
 
 
 def body_length(request: Request, version: bytes) -> int | None:
-    """The body's bytes, or ``None`` for chunks (RFC 9112, section 6); refused where two readers could disagree."""
+    """The body's length in bytes, or ``None`` for a chunked one (RFC 9112, section 6). Ambiguous framing is refused, to
+    prevent request smuggling."""
     encodings, lengths = request.header_values("transfer-encoding"), request.header_values("content-length")
     if encodings:
         if version == b"HTTP/1.0":
@@ -177,11 +178,11 @@ def body_length(request: Request, version: bytes) -> int | None:
 
 
 def check_content_encoding(request: Request) -> None:
-    """Refuse a body that is compressed, or otherwise not what it stands for (RFC 9110, sections 8.4 and 15.5.16)."""
+    """Refuse a body with a content coding, such as gzip (RFC 9110, sections 8.4 and 15.5.16)."""
     unknown = [coding for coding in request.header_items("content-encoding") if coding.lower() not in ("", "identity")]
     if unknown:
         got = shown(", ".join(unknown))
-        # Which ones would do is said in that header also of a response (RFC 9110, section 12.5.3).
+        # In a 415 response Accept-Encoding lists the codings that are supported (RFC 9110, section 12.5.3).
         raise Refusal(
             415,
             f"Content-Encoding: expected none, got {got}: send the body as it is",
@@ -190,6 +191,6 @@ def check_content_encoding(request: Request) -> None:
 
 
 def shown(value: bytes | str) -> str:
-    """``value`` as an error message shows it: short, and printable."""
+    """``value`` for an error message: shortened and printable."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     return ascii(text[:64]) + ("..." if len(text) > 64 else "")

@@ -1,5 +1,7 @@
-"""Very long texts in JSON, such as films in base64, taken out before it is parsed, since everybody waits meanwhile: for
-100 MB a parser takes some 200 ms, and a copy from 50 to 300."""
+"""Takes very long strings, such as videos in base64, out of JSON before it is parsed.
+
+Parsing blocks the loop: a parser takes some 200 ms for 100 MB, and a copy of them takes 50 to 300 ms.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,20 @@ from typing import Any
 import numpy as np
 
 LONG = 1 << 20
-"""Bytes of a text that it pays for."""
+"""Bytes from which a string is taken out."""
 MEDIA_FIELDS = ("data", "url")
 _MAX_REST, _MAX_TEXTS = 1 << 17, 4096
-"""Bytes of all else, which may be as many values to look at, and texts in it."""
+"""Bytes outside the long strings (``put_back`` visits each value there), and strings altogether; with more, none is
+taken out."""
 _PIECE = 1 << 18
 _TO_THE_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BEHIND_A_NAME = re.compile(rb"[ \t\r\n]*:")
 
 
 def take_out(payload: bytes) -> tuple[bytes, dict[str, memoryview]]:
-    """JSON with a mark in place of each long text, and the texts by their marks, which nobody can guess.
+    """The JSON with a mark in place of each long string, and the strings by mark. Clients can't guess the marks.
 
-    Where something is odd (an escape, a character that is not ASCII's, much else around them), they stay.
+    A string with an escape or a non-ASCII character stays, and all stay where much else is around them.
     """
     nonce = secrets.token_hex(16)
     texts: dict[str, memoryview] = {}
@@ -38,8 +41,8 @@ def take_out(payload: bytes) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def put_back(value: Any, texts: Mapping[str, memoryview]) -> Any:
-    """What was parsed, with the texts in place of their marks: of ``MEDIA_FIELDS`` below ``messages`` as they lie in
-    memory, and others as strings."""
+    """The parsed ``value`` with each mark replaced by its string: by a ``memoryview`` in ``MEDIA_FIELDS`` below
+    ``messages``, by a ``str`` elsewhere."""
     root = {"": value}
     holders: list[tuple[Any, bool]] = [(root, False)]
     while holders:
@@ -58,7 +61,7 @@ def as_string(text: memoryview) -> str:
 
 
 def _long_spans(payload: bytes) -> list[tuple[int, int]]:
-    """Where long texts without escapes are, between their quotes; none where there is too much else."""
+    """Start and end, inside the quotes, of each long string that can be taken out; none with too much else around."""
     spans: list[tuple[int, int]] = []
     rest = at = 0
     for _ in range(_MAX_TEXTS):
@@ -82,10 +85,10 @@ def _long_spans(payload: bytes) -> list[tuple[int, int]]:
 
 
 def _plain(payload: bytes, start: int, end: int) -> bool:
-    """Whether a text is ASCII's without escapes and control characters, and no name of an object's field."""
+    """Whether a string is a value, not an object's key, in ASCII without escapes and control characters."""
     if payload.find(b"\\", start, end) >= 0 or _BEHIND_A_NAME.match(payload, end + 1, end + 1 + _MAX_REST):
         return False
     text = np.frombuffer(payload, np.uint8, end - start, start)
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
-    # What is below the first becomes large.
+    # uint8 wraps around: a character below the space becomes a large number.
     return not any((piece - ord(" ") > ord("~") - ord(" ")).any() for piece in pieces)

@@ -1,4 +1,4 @@
-"""Speech on its way out: float32 samples as 16-bit ones, and a WAV file of those."""
+"""Encodes speech for output: float32 samples to 16-bit PCM, and PCM to WAV."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import struct
 import numpy as np
 
 SAMPLE_RATE = 24_000
-"""Samples a second; there is one channel."""
+"""Samples per second; mono."""
 WAV_HEADER_BYTES = 44
 UNKNOWN_SIZE = 0xFFFFFFFF
-"""What a WAV header says where the sound is still being made."""
+"""The size in the header of a WAV file whose samples are still being made."""
 
 
 def pcm16(pcm: bytes) -> bytes:
-    """Samples from -1 to 1, little-endian float32, as 16-bit numbers."""
+    """Little-endian float32 samples from -1 to 1, as little-endian signed 16-bit samples."""
     samples = np.frombuffer(pcm, "<f4") * np.float32(32767)
     return samples.round().clip(-32768, 32767).astype("<i2").tobytes()
 
 
 def wav(sound: bytes) -> bytes:
-    """A WAV file of 16-bit samples."""
+    """A WAV file of the 16-bit samples ``sound``."""
     return wav_header(len(sound)) + sound
 
 
 def wav_header(n_bytes: int) -> bytes:
-    """What stands before ``n_bytes`` of 16-bit samples in a WAV file, ``WAV_HEADER_BYTES``; or before ``UNKNOWN_SIZE``.
+    """The header, ``WAV_HEADER_BYTES`` long, of a WAV file with ``n_bytes`` of 16-bit samples, or ``UNKNOWN_SIZE``.
 
     Multimedia Programming Interface 1.0, chapter 3.
     """

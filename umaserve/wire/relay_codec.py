@@ -42,7 +42,7 @@ MAX_TEXT_BYTES = 64 * 1024
 MAX_CONCURRENT = 65536
 MAX_LOAD = 2**31
 MAX_COUNT = 2**53
-"""Of tokens, and of milliseconds: what every JSON reader keeps exactly."""
+"""Of tokens and of milliseconds: the largest integer that every JSON reader keeps exactly."""
 
 T = TypeVar("T")
 
@@ -72,16 +72,16 @@ _OPTIONS: dict[type, tuple[tuple[str, object], ...]] = {
     )
     for kind in (*_TYPES, TokenCounts, OtherReason)
 }
-"""The fields of each, with the default at which one is left out."""
+"""Each type's fields, with the default value at which a field is left out."""
 
 
 def encode(message: FromWorker | FromProxy) -> bytes:
-    """The JSON of ``message``, without those of its options that are ``None`` or an empty tuple."""
+    """The JSON of ``message``, without the optional fields that are ``None`` or an empty tuple."""
     return orjson.dumps(message, default=_object, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
 
 def _object(part: object) -> dict[str, object]:
-    """What orjson writes for ``part``, which it doesn't know: a message, a part of one, or headers."""
+    """orjson's ``default`` hook, for a message, a part of one, or headers."""
     if isinstance(part, Mapping):
         return dict(part)
     kind = type(part)
@@ -97,12 +97,12 @@ def _object(part: object) -> dict[str, object]:
 
 
 def parse_from_worker(payload: bytes) -> FromWorker:
-    """The worker's message in ``payload``. Raises ``RequestError`` (invalid JSON, bad request) that names the field."""
+    """The worker's message in ``payload``. Raises ``RequestError`` (invalid JSON, bad request), naming the field."""
     return _parse(payload, _FROM_WORKER)
 
 
 def parse_from_proxy(payload: bytes) -> FromProxy:
-    """The proxy's message in ``payload``. Raises ``RequestError`` (invalid JSON, bad request) that names the field."""
+    """The proxy's message in ``payload``. Raises ``RequestError`` (invalid JSON, bad request), naming the field."""
     return _parse(payload, _FROM_PROXY)
 
 
@@ -136,7 +136,7 @@ def _response_chunk(fields: Fields) -> ResponseChunk:
     request_id, chunk = _id(fields), values.get("chunk")
     if not isinstance(chunk, str):
         raise bad_request("chunk", "a string", chunk)
-    # Of the messages a proxy reads nearly all are these, and all but a stream's first have no more.
+    # Fast path: nearly all messages to a proxy are chunks, and only the first of a stream has more fields.
     if "status_code" not in values and "headers" not in values:
         return ResponseChunk(request_id, chunk)
     return ResponseChunk(request_id, chunk, fields.integer("status_code", 100, 599), _headers(fields))
@@ -213,7 +213,7 @@ def _cancel_reason(value: object) -> CancelReason | OtherReason:
     try:
         return CancelReason(value)
     except ValueError:
-        # A later proxy's word: the request is cancelled all the same.
+        # A reason added by a newer proxy: the request is cancelled all the same.
         return OtherReason(string(value, "reason", max_bytes=MAX_TEXT_BYTES, empty=True))
 
 
@@ -232,7 +232,7 @@ _FROM_PROXY: dict[str, Callable[[Fields], FromProxy]] = {
 
 def _id(fields: Fields, key: str = "request_id") -> str:
     value = fields.values.get(key)
-    # Saves most the time for the words of an error that they don't have; a character has four bytes at most.
+    # Fast path: a UTF-8 character has at most four bytes, and no error text is prepared.
     if isinstance(value, str) and 0 < len(value) <= MAX_NAME_BYTES // 4:
         return value
     return string(value, key, max_bytes=MAX_NAME_BYTES)
@@ -264,7 +264,7 @@ def _boolean(fields: Fields, key: str) -> bool:
 
 
 def _strings(fields: Fields, key: str, limit: int, *, optional: bool = False) -> tuple[str, ...]:
-    """An array of any strings, whose total is bounded by the message's."""
+    """An array of strings of any length: the limit on the message bounds them."""
     values = fields.values.get(key)
     if values is None and optional:
         return ()
@@ -276,7 +276,7 @@ def _strings(fields: Fields, key: str, limit: int, *, optional: bool = False) ->
 
 
 def _headers(fields: Fields) -> dict[str, str] | None:
-    """Names to values, such as may be written into the head of an HTTP message as they are."""
+    """Header names to values, checked so that both can be written into an HTTP head unchanged."""
     found = fields.object("headers")
     if found is None:
         return None
@@ -293,14 +293,14 @@ def _headers(fields: Fields) -> dict[str, str] | None:
     return headers
 
 
-# -- what is in them ---------------------------------------------------------------------------------------------------
+# -- model lists -------------------------------------------------------------------------------------------------------
 
 
 def accepted_models(models: Sequence[str], limit: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those of a worker's ``models`` that count, in its order, and warnings about those that don't.
+    """The accepted ones of a worker's ``models``, in its order, and warnings about the others.
 
-    They are trimmed; empty and doubled ones go without a word, those of more than 256 bytes and those after the first
-    ``limit`` with a warning.
+    Names are trimmed. Empty and duplicate ones are dropped silently, those of more than 256 bytes and those after the
+    first ``limit`` with a warning.
     """
     named = dict.fromkeys(name for model in models if (name := model.strip()))
     accepted = [name for name in named if len(name.encode()) <= MAX_NAME_BYTES]

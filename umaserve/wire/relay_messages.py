@@ -14,7 +14,7 @@ FLOW, WEBSOCKET = "flow", "websocket"
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The first message: ``models`` as they came, for ``accepted_models``; ``*`` is any model."""
+    """The first message. ``models`` is unfiltered (see ``accepted_models``); ``*`` means any model."""
 
     worker_name: str
     models: tuple[str, ...]
@@ -32,7 +32,7 @@ class ModelsUpdate:
 
 @dataclass(frozen=True, slots=True)
 class ResponseChunk:
-    """A part of a response's body, or one frame of a WebSocket's; a stream's first may bring its head."""
+    """A part of a response's body, or one WebSocket message; a stream's first chunk may carry status and headers."""
 
     request_id: str
     chunk: str
@@ -49,7 +49,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class ResponseComplete:
-    """The end of a response; ``body`` is the whole of one that didn't stream."""
+    """The end of a response; ``body`` is the whole body of one that was not streamed."""
 
     request_id: str
     status_code: int
@@ -66,7 +66,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class WorkerError:
-    """A failure of one request, or without ``request_id`` of the link."""
+    """A failure of one request; without ``request_id``, of the link."""
 
     code: str
     message: str
@@ -89,7 +89,7 @@ class RegisterAck:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for the backend; with the id of a WebSocket in flight, one more frame of the client's."""
+    """A request for the backend; with the id of an open WebSocket, one more message from its client."""
 
     request_id: str
     model: str
@@ -110,7 +110,7 @@ class CancelReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OtherReason:
-    """Why a request is cancelled, in words that are none of the contract's."""
+    """A cancel reason that the contract doesn't list."""
 
     other: str
 
@@ -139,7 +139,7 @@ class ModelsRefresh:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whether the worker should hold one request's output, whose client reads slowly."""
+    """Pause or resume one request's output, whose client reads slowly."""
 
     request_id: str
     paused: bool

@@ -1,4 +1,4 @@
-"""The WebSocket codec (RFC 6455): messages and frames, of both sides. Sans-IO, over wsproto's frames."""
+"""The WebSocket codec (RFC 6455) of servers and clients. Sans-IO, over wsproto's frame parser."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from wsproto.frame_protocol import CloseReason, Frame, FrameProtocol, Opcode, Pa
 from umaserve.errors import Fault, RequestError
 
 CloseCode = CloseReason
-"""Why a connection is closed (RFC 6455 7.4.1): the numbers of close frames, by their names."""
+"""The status codes of close frames (RFC 6455 7.4.1), by name."""
 
 PIECES_PER_CALL = 256
-"""Frame headers and pieces of payloads handled in one call: a message of tiny fragments must not hold the loop."""
+"""Frame headers and payload pieces handled in one call: a message of tiny fragments must not block the loop."""
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-"""Of a message that is longer, each frame has so much: some peers refuse longer frames."""
+"""A longer message is sent in several frames: some peers refuse longer frames."""
 PIECE_BYTES = 64 * 1024
-"""wsproto makes several copies of what it is given, so a large payload goes through it in parts."""
+"""wsproto copies its input several times, so a large payload is given to it in pieces."""
 
 
 _FINAL = 0x80
 _MASKED = 0x80
 _FINAL_TEXT = _FINAL | Opcode.TEXT
 _SHORT_MASK_BYTES = 512
-"""Up to here one XOR of two large integers is faster than wsproto's four translations, beyond it is slower."""
+"""Up to this size one XOR of two large integers is faster than wsproto's masking, above it slower."""
 
 
 class Message(NamedTuple):
-    """A whole message; ``data`` is UTF-8 where it is ``text``."""
+    """A whole message; ``data`` is UTF-8 if ``text``."""
 
     data: bytes
     text: bool
 
 
 class State(enum.Enum):
-    """How far the closing handshake is (RFC 6455, section 7). Messages are sent and given out only while ``OPEN``."""
+    """The state of the closing handshake (RFC 6455, section 7). Messages are sent and returned only while ``OPEN``."""
 
     OPEN = enum.auto()
     CLOSING = enum.auto()
-    """Our close frame was made. What comes before the peer's is dropped."""
+    """Our close frame was made. What arrives before the peer's is dropped."""
     LEFT = enum.auto()
-    """The peer's close frame came, and ours was made."""
+    """The peer's close frame arrived, and ours was made."""
     BROKEN = enum.auto()
-    """The peer made a mistake, which a close frame answers."""
+    """The peer sent something invalid, which a close frame answers."""
     LOST = enum.auto()
     """The input ended without a close frame."""
     ENDED = enum.auto()
-    """We closed, and the peer did not answer with a close frame."""
+    """We closed, and the peer didn't answer with a close frame."""
 
 
 class _Event(enum.Enum):
@@ -75,40 +75,40 @@ _TRANSITIONS: dict[tuple[State, _Event], State] = {
 class WebSocketCodec:
     """Messages to bytes and back, after the handshake.
 
-    Received bytes are judged only by ``next_message`` and ``next_payload``; the caller writes ``take_output`` after
-    each of them. The peer's mistake is answered there with a close frame of its ``CloseCode``: ``PROTOCOL_ERROR``;
-    ``UNSUPPORTED_DATA`` for a binary message where they are not taken; ``INVALID_FRAME_PAYLOAD_DATA`` for text that is
-    not UTF-8; and ``MESSAGE_TOO_BIG`` for one over ``max_message_bytes``, from the frame's header, before its payload
-    is stored. ``mistake`` then says what it was, and ``explain`` puts a message before that close frame.
+    Received bytes are parsed only by ``next_message`` and ``next_payload``; the caller writes ``take_output`` after
+    each of them. The peer's mistake is answered there with a close frame: ``PROTOCOL_ERROR``; ``UNSUPPORTED_DATA``
+    for a binary message unless ``binary``; ``INVALID_FRAME_PAYLOAD_DATA`` for text that is not UTF-8;
+    ``MESSAGE_TOO_BIG`` for a message over ``max_message_bytes``, judged by the frame's header before its payload is
+    stored. ``mistake`` then holds the error, and ``explain`` sends a message before that close frame.
     """
 
     def __init__(self, max_message_bytes: int, *, binary: bool = False, client: bool = False) -> None:
         self._max = max_message_bytes
         self._binary = binary
         self._client = client
-        """Whether what is sent is masked and what comes is not, or the other way round (RFC 6455 5.1)."""
+        """A client's frames are masked, a server's are not (RFC 6455 5.1)."""
         self._frames = FrameProtocol(client=client, extensions=[])
         self._buffer = bytearray()
         self._unread = 0
-        """Payload bytes of the present frame that wsproto has not been given."""
+        """Payload bytes of the current frame not yet given to wsproto."""
         self._message = io.BytesIO()
-        """The present one, so far. A bytes object of it takes no copy."""
+        """The current message so far. BytesIO, since ``getvalue`` makes no copy."""
         self._announced = 0
-        """The present message's size by its frames' headers."""
+        """The current message's size in bytes, by its frame headers."""
         self._fragmented = False
-        """Whether a message has begun whose last frame hasn't come."""
+        """Whether the current message's last frame is still to come."""
         self._output = bytearray()
         self._goodbye = b""
         """The close frame that answers the peer's mistake, until it is taken."""
         self._eof = False
         self.more = False
-        """Whether the last call stopped for its bound of work, not for want of bytes: call again in a later turn."""
+        """Whether the last call stopped at its work limit, not for lack of bytes: call again in a later turn."""
         self.state = State.OPEN
         self.close_code: int | None = None
-        """The code and the reason in the peer's close frame; ``NO_STATUS_RCVD`` where it had none (RFC 6455 7.1.5)."""
+        """From the peer's close frame, as ``close_reason``; ``NO_STATUS_RCVD`` if it has no code (RFC 6455 7.1.5)."""
         self.close_reason = ""
         self.mistake: RequestError | None = None
-        """The peer's, until it is explained or its answer is taken."""
+        """The peer's mistake, until ``explain`` or ``take_output`` is called."""
 
     @property
     def closed(self) -> bool:
@@ -117,7 +117,7 @@ class WebSocketCodec:
 
     @property
     def buffered(self) -> int:
-        """Bytes received and not yet given out."""
+        """Bytes received and not yet returned."""
         return len(self._buffer) + self._message.tell()
 
     def receive_data(self, data: bytes) -> None:
@@ -125,7 +125,7 @@ class WebSocketCodec:
             self._buffer += data
 
     def receive_eof(self) -> None:
-        """The peer sends no more; once what came is used up, the codec is ``closed``."""
+        """End of the peer's input; the codec is ``closed`` once the received bytes are consumed."""
         self._eof = True
 
     def next_payload(self) -> bytes | None:
@@ -134,7 +134,8 @@ class WebSocketCodec:
         return None if message is None else message.data
 
     def next_message(self) -> Message | None:
-        """The next whole message, or ``None``: until more bytes come, for now (``more``), or for ever (``closed``)."""
+        """The next whole message, or ``None``: until more bytes arrive, until the next call (``more``), or for good
+        (``closed``)."""
         self.more = False
         message = self._take_whole()
         if message is not None:
@@ -153,14 +154,14 @@ class WebSocketCodec:
                     message = self._take(frame)
                     if message is not None:
                         return message
-                # Here and not before, so that wsproto has found nothing wrong with the header itself.
+                # After wsproto, whose errors in the header come first.
                 if self._announced > self._max:
                     raise ParseFailed(
                         f"message: expected at most {self._max} bytes, got {self._announced}",
                         CloseCode.MESSAGE_TOO_BIG,
                     )
         except ParseFailed as mistake:
-            # Where wsproto met the bad byte depends on how the text was split, so its own words are of no use.
+            # wsproto's own message has a position that depends on how the text was split.
             utf8 = mistake.code is CloseCode.INVALID_FRAME_PAYLOAD_DATA
             reason = "text: expected UTF-8" if utf8 else str(mistake)
             if self.state is State.OPEN:
@@ -173,9 +174,9 @@ class WebSocketCodec:
         return None
 
     def _take_whole(self) -> Message | None:
-        """The next message where that is one short text frame, lying whole in the buffer, with nothing wrong with it.
+        """The next message if it is one short, valid text frame that is whole in the buffer.
 
-        Most are, and wsproto takes ten times as long for such a frame. It judges all others.
+        A fast path: most messages are, and wsproto takes ten times as long. Everything else is left to wsproto.
         """
         buffer = self._buffer
         if len(buffer) < 2 or buffer[0] != _FINAL_TEXT or self._unread or self._fragmented:
@@ -184,7 +185,7 @@ class WebSocketCodec:
             return None
         length, start = buffer[1], 2
         if not self._client:
-            # Above 127 for a frame that is not masked.
+            # An unmasked frame gives a length above 127 here.
             length, start = length ^ _MASKED, 6
         if length > 125:
             if length != 126 or len(buffer) < 4:
@@ -206,7 +207,7 @@ class WebSocketCodec:
         return Message(data, True)
 
     def _next_piece(self) -> bytes:
-        """The next frame's header once it is whole, or what has come of the present one's payload; else ``b""``."""
+        """The next frame's header once it is whole, or the next part of the current frame's payload; else ``b""``."""
         if self._unread:
             size = min(self._unread, len(self._buffer), PIECE_BYTES)
             self._unread -= size
@@ -217,7 +218,7 @@ class WebSocketCodec:
         return piece
 
     def _begin_frame(self) -> int:
-        """Note the next frame's payload length (RFC 6455 5.2) and return its header's, which is 0 until it is whole."""
+        """Note the next frame's payload length (RFC 6455 5.2); return its header's length, 0 until that is whole."""
         buffer = self._buffer
         if len(buffer) < 2:
             return 0
@@ -269,12 +270,12 @@ class WebSocketCodec:
             self._buffer = bytearray()
 
     def send(self, payload: bytes) -> bytes:
-        """One text message of ``payload``, which is UTF-8; ``b""`` unless ``OPEN``."""
+        """The frames of one text message with the UTF-8 ``payload``; ``b""`` unless ``OPEN``."""
         return self.send_message(Message(payload, True))
 
     def send_message(self, message: Message) -> bytes:
-        """One message, in one frame unless it is long. wsproto takes several times as long, so that it makes only
-        control frames."""
+        """The frames of ``message``: one, or several for a long message; ``b""`` unless ``OPEN``. Made here since
+        wsproto, which makes the control frames, takes several times as long."""
         if self.state is not State.OPEN:
             return b""
         data, opcode = message.data, Opcode.TEXT if message.text else Opcode.BINARY
@@ -301,14 +302,14 @@ class WebSocketCodec:
         return header + mask + _masked(data, mask)
 
     def take_output(self) -> bytes:
-        """What the codec has to say of itself: pongs, and the close frame that answers the peer's or its mistake."""
+        """The codec's own output: pongs, and the close frame that answers the peer's close frame or mistake."""
         output = bytes(self._output) + self._goodbye
         self._output.clear()
         self._goodbye, self.mistake = b"", None
         return output
 
     def explain(self, payload: bytes) -> None:
-        """Have one text message of ``payload`` go before the close frame that answers ``mistake``, if that is there."""
+        """Send a text message with ``payload`` before the close frame that answers ``mistake``, if there is one."""
         if self.mistake is not None:
             self._output += self._frame(_FINAL_TEXT, payload)
             self.mistake = None
@@ -318,9 +319,9 @@ class WebSocketCodec:
         return bytes(self._frames.ping(data)) if self.state is State.OPEN else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
-        """Our close frame, after any pongs that were not taken yet; ``b""`` unless ``OPEN``.
+        """Our close frame, after any pending pongs; ``b""`` unless ``OPEN``.
 
-        ``reason`` is cut at a character's boundary to the 123 bytes of UTF-8 that the frame holds (RFC 6455 5.5).
+        ``reason`` is cut at a character boundary to the 123 bytes of UTF-8 that the frame holds (RFC 6455 5.5).
         """
         if self.state is not State.OPEN:
             return b""
@@ -332,7 +333,7 @@ class WebSocketCodec:
 
 
 def _masked(data: bytes, mask: bytes) -> bytes:
-    """``data`` with the mask's four bytes put on, or taken off (RFC 6455 5.3)."""
+    """``data`` masked, or unmasked, with the four bytes of ``mask`` (RFC 6455 5.3)."""
     length = len(data)
     if length > _SHORT_MASK_BYTES:
         return bytes(XorMaskerSimple(mask).process(bytearray(data)))

@@ -1,4 +1,4 @@
-"""The opening handshake of WebSocket (RFC 6455, section 4), both sides of it. Sans-IO."""
+"""The opening handshake of WebSocket (RFC 6455, section 4) of servers and clients. Sans-IO."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from umaserve.wire.http_head import Headers, Refusal, Request, parse_field, show
 
 VERSION = "13"
 MAX_ANSWER_BYTES = 16 * 1024
-"""The head of a server's answer to a handshake."""
+"""Of the head of a server's response to a handshake."""
 
 _KEY = re.compile(r"[A-Za-z0-9+/]{22}==")
 _TOKEN_CHAR = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _TOKEN = rf"{_TOKEN_CHAR}+"
-# What is in quotes must be a token once its backslashes are taken away.
+# A quoted value must be a token once unescaped.
 _VALUE = rf'(?:{_TOKEN}|"(?:\\?{_TOKEN_CHAR})+")'
 _EXTENSION = re.compile(rf"{_TOKEN}(?:[ \t]*;[ \t]*{_TOKEN}(?:[ \t]*=[ \t]*{_VALUE})?)*")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n\0]*)?")
@@ -29,7 +29,7 @@ def wants_websocket(request: Request) -> bool:
 
 
 def handshake(request: Request, subprotocols: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """The headers of the 101 response (RFC 6455 4.2.2), with the first of the client's subprotocols that is ours.
+    """The headers of the 101 response (RFC 6455 4.2.2), with the first offered subprotocol that is in ``subprotocols``.
 
     Extensions are never negotiated. Raises ``Refusal``: 400 for a malformed handshake, 426 for another version.
     """
@@ -58,7 +58,7 @@ def handshake(request: Request, subprotocols: Sequence[str] = ()) -> list[tuple[
 
 
 def _check_extensions(request: Request) -> None:
-    """None is ever used, but a malformed list must fail the handshake (RFC 6455 9.1)."""
+    """Fail the handshake for a malformed list of extensions (RFC 6455 9.1), though none is ever used."""
     values = request.header_values("sec-websocket-extensions")
     offered = [item for item in request.header_items("sec-websocket-extensions") if item]
     if values and not (offered and all(_EXTENSION.fullmatch(item) for item in offered)):
@@ -78,7 +78,7 @@ def _only(request: Request, name: str) -> str | None:
 
 
 class HandshakeFailed(Exception):
-    """The client's handshake can't be sent, or the server didn't accept it; ``status`` is what it said, if anything."""
+    """The client's handshake can't be sent, or the server didn't accept it. ``status``: of its response, if any."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -86,9 +86,9 @@ class HandshakeFailed(Exception):
 
 
 def client_handshake(host: str, path: str, headers: Headers = ()) -> tuple[bytes, str]:
-    """The request that opens a WebSocket (RFC 6455 4.1) with ``headers`` besides, and its key for ``check_accept``.
+    """The request that opens a WebSocket (RFC 6455 4.1), with the extra ``headers``, and its key for ``check_accept``.
 
-    Raises ``HandshakeFailed`` where ``host``, ``path`` or ``headers`` hold what a request can't.
+    Raises ``HandshakeFailed`` if ``host``, ``path`` or ``headers`` contain what a request can't hold.
     """
     key = generate_nonce().decode()
     asked = [("Host", host), ("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Key", key)]
@@ -97,16 +97,16 @@ def client_handshake(host: str, path: str, headers: Headers = ()) -> tuple[bytes
         encoded = [(name.encode("ascii"), value.encode("latin-1")) for name, value in fields]
         request = h11.Request(method="GET", target=path.encode("ascii"), headers=encoded)
     except (UnicodeEncodeError, h11.LocalProtocolError):
-        # Not the error's own words: one of the values is a secret.
+        # Without the original error's text: one of the values is a secret.
         expected = "printable ASCII in host and path, and headers without control characters"
         raise HandshakeFailed(f"handshake: expected {expected}, got others") from None
     return h11.Connection(h11.CLIENT).send(request), key
 
 
 def read_answer(received: bytes) -> tuple[int, Headers, bytes] | None:
-    """The status, the headers (names in lower case) and what follows the head of the server's answer to a handshake.
+    """The status, the headers (names in lower case) and the bytes after the head of the server's response.
 
-    ``None`` until the head is whole. Raises ``HandshakeFailed`` for one that is malformed, or too large.
+    ``None`` until the head is whole. Raises ``HandshakeFailed`` for a head that is malformed or too large.
     """
     end = received.find(b"\r\n\r\n", 0, MAX_ANSWER_BYTES)
     if end < 0:
@@ -125,7 +125,7 @@ def read_answer(received: bytes) -> tuple[int, Headers, bytes] | None:
 
 
 def check_accept(status: int, headers: Headers, key: str) -> None:
-    """Raise ``HandshakeFailed`` unless the answer accepts the handshake of ``key`` as it was (RFC 6455 4.1)."""
+    """Raise ``HandshakeFailed`` unless the response accepts the handshake with ``key`` (RFC 6455 4.1)."""
     if status != 101:
         raise HandshakeFailed(f"status: expected 101 Switching Protocols, got {status}", status)
     for name, token in (("upgrade", "websocket"), ("connection", "upgrade")):
