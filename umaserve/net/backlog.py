@@ -1,4 +1,4 @@
-"""A connection's input in portions: so much in one turn of the loop, and the rest later."""
+"""Handles a connection's input in portions: a limited amount per turn of the loop."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from umaserve.net.loop import Loop
 
 
 class Backlog:
-    """Bounds how much of one peer's input is handled in a turn, so that one who floods holds up nobody else.
+    """Bounds how much of one peer's input is handled per turn, so that a flooding peer delays nobody else.
 
-    ``handle`` is the owner's method that handles what has come, by ``run``. It is called again, in a later turn, for
-    what ``run`` leaves; then the channel, which is not read while input is ``waiting``, is asked again.
+    ``handle`` is the owner's method that handles received input by calling ``run``. It is called again in a later turn
+    for what ``run`` left over, and the channel is then asked to read again: the owner doesn't read while ``waiting``.
     """
 
     def __init__(self, loop: Loop, channel: Channel, handle: Callable[[], None], per_turn: int) -> None:
         self.waiting = False
-        """Whether input that has come may still be handled without any more of it coming."""
+        """Whether received input may be left to handle."""
         self._loop = loop
         self._channel = channel
         self._handle = handle
@@ -25,7 +25,7 @@ class Backlog:
         self._posted = False
 
     def run(self, step: Callable[[], bool]) -> None:
-        """Call ``step`` until it returns that there is nothing more to do for now, but not too often in one turn."""
+        """Call ``step`` until it returns False (nothing left to do for now), at most ``per_turn`` times per turn."""
         self.waiting = False
         for _ in range(self._per_turn):
             if not step():
@@ -33,11 +33,11 @@ class Backlog:
         self.continue_later()
 
     def wait(self) -> None:
-        """There may be more, for which something else must come first: its owner says when, by ``continue_later``."""
+        """Input may be left that can't be handled yet; the owner calls ``continue_later`` when it can."""
         self.waiting = True
 
     def continue_later(self) -> None:
-        """Have ``handle`` called in a later turn, once, however often this is asked for."""
+        """Have ``handle`` called in a later turn, once for any number of calls."""
         self.waiting = True
         if not self._posted:
             self._posted = True

@@ -1,4 +1,4 @@
-"""A non-blocking stream socket with a bounded turn, a high-water mark and a close that lets the last words arrive."""
+"""A non-blocking stream socket: bounded work per turn, a high-water mark, and a close that delivers queued output."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ WRITE_PER_TURN = 256 * 1024
 LINGER_S = 2.0
 HALF_CLOSED_POLL_S = 0.05
 FIRST_POLL_S = 0.001
-"""What is written to a peer that has left gets its reset within a round trip: the first polls are closer together."""
+"""The first polls come sooner: a peer that has left resets the connection within a round trip of the first write."""
 SEND_BUFFER = 64 * 1024
-"""Kernel buffer: without it a stopped reader's kernel swallows megabytes before the high-water mark is seen."""
+"""Of the kernel, in bytes. Unlimited, it would take megabytes for a stopped reader before the high-water mark is
+reached."""
 
 
 class Handler(Protocol):
-    """What a channel tells its owner."""
+    """A channel's callbacks to its owner."""
 
     def data_received(self, data: bytes) -> None: ...
 
     def input_ended(self) -> None:
-        """The peer will send no more, and may still read."""
+        """The peer finished sending; it may still read."""
 
     def wants_data(self) -> bool:
         """Whether more bytes may be read; asked after each use of the channel."""
 
     def drained(self) -> None:
-        """The channel was ``congested`` and is no more."""
+        """The channel is no longer ``congested``."""
 
     def connection_lost(self) -> None:
-        """The channel is closed, whatever the reason; called once."""
+        """The channel is closed, for whatever reason; called once."""
 
 
 class _Phase(enum.Enum):
     OPEN = enum.auto()
     FLUSHING = enum.auto()
-    """No input is handled any more; the output still goes out."""
+    """Input is no longer handled; queued output is still written."""
     LINGERING = enum.auto()
-    """All is written and the write side is shut; input is discarded until the peer has read the end and left."""
+    """All is written and the write side is shut down; input is discarded until the peer closes."""
     CLOSED = enum.auto()
 
 
 class Channel:
     """Bytes to and from one peer.
 
-    ``write`` only queues; the kernel is handed what it takes before the loop sleeps. Above ``high_water``
-    queued bytes it is ``congested``, until half of that is left. A peer that takes nothing for ``stall_timeout``
-    seconds while bytes wait for it, or leaves the channel congested for as long, is closed. All counts are of
-    the bytes on the wire, which with a ``cipher`` are not those that the handler reads and writes.
-    A handler that raises loses its channel.
+    ``write`` only queues; the queue is flushed before the loop sleeps. Above ``high_water`` queued bytes the channel is
+    ``congested``, until half of that is left. It is closed if the peer takes nothing for ``stall_timeout`` seconds
+    while bytes are queued, or leaves it congested for as long. All counts are of bytes on the wire, which with
+    ``cipher`` are ciphertext. A handler that raises loses its channel.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Channel:
         self.bytes_received = 0
         self.bytes_sent = 0
         self.failure = ""
-        """Why the channel gave up on its peer, where it did, for the handler to say when the connection is lost."""
+        """Why the channel closed a failed connection, for the handler's log when the connection is lost; else empty."""
         self._loop = loop
         self._sock = sock
         self._high_water = high_water
@@ -83,20 +83,20 @@ class Channel:
         self.congested = False
         self._congested_at = self._progress_at = 0.0
         self._timer: Timer | None = None
-        """Checks for a stall while bytes wait; the linger deadline after."""
+        """Checks for a stall while bytes are queued; the linger deadline afterwards."""
         self._touch()
         if cipher is not None:
-            # A client speaks first.
+            # A TLS client sends first.
             self._enqueue(cipher.take_output())
 
     @property
     def queued(self) -> int:
-        """Bytes written that the kernel has not taken."""
+        """Bytes written that the kernel hasn't taken yet."""
         return len(self._queue)
 
     @property
     def overfull(self) -> bool:
-        """Whether so much waits for the peer that its input should wait too."""
+        """Whether so much output is queued that the peer's input should wait."""
         return self.queued > 2 * self._high_water
 
     @property
@@ -106,13 +106,13 @@ class Channel:
 
     @property
     def reading(self) -> bool:
-        """Whether the peer's input is read for the handler as it comes."""
+        """Whether the peer's input is being read for the handler."""
         return self.open and not self._eof and not self.overfull and self.handler.wants_data()
 
     @property
     def deserted(self) -> bool:
-        """Whether the peer has left entirely, as far as that shows while nothing is read: a TCP connection must have
-        been reset, since its peer's end of stream stands behind what is unread."""
+        """Whether the peer has left entirely, as far as can be known without reading. On TCP only a reset shows: an end
+        of stream is behind the unread bytes."""
         return self._phase is _Phase.OPEN and self._hung_up()
 
     def write(self, data: bytes) -> None:
@@ -134,17 +134,17 @@ class Channel:
             self._progress_at = self._loop.now()
         self._queue += data
         if len(self._queue) > self._high_water and not self.congested:
-            # Only what the kernel refuses counts: a burst that it takes at once is no backpressure.
+            # Only what the kernel refuses is backpressure: a burst that it takes at once is not.
             self._send()
             self.congested = self.queued > self._high_water
             self._congested_at = self._loop.now()
 
     def reconsider(self) -> None:
-        """The handler's ``wants_data`` has become true by itself: ask it again."""
+        """Ask ``wants_data`` again: it became true without a use of the channel."""
         self._touch()
 
     def close(self) -> None:
-        """Write what is queued, then end the stream so that a peer still sending can read the last words."""
+        """Write what is queued, then shut down the write side, so that a peer that still sends can read it all."""
         if self._phase is _Phase.OPEN:
             self._phase = _Phase.FLUSHING
             if self._cipher is not None:
@@ -163,14 +163,14 @@ class Channel:
         try:
             self.handler.connection_lost()
         except Exception:
-            # Whoever aborts it may be another client's handler, or one that has failed already.
+            # The caller may be another client's handler, or one that has failed already.
             log.exception("a lost connection could not be tidied up")
 
     def _touch(self) -> None:
         self._loop.call_at_turn_end(self._flush)
 
     def _flush(self) -> None:
-        """Write, then watch the socket for just what is still wanted of it."""
+        """Write, then watch the socket for the events that are needed now."""
         try:
             if self._queue:
                 self._send()
@@ -190,8 +190,8 @@ class Channel:
         # 2. Nothing can be read after the peer's end of stream.
         if self._eof:
             return events
-        # 3. After our last words, input is read only to be discarded.
-        # 4. Before, it is read while the handler has room, and while the peer reads its replies.
+        # 3. Once the channel is closing, input is read only to be discarded.
+        # 4. Before that, it is read while the handler has room, and while the peer reads its replies.
         if not self.open or self.reading:
             events |= READ
         return events
@@ -205,11 +205,11 @@ class Channel:
             self._fail()
 
     def _note(self, failure: str) -> None:
-        # The first one: the others come of it.
+        # Only the first: it causes the others.
         self.failure = self.failure or failure
 
     def _fail(self) -> None:
-        """A mistake of ours in serving one peer costs that peer its connection, and nobody else."""
+        """A bug of ours in serving one peer ends that peer's connection, and no other."""
         log.exception("closed, since serving the connection failed")
         self.abort()
 
@@ -259,7 +259,7 @@ class Channel:
         self._loop.call_later(after, functools.partial(self._poll_half_closed, min(2 * after, HALF_CLOSED_POLL_S)))
 
     def _poll_half_closed(self, next_after: float) -> None:
-        # selectors cannot watch for a hang-up alone, so the few half-closed peers are asked now and then.
+        # selectors can't watch for a hang-up alone, so the few half-closed peers are polled.
         if self._phase is not _Phase.OPEN:
             return
         if self._hung_up():
@@ -298,7 +298,7 @@ class Channel:
             self._timer = self._loop.call_later(self._stall_timeout, self._check_stall)
 
     def _give_up(self) -> None:
-        # The handler may be in the middle of a write: it is told of the loss in a turn of its own.
+        # The handler may be in the middle of a write: ``connection_lost`` comes in a call of its own.
         self._queue.clear()
         self._phase = _Phase.LINGERING
         self._loop.call_soon(self.abort)
@@ -307,7 +307,7 @@ class Channel:
         self._timer = None
         if not self._queue:
             return
-        # Who stays congested is judged from when that began: a byte now and then is no reading.
+        # For a congested channel, since the congestion began: a peer that reads a byte now and then is stalled too.
         left = (self._congested_at if self.congested else self._progress_at) + self._stall_timeout - self._loop.now()
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_stall)

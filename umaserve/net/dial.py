@@ -1,4 +1,4 @@
-"""Outgoing connections: a name's addresses are tried in turn, and the loop is never blocked."""
+"""Outgoing connections: tries a name's addresses in turn, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from umaserve.net.loop import WRITE, Loop
 log = logging.getLogger(__name__)
 
 MAX_ADDRESSES = 8
-"""Of one name; a resolver may send hundreds."""
+"""Addresses tried for one name; a resolver may return hundreds."""
 
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 """Runs a job on another thread; its result, or the exception it raised, comes back on the loop's."""
 Done = Callable[["socket.socket | DialError"], None]
 _Address = tuple[int, Any]
-"""A family, and an address as sockets of that family take it."""
+"""An address family, and an address in that family's form."""
 
 
 class DialError(Exception):
-    """No connection came about; the message says to what, and what failed for which address."""
+    """Connecting failed; the message says to what, and why for each address."""
 
 
 def dial(loop: Loop, submit: Submit, host: str, port: int, *, timeout: float, done: Done) -> Dialing:
@@ -39,10 +39,10 @@ def dial(loop: Loop, submit: Submit, host: str, port: int, *, timeout: float, do
     except (OSError, ValueError):
 
         def resolve() -> Sequence[tuple[Any, ...]]:
-            # Behind a resolver that hangs, jobs that nobody waits for any more would pile up.
+            # While a resolver hangs, jobs that are no longer needed would pile up.
             return () if dialing.over else socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
-        # Whoever collects the thread's results is the loop's hook, which a mistake of ours in ``done`` would end.
+        # The thread's results arrive in the loop's hook, where an exception in ``done`` would end the loop.
         submit(resolve, lambda result: loop.call_soon(lambda: dialing.resolved(result)))
     else:
         loop.call_soon(lambda: dialing.resolved(found))
@@ -50,7 +50,7 @@ def dial(loop: Loop, submit: Submit, host: str, port: int, *, timeout: float, do
 
 
 def dial_file(loop: Loop, path: str, *, timeout: float, done: Done) -> Dialing:
-    """Connect to the Unix socket at ``path``; for the rest as `dial`."""
+    """Connect to the Unix socket at ``path``; otherwise like `dial`."""
     dialing = Dialing(loop, path, timeout, done)
     loop.call_soon(lambda: dialing.attempt([(socket.AF_UNIX, path)]))
     return dialing
@@ -61,7 +61,7 @@ class Dialing:
 
     def __init__(self, loop: Loop, place: str, timeout: float, done: Done) -> None:
         self.over = False
-        """Whether ``done`` was called, or never will be."""
+        """Whether ``done`` was called or cancelled."""
         self._loop = loop
         self._place = place
         self._done = done
@@ -69,27 +69,27 @@ class Dialing:
         self._timer = loop.call_later(timeout, lambda: self._fail(f"the name wasn't resolved within {timeout:g} s"))
         self._left: list[_Address] = []
         self._sock: socket.socket | None = None
-        """The attempt under way, to `_shown`."""
+        """The attempt in progress, to `_shown`."""
         self._shown = ""
         self._failures: list[str] = []
 
     def cancel(self) -> None:
-        """Give up, unless it is over."""
+        """Stop, unless it is over."""
         self.over = True
         self._end_attempt()
 
     def resolved(self, found: Sequence[tuple[Any, ...]] | BaseException) -> None:
-        """Go on with what getaddrinfo gave."""
+        """Continue with the result of getaddrinfo."""
         if isinstance(found, BaseException):
             if not self.over:
                 self._fail(f"the name can't be resolved: {_reason(found)}")
             return
-        # A hosts file may name an address twice.
+        # A hosts file may list an address twice.
         addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
         self.attempt(list(addresses)[:MAX_ADDRESSES])
 
     def attempt(self, addresses: list[_Address]) -> None:
-        """Try these in turn."""
+        """Try ``addresses`` in turn."""
         if not self.over:
             self._left = addresses
             self._try_next()
@@ -98,7 +98,7 @@ class Dialing:
         if not self._left:
             self._fail("; ".join(self._failures))
             return
-        # One that never answers leaves the others their share of the time.
+        # Each gets an equal share of the time left, so that one that never answers leaves time for the others.
         share = max(0.0, self._deadline - self._loop.now()) / len(self._left)
         self._timer.cancel()
         self._timer = self._loop.call_later(share, lambda: self._failed(f"no answer within {share:.3g} s"))
@@ -107,12 +107,12 @@ class Dialing:
         try:
             self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             if family != socket.AF_UNIX:
-                # Tokens are small, and each is wanted at once.
+                # Tokens are small, and must not wait for more data (Nagle's algorithm).
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             error = self._sock.connect_ex(address)
         except (OSError, ValueError) as problem:
-            # A family that this machine lacks, descriptors that have run out, a path that no socket can have.
+            # A family that this machine lacks, no descriptor left, a path too long for a socket.
             self._failed(_reason(problem))
             return
         if error == errno.EINPROGRESS:
@@ -154,13 +154,14 @@ class Dialing:
 
 
 def _is_its_own_peer(sock: socket.socket) -> bool:
-    """Whether the kernel chose the very port that was dialed, as it may where nobody on this machine listens there."""
+    """Whether the socket is connected to itself: without a local listener the kernel may choose the dialed port as the
+    socket's own."""
     if sock.family == socket.AF_UNIX:
         return False
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
-        return False  # The peer has left already: the channel finds that out by itself.
+        return False  # The peer has left already, which the channel will notice.
 
 
 def _shown(family: int, address: Any) -> str:

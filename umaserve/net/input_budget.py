@@ -1,4 +1,4 @@
-"""The memory that all peers' large input may take together, and who must wait before it sends more."""
+"""Bounds the memory that large input of all peers takes together: connections wait before they may send more."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 
 DESERTED_POLL_S = 1.0
-"""How often those who wait are asked whether they are still there."""
+"""How often waiting peers are checked for having left."""
 
 
 class InputBudget:
     """One for all connections of a program.
 
-    Each may hold ``free`` bytes of a message that comes, and as many of one that came, without asking. What they hold
-    beyond draws on ``total`` bytes. Once those are used up, only the one that has drawn on them for longest may grow.
-    Its owner sees to it that it ends, so that nobody waits for ever, though for as many such ends as are before it. So
-    they draw at most ``total`` and one connection's largest input, and one more read of each, since a channel is asked
-    whether it may be read before the others have used the budget up.
+    Each connection may hold ``free`` bytes of an incoming message, and as many of a received one, without drawing on
+    the budget. What it holds beyond that draws on ``total`` bytes. Once those are used up, only the share that has
+    drawn for longest may grow. Its owner sets a deadline for it, so that none waits for ever, though each waits for all
+    before it. Together they draw at most ``total``, plus one connection's largest input, plus one read of each: a
+    channel is asked whether to read before the others use up the budget in the same turn.
     """
 
     def __init__(self, loop: Loop, total: int, free: int) -> None:
@@ -25,7 +25,7 @@ class InputBudget:
         """Bytes of ``total`` in use."""
         self._loop = loop
         self._total = total
-        # A message of ``free`` bytes has a header, and the read that completes it brings what follows.
+        # Room for a header besides a message of ``free`` bytes, and for what follows it in the read that completes it.
         self._free = free + READ_PER_TURN
         self._drawing: dict[InputShare, None] = {}
         """Oldest first."""
@@ -33,11 +33,11 @@ class InputBudget:
         self._poll: Timer | None = None
 
     def share(self, channel: Channel | None) -> InputShare:
-        """One connection's; without a channel, for what is only kept."""
+        """A new share, for one connection; without a channel only ``keep`` may be used."""
         return InputShare(self, channel, self._loop, self._free)
 
     def settle(self, share: InputShare, drawn: int, *, grows: bool) -> None:
-        """``share`` draws so much now; ``grows``: it takes more than what is free for its next message."""
+        """Set what ``share`` draws, in bytes. ``grows``: its incoming message takes more than the free bytes."""
         self.drawn += drawn - share.drawn
         share.drawn = drawn
         if drawn:
@@ -51,7 +51,7 @@ class InputBudget:
         else:
             self._let_on(share)
         if not used_up:
-            # Not only as many as there is room for: who of them has more to send, nobody knows.
+            # All of them, not only as many as there is room for: which have more to send is unknown.
             for waiting in list(self._waiting):
                 self._let_on(waiting)
         elif oldest is not None:
@@ -78,9 +78,9 @@ class InputBudget:
 
 
 class InputShare:
-    """What one connection holds of the budget: messages that have not come whole, and requests that are not taken up.
+    """What one connection holds of the budget: incomplete messages, and whole requests that wait.
 
-    While it must wait, its channel is not to be read; the channel is asked again as soon as it may grow.
+    Its channel must not be read unless ``may_grow``; the channel is asked again once it may.
     """
 
     __slots__ = ("_budget", "_channel", "_closed", "_free", "_kept", "_loop", "_unfinished", "_waited", "_waits_since",
@@ -89,7 +89,7 @@ class InputShare:
     def __init__(self, budget: InputBudget, channel: Channel | None, loop: Loop, free: int) -> None:
         self.may_grow = True
         self.drawn = 0
-        """Bytes beyond those that are free, by the budget's book."""
+        """Bytes drawn from the budget, beyond the free ones."""
         self._budget = budget
         self._channel = channel
         self._loop = loop
@@ -99,33 +99,33 @@ class InputShare:
         self._closed = False
 
     def hold(self, n_bytes: int) -> None:
-        """So much of its input is in memory and not used up."""
+        """Set the bytes of incomplete input in memory."""
         self._unfinished = n_bytes
-        # Most never come so far, and this is asked for each read.
+        # Called for each read, and most connections never need more.
         if n_bytes > self._free or self.drawn:
             self._settle()
 
     def keep(self, n_bytes: int) -> None:
-        """So much belongs to a request that came whole and waits. It is never a reason not to read: its client may
-        have more to say of it, or leave."""
+        """Set the bytes of whole requests that wait. They never stop the reading: the client may send more about them,
+        or leave."""
         self._kept = n_bytes
         if n_bytes > self._free or self.drawn:
             self._settle()
 
     def close(self) -> None:
-        """It holds nothing any more, and never will."""
+        """Release everything, for good."""
         self._unfinished = self._kept = 0
         self._settle()
         self._closed = True
 
     @property
     def growing(self) -> bool:
-        """Whether a message that has not come whole takes more than what is free. Who waits for the memory waits for
-        its end: it needs a deadline."""
+        """Whether an incomplete message takes more than the free bytes. It needs a deadline, since others wait for that
+        memory."""
         return self._unfinished > self._free
 
     def take_waited(self) -> float:
-        """Seconds for which it has had to wait since this was last asked, or since it last drew nothing."""
+        """Seconds for which it had to wait since the last call, or since it last drew nothing."""
         if not self.may_grow:
             self._end_wait()
             self._waits_since = self._loop.now()
@@ -135,13 +135,13 @@ class InputShare:
     def _settle(self) -> None:
         if self._closed:
             return
-        # Each for itself, or a small message behind a small request would draw, and be the oldest for ever.
+        # Counted separately: otherwise a small message behind a small request would draw, and stay the oldest for ever.
         drawn = max(0, self._unfinished - self._free) + max(0, self._kept - self._free)
         self._budget.settle(self, drawn, grows=self.growing)
         if not drawn:
             self._waited = 0.0
 
-    # -- from the budget -----------------------------------------------------------------------------------------
+    # -- called by the budget ------------------------------------------------------------------------------------
 
     def wait(self) -> None:
         self.may_grow = False

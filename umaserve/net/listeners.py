@@ -1,4 +1,4 @@
-"""The Unix socket's file, lock and mode; and accepting, which pauses when descriptors run out."""
+"""The Unix socket's file, lock and mode; and the accepting of connections, which pauses when descriptors run out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOST_IN_QUEUE = {
     errno.EOPNOTSUPP,
     errno.EPERM,
 }
-"""What accept(2) says of one connection, not of the listening socket."""
+"""Errors of accept(2) that concern one connection, not the listening socket."""
 _ADVICE = {
     errno.EMFILE: "raise this program's limit of open files (ulimit -Hn, LimitNOFILE=), or lower its connections'",
     errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
@@ -42,9 +42,9 @@ _ADVICE = {
 
 
 class SocketFile:
-    """A bound, listening socket at ``path``, its file never wider than ``mode`` for an instant.
+    """A bound, listening socket at ``path``, whose file at no moment has wider permissions than ``mode``.
 
-    ``path``.lock tells a stale file, which is replaced, from a live one, which is refused with ``ConfigError``.
+    A lock on ``path``.lock tells a stale file, which is replaced, from a live one, which raises ``ConfigError``.
     """
 
     def __init__(self, path: str, mode: int) -> None:
@@ -69,8 +69,8 @@ class SocketFile:
         self._inode = os.stat(path).st_ino
 
     def remove(self) -> None:
-        """Unlink the socket's file and its lock, where they are still ours; a second call does nothing. One that can't
-        be removed stays, which the next daemon takes for what it is."""
+        """Unlink the socket's file and its lock, if they are still ours; a second call does nothing. A file that can't
+        be removed stays, and the next daemon replaces it as stale."""
         if self._lock_fd < 0:
             return
         try:
@@ -88,7 +88,7 @@ class SocketFile:
 
 
 def _unlink_own(path: str, inode: int) -> bool:
-    """Remove the file, unless it is gone or has become another one; whether it was there."""
+    """Remove the file if it still is the one with ``inode``; returns whether it was."""
     try:
         own = os.lstat(path).st_ino == inode
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def _lock(lock_path: str, path: str) -> int:
         fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A daemon that ended between open and flock took this very file away: lock the one that is there now.
+            # A daemon that ended between our open and flock removed this file: lock the one that is there now.
             with contextlib.suppress(FileNotFoundError):
                 if os.lstat(lock_path).st_ino == os.fstat(fd).st_ino:
                     os.truncate(fd, 0)
@@ -131,7 +131,7 @@ def _remove_stale(path: str) -> None:
         raise ConfigError(f"socket {path}: a file that is no socket is in the way: move it, or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        # Only a refusal proves it dead: a live one says EPROTOTYPE if it is of another type, EACCES if it isn't for us.
+        # Only ECONNREFUSED proves it dead: a live one of another type gives EPROTOTYPE, one without permission EACCES.
         if probe.connect_ex(path) != errno.ECONNREFUSED:
             raise ConfigError(f"socket {path}: another program listens on it: stop that one, or choose another path")
     os.unlink(path)
@@ -140,8 +140,8 @@ def _remove_stale(path: str) -> None:
 def _bind(path: str, mode: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # Linux makes the file with the descriptor's mode less the umask: never wider than asked for. chmod then gives
-        # back what the umask took.
+        # Linux creates the file with the descriptor's mode minus the umask, never wider than ``mode``. chmod then adds
+        # what the umask removed.
         os.fchmod(sock.fileno(), mode)
         sock.bind(path)
         os.chmod(path, mode)
@@ -154,11 +154,11 @@ def _bind(path: str, mode: int) -> socket.socket:
 
 def _set_tcp_options(sock: socket.socket) -> None:
     try:
-        # Tokens are small, and each is wanted at once.
+        # Tokens are small, and must not wait for more data (Nagle's algorithm).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except OSError as error:
-        # The peer has left: its channel finds that out by itself.
+        # The peer has left already, which the channel will notice.
         log.debug("options of an accepted socket: %s", error)
 
 
@@ -180,7 +180,7 @@ class Listener:
     def _on_ready(self, _events: int) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             if self._sock.fileno() < 0:
-                return  # Closed by whoever came before in this turn.
+                return  # Closed by an earlier callback.
             try:
                 sock, _address = self._sock.accept()
             except BlockingIOError:
@@ -200,8 +200,8 @@ class Listener:
                 sock.close()
 
     def _pause(self, error: OSError) -> None:
-        """Mostly descriptors that have run out. The waiting connection keeps the socket readable: polling it would
-        spin."""
+        """Stop accepting for ``PAUSE_S``, mostly since no descriptor is left. The pending connection keeps the socket
+        readable, so that polling it would spin."""
         if self._loop.now() >= self._complain_at:
             self._complain_at = self._loop.now() + COMPLAIN_EVERY_S
             advice = _ADVICE.get(error.errno or 0, "clients wait until there is room")

@@ -1,4 +1,4 @@
-"""The selector loop: poll, then what polling found, timers, posted calls, and the hook that flushes before sleep."""
+"""The selector loop: poll, ready sockets, timers, posted calls, and the hook that flushes before the loop sleeps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
 TRY_AGAIN_S = 0.2
-"""After the kernel refused to watch a socket."""
+"""Pause before a socket that the kernel refused to watch is tried again."""
 WAKE_AGAIN_S = 0.01
 _SHORTAGES = {errno.ENOMEM, errno.ENOSPC}
-"""What epoll_ctl(2) says where memory, or the number of sockets that a user may watch, has run out."""
+"""Errors of epoll_ctl(2) when memory, or the user's limit of watched sockets, is exhausted."""
 
 Ready = Callable[[int], None]
 
@@ -33,9 +33,9 @@ class Loop:
     A turn is: poll; ``after_poll`` (collects the engine's finished tick first, so that the next one starts before any
     client is served); the ready sockets; due timers; posted calls; ``before_sleep`` (delivers tokens); the calls for
     the turn's end (channels flush what was written to them).
-    What a callback raises is logged and ends nothing, since the loop serves everybody; only the two hooks, which are
-    the daemon's own heart, may end it. A socket that is watched no more is not called back, also where the same poll
-    found it ready. ``wake`` is the one method for other threads and signal handlers.
+    A callback's exception is logged and doesn't end the loop, which serves all clients; only the two hooks may end it.
+    A socket is not called back once it is no longer watched, even if the same poll found it ready. ``wake`` is the only
+    method for other threads and signal handlers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,7 @@ class Loop:
         self._posted: deque[Callable[[], None]] = deque()
         self._turn_end: dict[Callable[[], None], None] = {}
         self._unwatched: dict[socket.socket, tuple[int, Ready]] = {}
-        """Sockets that the kernel refused to watch, and what for."""
+        """Sockets that the kernel refused to watch, with the wanted events and callback."""
         self._watch_again_at: Timer | None = None
         self._stopped = False
         self._wake_in, self._wake_out = socket.socketpair()
@@ -61,7 +61,7 @@ class Loop:
         return self._wake_in.fileno()
 
     def wake(self) -> None:
-        """End the present poll; safe from any thread. Blocks while the kernel has no memory for the wake-up."""
+        """End the current poll; safe from any thread. Blocks while the kernel has no memory for the wake-up."""
         while self._wake_in.fileno() >= 0:
             try:
                 self._wake_in.send(b"\0")
@@ -69,16 +69,16 @@ class Loop:
             except BlockingIOError:
                 return  # The buffer is full of wake-ups that the loop has yet to read.
             except OSError as error:
-                # Nobody else would tell the loop of the caller's result.
+                # Must not be lost: nothing else tells the loop about the caller's result.
                 log.debug("a wake-up could not be sent: %s", error)
                 time.sleep(WAKE_AGAIN_S)
 
     def _on_wake(self, _events: int) -> None:
-        """Nothing more to do: the poll has ended, which is what the wake-up was for."""
+        """Nothing to do: the wake-up only has to end the poll."""
 
     def set_interest(self, sock: socket.socket, events: int, ready: Ready) -> None:
         """Watch ``sock`` for ``events`` (READ, WRITE, both, or 0 to stop watching), and call ``ready`` with those that
-        are found. Where the kernel has no room to watch it now, that is tried again until it has."""
+        occur. If the kernel is out of room to watch it, that is tried again until it succeeds."""
         if self._unwatched:
             self._unwatched.pop(sock, None)
         key = self._selector.get_map().get(sock.fileno())
@@ -87,7 +87,7 @@ class Loop:
                 self._selector.modify(sock, events, ready)
             return
         if key is not None:
-            # Not modified: when that fails, the selector has forgotten the socket and the kernel has not.
+            # Not ``modify``: when it fails, the selector has dropped the socket but the kernel still watches it.
             self._selector.unregister(sock)
         if events:
             self._watch(sock, events, ready)
@@ -111,18 +111,18 @@ class Loop:
         self._watch_again_at = self.call_later(TRY_AGAIN_S, self._watch_again) if self._unwatched else None
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` once, still in this turn or in the next, which then does not sleep."""
+        """Run ``callback`` once, in this turn or the next, which then doesn't sleep."""
         self._posted.append(callback)
 
     def call_at_turn_end(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` once before the loop sleeps, however often it is asked for in this turn."""
+        """Run ``callback`` once before the loop sleeps, for any number of calls in this turn."""
         self._turn_end[callback] = None
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         return self._timers.add(self.now() + delay, callback)
 
     def stop(self) -> None:
-        """End ``run`` after the present turn."""
+        """End ``run`` after the current turn."""
         self._stopped = True
 
     def run(self) -> None:
@@ -131,15 +131,14 @@ class Loop:
 
     def turn(self) -> None:
         ready = self._selector.select(self._timeout())
-        # Emptied before ``after_poll``, never after: a wake-up that comes while that runs must end the next poll.
+        # Emptied before ``after_poll``: a wake-up that arrives while that runs must end the next poll.
         if any(key.fileobj is self._wake_out for key, _ in ready):
-            # What can't be read now ends the next poll as well.
+            # What can't be read now ends the next poll too.
             with contextlib.suppress(OSError):
                 self._wake_out.recv(4096)
         self.after_poll()
         for found, events in ready:
-            # As it is now: an earlier callback may have closed the socket, and the next one that was opened has its
-            # number.
+            # Looked up again: an earlier callback may have closed the socket, and a new one may have its number.
             key = self._selector.get_map().get(found.fd)
             if key is None or key.fileobj is not found.fileobj or not events & key.events:
                 continue
@@ -159,7 +158,7 @@ class Loop:
                 _run(callback)
 
     def _forget(self, key: selectors.SelectorKey) -> None:
-        # It would stay ready and fail in every turn, unless the callback had come so far as to give it up itself.
+        # It would stay ready and fail in every turn. The callback may have unregistered it itself.
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(key.fileobj)
 

@@ -1,4 +1,4 @@
-"""Finds out peers that are gone without a word: asks those that are silent for a sign of life."""
+"""Pings silent peers, to detect those that are gone without closing the connection."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Pings:
-    """Pings a peer from which nothing came for ``interval`` seconds, and aborts its channel if nothing comes for as
-    long after that.
+    """Pings a peer after ``interval`` seconds without input, and aborts its channel after as long without an answer.
 
-    ``ping`` makes the bytes of a ping. While the channel is not read, the peer's answer can't be seen, and it counts
-    as alive.
+    ``ping`` makes the bytes of a ping. While the channel isn't read, an answer can't be seen: the peer counts as alive.
     """
 
     def __init__(self, loop: Loop, channel: Channel, interval: float, ping: Callable[[], bytes], peer: str) -> None:
@@ -26,7 +24,7 @@ class Pings:
         self._ping = ping
         self._peer = peer
         self._received = -1
-        """Bytes that had come at the last look."""
+        """The channel's ``bytes_received`` at the last check."""
         self._pinged = False
         self._timer = loop.call_later(interval, self._look)
 

@@ -23,8 +23,8 @@ _REMEDIES = {
 def tcp_sockets(host: str, port: int) -> list[socket.socket]:
     """Bound, listening, non-blocking sockets, one for each address of ``host`` that this machine has.
 
-    All have the same port; for 0 the kernel chooses it. Raises ConfigError where the name doesn't resolve, none of
-    its addresses is this machine's, or one is and can't be used.
+    All have the same port; for 0 the kernel chooses it. Raises ConfigError if the name doesn't resolve, none of its
+    addresses is this machine's, or one of this machine's can't be used.
     """
     place = f"address [{host}]:{port}" if ":" in host else f"address {host}:{port}"
     try:
@@ -35,7 +35,7 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     try:
-        # A hosts file may name an address twice.
+        # A hosts file may list an address twice.
         for family, _, _, _, address in dict.fromkeys(found):
             try:
                 sockets.append(_listening(family, (address[0], port, *address[2:])))
@@ -59,10 +59,10 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
 def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        # Connections of the last run, which linger in the kernel for a minute, must not keep the next from starting.
+        # Connections of the last run stay in TIME_WAIT for a minute, which must not prevent a restart.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # Without it the socket takes the IPv4 address too, and the one for that finds it in use.
+            # Otherwise this socket takes the IPv4 address too, and the IPv4 socket finds it in use.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
         sock.listen(BACKLOG)

@@ -1,4 +1,4 @@
-"""Deadlines of the loop: a heap of timers that can be postponed without touching the heap."""
+"""The loop's timers: a heap in which a timer is postponed without reordering the heap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 
 class Timer:
-    """One deadline, in the loop's seconds. ``postpone`` is O(1): the heap entry settles itself when it comes up."""
+    """One deadline, in seconds of the loop's clock. ``postpone`` is O(1): the entry moves when it reaches the top."""
 
     __slots__ = ("_heap_at", "_timers", "at", "callback")
 
@@ -18,7 +18,7 @@ class Timer:
         self._timers = timers
 
     def postpone(self, at: float) -> None:
-        """KVOperation the deadline to ``at``, which is not before the present one."""
+        """Move the deadline to ``at``, which must not be before the current one."""
         self.at = at
 
     def cancel(self) -> None:
@@ -46,7 +46,7 @@ class Timers:
         return timer
 
     def cancelled(self) -> None:
-        """Sweep when most entries are dead: short connections cancel long deadlines faster than they come up."""
+        """Sweep the heap when most entries are dead: short connections cancel long deadlines before these are due."""
         self._dead += 1
         if self._dead > 64 and self._dead > len(self._heap) // 2:
             self._heap = [timer for timer in self._heap if timer.callback is not None]
@@ -54,14 +54,14 @@ class Timers:
             self._dead = 0
 
     def next_at(self) -> float | None:
-        """No timer is due before this; ``None`` without timers."""
+        """The earliest time at which a timer may be due; ``None`` without timers."""
         while self._heap and self._heap[0].callback is None:
             heapq.heappop(self._heap)
             self._dead -= 1
         return self._heap[0]._heap_at if self._heap else None
 
     def due(self, now: float) -> Iterator[Callable[[], None]]:
-        """The callbacks whose time has come, each to be called before the next is asked for: it may add and cancel."""
+        """The callbacks that are due. Call each before asking for the next: it may add and cancel timers."""
         while (at := self.next_at()) is not None and at <= now:
             timer = heapq.heappop(self._heap)
             if timer.at > now:

@@ -1,4 +1,4 @@
-"""TLS for one connection, from bytes to bytes: the channel keeps the socket."""
+"""TLS for one connection, from bytes to bytes. Sans-IO: the channel has the socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def server_context(cert: str, key: str) -> ssl.SSLContext:
     _check_pem(f"TLS key {key}", key, b"PRIVATE KEY-----", "a PEM private key")
 
     def no_password() -> str:
-        # OpenSSL would ask for it on the terminal.
+        # Otherwise OpenSSL would ask for it on the terminal.
         raise ConfigError(f"TLS key {key}: it has a password: give a key without one, kept safe by its file's mode")
 
     context = _context(ssl.PROTOCOL_TLS_SERVER)
@@ -38,7 +38,7 @@ def client_context(ca_file: str = "") -> ssl.SSLContext:
 
     Raises ConfigError for a file that can't be read or isn't PEM.
     """
-    # It checks certificates and host names from its making.
+    # PROTOCOL_TLS_CLIENT checks certificates and host names by default.
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.load_default_certs()
     if ca_file:
@@ -79,16 +79,15 @@ def _reason(error: OSError) -> str:
 
 
 class TlsError(Exception):
-    """The handshake failed, a record was broken, or too much waits for the peer: the connection is of no more use."""
+    """The handshake failed, a record was broken, or too much waits for the peer: the connection can't go on."""
 
 
 class Tls:
     """One side of one TLS connection (RFC 8446, RFC 5246).
 
-    The client's where ``server_hostname`` says whose the server's certificate must be, a DNS name or an IP address; its
-    first message is in ``take_output`` from the start. The server's without.
-    Holds no more of the peer's than the handshake message or record that has not come whole, and of ours 64 KiB that
-    wait for it.
+    With ``server_hostname`` it is the client's side, and the server's certificate must be for that DNS name or IP
+    address; the first message is in ``take_output`` from the start. Without, it is the server's side.
+    Buffers at most one incomplete handshake message or record of the peer's, and 64 KiB of our data that wait for it.
     """
 
     def __init__(self, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
@@ -97,20 +96,20 @@ class Tls:
             self._incoming,
             self._outgoing,
             server_side=server_hostname is None,
-            # Neither a certificate nor the server name extension has a name's last dot (RFC 6066, section 3).
+            # Certificates and the server name extension have no trailing dot (RFC 6066, section 3).
             server_hostname=server_hostname and server_hostname.removesuffix("."),
         )
         self._established = False
         self._broken = False
         self._waiting = bytearray()
-        """Plaintext that waits for the handshake, or for the rest of a later message of it (RFC 8446, section 4.6)."""
+        """Plaintext that waits for the handshake, or for a whole post-handshake message (RFC 8446, section 4.6)."""
         self.ended = False
-        """Whether the peer's close_notify came; what comes after it is ignored."""
+        """Whether the peer's close_notify arrived; what follows it is ignored."""
         if server_hostname is not None:
             self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """The plaintext, maybe none, that ``data`` completes. Raises TlsError, also for the peer's alert."""
+        """The plaintext that ``data`` completes, possibly none. Raises TlsError, also for the peer's alert."""
         if self.ended:
             return b""
         self._incoming.write(data)
@@ -119,7 +118,7 @@ class Tls:
             if not self._established:
                 self._tls.do_handshake()
                 self._established = True
-            # OpenSSL gives a record at a time, and says only by an error that no whole one is left.
+            # OpenSSL returns one record at a time, and raises SSLWantReadError when no whole one is left.
             while text := self._tls.read(_MAX_RECORD):
                 plain.append(text)
             self.ended = True
@@ -133,8 +132,8 @@ class Tls:
         return b"".join(plain)
 
     def send(self, data: bytes) -> bytes:
-        """The ciphertext of ``data``. While a handshake message has not come whole, ``data`` waits, and comes with the
-        output after it. Raises TlsError, also when too much waits.
+        """The ciphertext of ``data``. While a handshake message is incomplete, ``data`` waits, and its ciphertext is in
+        later output. Raises TlsError, also when too much waits.
         """
         self._waiting += data
         if self._established:
@@ -144,17 +143,17 @@ class Tls:
         return self._outgoing.read()
 
     def take_output(self) -> bytes:
-        """What the protocol itself has to send: handshake messages, alerts."""
+        """The protocol's own output (handshake messages, alerts), and the ciphertext of data that waited."""
         return self._outgoing.read()
 
     def close(self) -> bytes:
-        """The last bytes to send: close_notify, or the alert if the connection is broken, or nothing before it is up.
+        """The last bytes to send: close_notify, the alert if the connection is broken, or nothing before the handshake
+        is complete. Nothing may be sent afterwards.
 
-        Nothing may be sent after. What waited for a handshake message is dropped, without a close_notify, which would
-        say that nothing is missing.
+        Data that waits for a handshake message is dropped, without a close_notify, which would claim that all was sent.
         """
         if self._established and not self._broken:
-            # It also looks for the peer's close_notify, which need not have come, and fails within a handshake message.
+            # unwrap also wants the peer's close_notify, which may be missing, and fails within a handshake message.
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
         self._waiting.clear()
