@@ -35,6 +35,8 @@ BAD = {
     "root ::= <think>": "without token rules",
     'root ::= root "x" | "y"': "left recursion",
     'root ::= e root "x" | "y"\ne ::= f\nf ::= ""': "left recursion",
+    'root ::= e root "x" | "y"\ne ::= f\nf ::= []': "at least one character in each class",
+    "root ::= [^]": "at least one character in each class",
     'root ::= ("z"? | f) g\ng ::= ("a"* root)\nf ::= ""': "left recursion",
     "\n".join(f"a{n} ::= a{n + 1} | a{n + 1}" for n in range(40)) + '\na40 ::= "x"\nroot ::= a0': "ways to begin",
     'root ::= "' + "a" * 60000 + '"{1000}': "elements",

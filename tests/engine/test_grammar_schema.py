@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 import regex
 from daemon import Daemon
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from umaserve.engine import gbnf, json_schema, number_range
 from umaserve.engine.grammar import _Converter, gbnf_of_schema
+from umaserve.engine.literals import one_of
 from umaserve.errors import RequestError
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
@@ -434,6 +435,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_anything_is_a_grammar_or_a_bad_request(schema: Any):
     text = json.dumps(schema)
@@ -446,6 +448,18 @@ def test_anything_is_a_grammar_or_a_bad_request(schema: Any):
         said = "json_schema"
     gbnf.check(grammar)
     assert said.startswith("json_schema")
+
+
+# -- listed texts ----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(st.text('ab"\\é', max_size=4), min_size=1, max_size=30), st.text('ab"\\é', max_size=4))
+@example(["a" * n for n in range(300)], "a" * 300)
+def test_one_of_the_texts_matches_those_and_no_other(texts: list[str], other: str):
+    found = matcher(f"root ::= {one_of(texts)}")
+    for text in [*texts, other]:
+        assert bool(found.fullmatch(text)) is (text in texts)
 
 
 # -- patterns --------------------------------------------------------------------------------------------------------
@@ -471,6 +485,7 @@ class Counted(str):
         return super().__getitem__(key)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from('\\[](){}^$|?*+.,-0_a"\n'), max_size=12).map(lambda inner: f"^{inner}$"))
 @example(r"^\[\]\{\}[\]}]{2}$")
 @example("^[^]$")

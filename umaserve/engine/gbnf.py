@@ -34,21 +34,29 @@ _TOKEN = re.compile(
 )
 
 
+_BOUNDS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
 class GbnfError(ValueError):
     """The grammar is malformed or beyond the limits; the message says what was expected."""
 
 
 @dataclass(slots=True)
-class _Item:
+class Item:
     """One element of a sequence: a rule's name, a group, or text (neither)."""
 
+    text: str = ""
+    """The characters of a literal with their escapes, a class with its brackets, or the dot."""
+    literal: bool = False
     unit: int = 1
     """Elements that a repetition copies; a group is a rule of its own, so just a reference to it."""
     copies: int = 0
     """Elements that repetitions have added."""
     nullable: bool = False
     name: str | None = None
-    group: _Alternatives | None = None
+    group: Alternatives | None = None
+    repeats: list[tuple[int, int | None]] = field(default_factory=list)
+    """The fewest and the most times, ``None`` where there is no limit; each repeats what those before make."""
 
     @property
     def size(self) -> int:
@@ -56,22 +64,23 @@ class _Item:
 
 
 @dataclass(slots=True)
-class _Alternatives:
-    sequences: list[list[_Item]] = field(default_factory=lambda: [[]])
+class Alternatives:
+    sequences: list[list[Item]] = field(default_factory=lambda: [[]])
 
     @property
     def size(self) -> int:
         return sum(1 + sum(item.size for item in sequence) for sequence in self.sequences)
 
 
-def check(grammar: str) -> None:
-    """Raise ``GbnfError`` unless llama.cpp can parse and expand ``grammar`` safely."""
+def check(grammar: str) -> dict[str, Alternatives]:
+    """The rules of ``grammar``; raises ``GbnfError`` unless llama.cpp can parse and expand them safely."""
     rules = _parse(grammar)
     if "root" not in rules:
         raise GbnfError('a rule "root"')
     if sum(rule.size for rule in rules.values()) > MAX_ELEMENTS:
         raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
     _check_first(rules, _nullable(rules))
+    return rules
 
 
 def prefixed(grammar: str, prefix: str) -> str:
@@ -98,14 +107,14 @@ def _tokens(grammar: str) -> Iterator[tuple[str, str]]:
             yield kind, match[0]
 
 
-def _parse(grammar: str) -> dict[str, _Alternatives]:
-    rules: dict[str, _Alternatives] = {}
-    stack: list[_Alternatives] = []
+def _parse(grammar: str) -> dict[str, Alternatives]:
+    rules: dict[str, Alternatives] = {}
+    stack: list[Alternatives] = []
     for kind, text in _tokens(grammar):
         if kind == "define":
             if len(stack) > 1:
                 raise GbnfError("a closing parenthesis before the next rule")
-            stack = [rules.setdefault(text, _Alternatives([]))]
+            stack = [rules.setdefault(text, Alternatives([]))]
             stack[0].sequences.append([])
             continue
         if not stack:
@@ -115,16 +124,20 @@ def _parse(grammar: str) -> dict[str, _Alternatives]:
             case "is", _:
                 continue
             case "name", _:
-                sequence.append(_Item(name=text))
+                sequence.append(Item(name=text))
             case "literal", _:
-                sequence.append(_Item(unit=max(1, len(text) - 2), nullable=text == '""'))
+                inner = text[1:-1]
+                sequence.append(Item(unit=max(1, len(inner)), nullable=not inner, text=inner, literal=True))
+            case "class", "[]" | "[^]":
+                # llama.cpp takes them for nothing at all, so for what may be empty.
+                raise GbnfError(f"at least one character in each class, got {text}")
             case ("class", _) | ("mark", "."):
-                sequence.append(_Item())
+                sequence.append(Item(text=text))
             case "mark", "|":
                 stack[-1].sequences.append([])
             case "mark", "(":
-                group = _Alternatives()
-                sequence.append(_Item(group=group))
+                group = Alternatives()
+                sequence.append(Item(group=group))
                 stack.append(group)
                 if len(stack) > MAX_NESTING:
                     raise GbnfError(f"parentheses nested at most {MAX_NESTING} deep")
@@ -142,21 +155,31 @@ def _parse(grammar: str) -> dict[str, _Alternatives]:
     return rules
 
 
-def _repeat(item: _Item, text: str) -> None:
-    counts = [int(count) for count in re.findall("[0-9]+", text)]
-    low = counts[0] if counts else int(text == "+")
-    if len(counts) == 2 and counts[1] < low:
+def _repeat(item: Item, text: str) -> None:
+    low, high = _bounds(text)
+    if high is not None and high < low:
         # llama.cpp would count down from below zero, and fill the memory.
         raise GbnfError(f"a largest count that is not below the smallest in {text[:64]}")
+    item.repeats.append((low, high))
     # Each optional copy is a rule of its own: the copy, a reference to the next such rule, and an end.
-    item.copies += (item.unit + 2) * max([low + 1, *counts])
+    item.copies += (item.unit + 2) * max(low + 1, high or 0)
     item.unit = item.unit * low + 1
     item.nullable = item.nullable or low == 0
     if item.size > MAX_ELEMENTS:
         raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
 
 
-def _nullable(rules: dict[str, _Alternatives]) -> set[str]:
+def _bounds(text: str) -> tuple[int, int | None]:
+    """The fewest and the most times that a repetition stands for."""
+    if text in _BOUNDS:
+        return _BOUNDS[text]
+    low, *high = map(int, re.findall("[0-9]+", text))
+    if high:
+        return low, high[0]
+    return low, None if "," in text else low
+
+
+def _nullable(rules: dict[str, Alternatives]) -> set[str]:
     """The rules that may stand for nothing: those that become so when all that are known are tried, until none does."""
     waiting: dict[str, list[str]] = {}
     """For a rule, those whose turn comes again when it turns out to be nullable."""
@@ -173,7 +196,7 @@ def _nullable(rules: dict[str, _Alternatives]) -> set[str]:
     return found
 
 
-def _names(alternatives: _Alternatives, *, first: bool = False) -> Iterator[str]:
+def _names(alternatives: Alternatives, *, first: bool = False) -> Iterator[str]:
     """The rules that ``alternatives`` refer to, once for each time; with ``first`` those that may come first."""
     pending = [alternatives]
     while pending:
@@ -187,7 +210,7 @@ def _names(alternatives: _Alternatives, *, first: bool = False) -> Iterator[str]
                     break
 
 
-def _may_be_empty(alternatives: _Alternatives, nullable: set[str]) -> bool:
+def _may_be_empty(alternatives: Alternatives, nullable: set[str]) -> bool:
     """Whether ``alternatives`` may stand for nothing. Groups are marked on the way, the inner ones first."""
     order = [alternatives]
     for group in order:
@@ -202,7 +225,7 @@ def _may_be_empty(alternatives: _Alternatives, nullable: set[str]) -> bool:
     return empty[id(alternatives)]
 
 
-def _check_first(rules: dict[str, _Alternatives], nullable: set[str]) -> None:
+def _check_first(rules: dict[str, Alternatives], nullable: set[str]) -> None:
     for rule in rules.values():
         _may_be_empty(rule, nullable)
     paths: dict[str, int] = {}

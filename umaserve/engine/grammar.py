@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from llama_cpp import llama_grammar
 
-from umaserve.engine import gbnf, json_schema
+from umaserve.engine import gbnf, gbnf_ways, json_schema
+from umaserve.engine.literals import literal, one_of
 from umaserve.engine.schema_keywords import Schema, refused
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Tool
@@ -21,6 +22,9 @@ MAX_TOOLS_GRAMMAR = 256 * 1024
 _CHARACTER = r'[^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
 """One of a JSON string (RFC 8259 section 7)."""
 
+_WHOLE_NUMBER = '"0" | [1-9] [0-9]{0,15}'
+"""Read in one way only: llama-cpp-python's reads a single digit in two."""
+
 REMEMBERED = 32
 """Conversions that are kept: programs ask with the same schema again and again, and a large one takes a second."""
 
@@ -28,7 +32,7 @@ REMEMBERED = 32
 def check_gbnf(grammar: str, field: str = "grammar") -> str:
     """``grammar`` itself, if llama.cpp can take it safely; or ``RequestError``."""
     try:
-        gbnf.check(grammar)
+        gbnf_ways.check(gbnf.check(grammar))
     except gbnf.GbnfError as error:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected {error}") from None
     return grammar
@@ -62,11 +66,11 @@ def gbnf_of_tools(tools: Sequence[Tool], *, must_call: bool) -> str:
         prefix = f"tool-{index}-"
         # A schema of its own for each, since references in it count from its own root.
         rules.append(gbnf.prefixed(gbnf_of_schema(tool.parameters, f"tools[{index}].function.parameters"), prefix))
-        calls.append(f"{_literal(json.dumps(tool.name))} call-{index}")
+        calls.append(f"{literal(json.dumps(tool.name))} call-{index}")
         rules.append(f'call-{index} ::= space "," space "\\"arguments\\"" space ":" space {prefix}root\n')
         if sum(map(len, rules)) > MAX_TOOLS_GRAMMAR:
             raise refused("tools", f"at most {MAX_TOOLS_GRAMMAR} characters once made a grammar", "more")
-    tag, end = _literal(TOOL_CALL_OPEN), _literal(TOOL_CALL_CLOSE)
+    tag, end = literal(TOOL_CALL_OPEN), literal(TOOL_CALL_CLOSE)
     root = f"{tag} call" if must_call else f"call (ws {tag} call)* ws"
     grammar = (
         f"root ::= {root}\n"
@@ -77,11 +81,6 @@ def gbnf_of_tools(tools: Sequence[Tool], *, must_call: bool) -> str:
         'space ::= " "?\n'
     )
     return check_gbnf(grammar + "".join(rules), "tools")
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 # mypy doesn't read llama_cpp, so this is a class of unknown kind to it.
@@ -96,7 +95,8 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
 
     def grammar(self, root: Schema) -> str:
         self.visit(root, "")
-        self._rules |= dict.fromkeys({"char", "dot"} & self._rules.keys(), _CHARACTER)
+        better = {"char": _CHARACTER, "dot": _CHARACTER, "integral-part": _WHOLE_NUMBER}
+        self._rules |= {name: better[name] for name in better.keys() & self._rules.keys()}
         text: str = self.format_grammar()
         return text
 
@@ -106,10 +106,21 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
         if name in llama_grammar.RESERVED_NAMES:
             name += "-"
         rule: str
-        if "gbnf" in schema:
-            rule = self._add_rule(name or "root", f"({schema['gbnf']}) space")
-        else:
-            rule = super().visit(schema, name)
+        match schema:
+            case {"gbnf": text}:
+                rule = self._add_rule(name or "root", f"({text}) space")
+            case {"enum": values}:
+                rule = self._add_rule(name or "root", one_of(map(_json, values)))
+            case {"type": "array", "items": items, "minItems": low}:
+                item = self.visit(items, f"{name and name + '-'}item")
+                inner = _separated(item, low, schema.get("maxItems"))
+                rule = self._add_rule(name or "root", f'"[" space {inner} "]" space')
+            case {"type": "string", "minLength": _} | {"type": "string", "maxLength": _}:
+                character = self._add_primitive("char", llama_grammar.PRIMITIVE_RULES["char"])
+                times = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+                rule = self._add_rule(name or "root", f'"\\"" {character}{times} "\\"" space')
+            case _:
+                rule = super().visit(schema, name)
         return rule
 
     def _resolve_ref(self, ref: str) -> str:
@@ -127,7 +138,7 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
         pairs: dict[str, str] = {}
         for key, schema in properties:
             value = self.visit(schema, f"{prefix}{key}" or "-")
-            pairs[key] = self._add_rule(f"{prefix}{key}-kv", f'{_literal(_json(key))} space ":" space {value}')
+            pairs[key] = self._add_rule(f"{prefix}{key}-kv", f'{literal(_json(key))} space ":" space {value}')
         beginnings: list[str] = []
         rest = ""
         if additional is not None:
@@ -144,9 +155,15 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
             inner = ' "," space '.join(pairs[key] for key in pairs if key in required) + f" {rest}"
         return f'"{{" space {inner} "}}" space'
 
-    def _generate_constant_rule(self, value: object) -> str:
-        return _literal(_json(value))
-
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _separated(item: str, low: int, high: int | None) -> str:
+    """``item`` that many times, with commas between."""
+    if high == 0:
+        return ""
+    more = "" if high is None else high - 1
+    some = f'{item} ("," space {item}){{{max(0, low - 1)},{more}}}'
+    return some if low else f"({some})?"

@@ -147,7 +147,10 @@ class _Reducer:
     def _any_of(self, value: Schema, path: str, kinds: Sequence[str] | None, keyword: str) -> Schema:
         refuse_beside(value, path, keyword)
         options = members(value, path, keyword)
-        return {"anyOf": [self.schema(self._of_kinds(one, where, kinds), where) for one, where in options]}
+        reduced = [self.schema(self._of_kinds(one, where, kinds), where) for one, where in options]
+        if all("enum" in one for one in reduced):
+            return {"enum": [value for one in reduced for value in one["enum"]]}
+        return {"anyOf": reduced}
 
     def _of_kinds(self, value: Any, path: str, kinds: Sequence[str] | None) -> Any:
         """``value``, which stands in for a schema that names ``kinds``, as a schema that is of no others."""

@@ -1,0 +1,261 @@
+"""How many ways llama.cpp follows at once through a grammar: a bound, since every way costs time in every tick.
+
+To find which tokens may come next, llama.cpp tries each token in all ways in which the grammar reads it, and does not
+notice ways that lead to the same place: by ``(" " | " "){64}`` a token of 64 spaces is read in 2**64 ways. Here its
+stacks are followed beforehand, with the number of ways to each, from every place in the grammar and through all texts
+that long tokens are like: one character many times, or a word, once a few characters of any kind have been read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from umaserve.engine.gbnf import Alternatives, GbnfError
+from umaserve.engine.gbnf_positions import Positions, Rule, Stack
+
+MAX_BEGINNINGS = 512
+"""At the beginning of a token: the whole vocabulary is tried in each, which takes a millisecond where it is large."""
+MAX_WORD_WAYS = 1000
+"""Through letters, which most tokens are. Three repetitions that may share a word between them are fewer."""
+MAX_SHORT_WAYS = 20_000
+"""Through other characters: of a vocabulary few begin with the same ones."""
+MAX_LONG_WAYS = 400_000
+"""Through longer texts than words, of which a vocabulary has a hundred."""
+MAX_STEPS = 3_000_000
+"""Of this check, which then takes some seconds."""
+
+_ANY_LENGTH, _WORD_LENGTH, _RUN_LENGTH = 3, 16, 128
+"""How many characters are read: of any kind, then letters after a letter, then only the same one again."""
+
+Ways = Counter[Stack]
+"""How many lead to each stack; ``()`` stands for the end of the rule that they are in."""
+
+
+def check(rules: Mapping[str, Alternatives]) -> None:
+    """Raise ``GbnfError`` if llama.cpp would follow too many ways through ``rules``, which `gbnf.check` gave."""
+    _Check(Positions(rules)).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Context:
+    """What rules have in common that all go on in the same places."""
+
+    name: str
+    returns: list[tuple[Rule, int]]
+    """A position after such a rule, and in which rule that is."""
+    followed: dict[int, dict[Stack, list[tuple[dict[Stack, int], int]]]] = field(default_factory=dict)
+    """By the characters that may come next and by each of their stacks: the ways, and the length of the text."""
+
+
+class _Check:
+    """Follows the stacks of llama.cpp from each position of each rule on. What is below them, the rules that this one
+    is used in, is put there once it is reached."""
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self._elements = positions.elements
+        self._at: dict[int, set[Stack]] = {}
+        self._characters_at: dict[int, int] = {}
+        self._contexts: dict[Rule, _Context] = {}
+        self._interned: dict[frozenset[int], _Context] = {}
+        self.steps = 0
+
+    def run(self) -> None:
+        for rule in self._positions.rules:
+            self._find_first(rule)
+        root = self._positions.named["root"]
+        starts = [(self._context(root), Counter(root.first))]
+        for rule in self._positions.rules:
+            if not rule.shorter:
+                for position in self._positions.inner(rule):
+                    starts += self._lifted(self._context(rule), Counter(self._stacks_at(position)))
+        # The most first, since those of the others are often among them.
+        for context, ways in sorted(starts, key=lambda start: len(start[1]), reverse=True):
+            del ways[()]
+            self._follow(context, ways)
+
+    # -- what llama.cpp does -------------------------------------------------------------------------------------
+
+    def _find_first(self, rule: Rule) -> None:
+        """``rule.first``, and that of all which it may begin with."""
+        waiting = [rule]
+        while waiting:
+            found: set[Stack] = set()
+            for start in waiting[-1].starts:
+                unknown = self._collect(start, found)
+                # A repetition of what may be empty begins with itself, which makes it no longer.
+                if unknown is not None and unknown is not waiting[-1]:
+                    waiting.append(unknown)
+                    break
+            else:
+                self._count(len(found), len(found), waiting[-1].name)
+                waiting.pop().first = found
+
+    def _collect(self, position: int, found: set[Stack]) -> Rule | None:
+        """Add the stacks at ``position`` to ``found``, or return the rule whose first ones must be known for that."""
+        while isinstance(rule := self._elements[position], Rule):
+            if rule.first is None:
+                return rule
+            if self._elements[position + 1] is None:
+                found.update(rule.first)
+                self._count(len(found), len(found), rule.name)
+                return None
+            found.update((position + 1, *stack) for stack in rule.first if stack)
+            self._count(len(found), len(found), rule.name)
+            if () not in rule.first:
+                return None
+            position += 1
+        found.add(() if rule is None else (position,))
+        return None
+
+    def _stacks_at(self, position: int) -> set[Stack]:
+        if position not in self._at:
+            found: set[Stack] = set()
+            self._collect(position, found)
+            self._at[position] = found
+            self._characters_at[position] = self._characters(found)
+        return self._at[position]
+
+    def _characters(self, stacks: Iterable[Stack]) -> int:
+        """All that one of ``stacks`` reads next."""
+        found = 0
+        for stack in stacks:
+            characters = self._elements[stack[-1]] if stack else 0
+            assert isinstance(characters, int)
+            found |= characters
+        return found
+
+    def _after(self, stack: Stack) -> set[Stack]:
+        """The stacks once one of the characters was read that ``stack`` waits for."""
+        *rest, position = stack
+        if self._elements[position + 1] is not None:
+            rest.append(position + 1)
+        found: set[Stack] = set()
+        while rest:
+            stacks = self._stacks_at(rest.pop())
+            found.update((*rest, *further) for further in stacks if further)
+            if () not in stacks:
+                return found
+        found.add(())
+        return found
+
+    def _context(self, rule: Rule) -> _Context:
+        if rule not in self._contexts:
+            returns: list[tuple[Rule, int]] = []
+            # A rule that ends another goes on where that one does.
+            todo, seen = [rule], {rule}
+            while todo:
+                one = todo.pop()
+                returns += one.returns
+                todo += [outer for outer in one.ends if outer not in seen]
+                seen.update(one.ends)
+            self._count(len(seen) + len(returns), 0, rule.name)
+            key = frozenset(position for _rule, position in returns)
+            self._contexts[rule] = self._interned.setdefault(key, _Context(rule.name, returns))
+        return self._contexts[rule]
+
+    def _lifted(self, context: _Context, ways: Ways) -> Iterator[tuple[_Context, Ways]]:
+        """``ways`` with those from where they go on after the rule's end, for each such place; where there is more than
+        one way."""
+        todo = [(context, ways)]
+        while todo:
+            context, ways = todo.pop()
+            if ways.total() < 2:
+                continue
+            if () not in ways or not context.returns:
+                yield context, ways
+                continue
+            inside = self._characters(ways)
+            apart = False
+            for rule, position in context.returns:
+                after = self._stacks_at(position)
+                if ways[()] == 1 and not inside & self._characters_at[position]:
+                    # No text is read both ways, and those from that place on are followed by themselves.
+                    apart = True
+                    after = after & {()}
+                    if not after:
+                        continue
+                lifted = Counter({(position, *stack): number for stack, number in ways.items() if stack})
+                for stack in after:
+                    lifted[stack] += ways[()]
+                self._count(sum(map(len, lifted)), 0, rule.name)
+                todo.append((self._context(rule), lifted))
+            if apart:
+                yield context, ways
+
+    # -- through all texts ---------------------------------------------------------------------------------------
+
+    def _follow(self, context: _Context, ways: Ways) -> None:
+        todo = [(context, ways, self._positions.alphabet.all, 0)]
+        while todo:
+            context, ways, allowed, length = todo.pop()
+            length += 1
+            for characters, part in self._by_character(ways, allowed):
+                further = self._further(characters, length)
+                if self._is_followed(context, part, further, length):
+                    continue
+                following: Ways = Counter()
+                for stack, number in part.items():
+                    for after in self._after(stack):
+                        following[after] += number
+                for outer, lifted in self._lifted(context, following):
+                    self._count(sum(map(len, lifted)), lifted.total(), outer.name, self._limit(characters, length))
+                    del lifted[()]
+                    if length < _RUN_LENGTH:
+                        todo.append((outer, lifted, further, length))
+
+    def _is_followed(self, context: _Context, ways: dict[Stack, int], further: int, length: int) -> bool:
+        """Whether that many ways, or more, were followed already; if not, they are noted."""
+        index = context.followed.setdefault(further, {})
+        for others, shorter in index.get(next(iter(ways)), ()):
+            self.steps += 1
+            if shorter <= length and all(others.get(stack, 0) >= number for stack, number in ways.items()):
+                return True
+        for stack in ways:
+            index.setdefault(stack, []).append((ways, length))
+        self._count(len(ways), 0, context.name)
+        return False
+
+    def _limit(self, characters: int, length: int) -> int:
+        """How many ways there may be through ``length`` characters, of which the last is one of ``characters``."""
+        if length > _WORD_LENGTH:
+            return MAX_LONG_WAYS
+        return MAX_WORD_WAYS if characters & self._positions.alphabet.letters else MAX_SHORT_WAYS
+
+    def _further(self, characters: int, length: int) -> int:
+        """Which may come after the last one of ``length``, which was one of ``characters``."""
+        alphabet = self._positions.alphabet
+        if length < _ANY_LENGTH:
+            return alphabet.all
+        if length < _WORD_LENGTH and characters & alphabet.letters:
+            return characters | alphabet.letters
+        return characters
+
+    def _by_character(self, ways: Ways, allowed: int) -> Iterator[tuple[int, dict[Stack, int]]]:
+        """The sets of characters that the same stacks wait for, with these ways, where there is more than one."""
+        waiting: dict[int, list[Stack]] = {}
+        for stack in ways:
+            characters = self._elements[stack[-1]]
+            assert isinstance(characters, int)
+            waiting.setdefault(characters, []).append(stack)
+        parts: list[tuple[int, list[Stack]]] = [(allowed, [])]
+        for characters, stacks in waiting.items():
+            self.steps += len(parts)
+            parts = [
+                *((both, inside + stacks) for part, inside in parts if (both := part & characters)),
+                *((others, inside) for part, inside in parts if (others := part & ~characters)),
+            ]
+        self.steps += len(ways)
+        for part, stacks in parts:
+            some = {stack: ways[stack] for stack in stacks}
+            if sum(some.values()) > 1:
+                yield part, some
+
+    def _count(self, steps: int, ways: int, name: str, limit: int = MAX_BEGINNINGS) -> None:
+        self.steps += steps
+        if ways > limit or self.steps > MAX_STEPS:
+            expected = "rules that read each text in few ways, so in a repetition nothing that may be empty, and no"
+            where = f"llama.cpp would follow too many in {name[:64]!r}"
+            raise GbnfError(f"{expected} alternatives that match the same; {where}")
