@@ -1,4 +1,4 @@
-"""A turn's content given as a list of texts and media."""
+"""A turn's content that is given as a list of texts and media."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from umaserve.messages import Attachment, ChatTurn, Media
 from umaserve.wire.fields import out_of_range
 
 MAX_MEDIA = 64
-"""Images, recordings and films of one conversation."""
+"""Images, recordings and videos of one conversation."""
 
 
 def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attachment, ...]]:
-    """A turn's content: one text, and what stands in it at its place. ``between`` goes between two texts that follow
-    each other; around media nothing is added."""
+    """A turn's content: one text, and the attachments with their places in it. ``between`` is inserted between two
+    adjacent texts; nothing is inserted around media."""
     texts: list[str] = []
     attachments: list[Attachment] = []
     length, after_text = 0, False

@@ -15,13 +15,13 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
     FinishReason.CANCELLED: "stop",
     FinishReason.CONTENT_FILTER: "content_filter",
 }
-"""Their names in OpenAI's API and the contract of ``/generate``, which have none for a cancelled stream."""
+"""Their names in OpenAI's API and the contract of ``/generate``; neither has one for a cancelled stream."""
 
 
 class Reply(NamedTuple):
-    """A payload to send, whether the connection ends after it, and a payload to send before it.
+    """A payload to send, whether to close the connection after it, and a payload to send before it.
 
-    ``code`` is what a WebSocket is closed with.
+    ``code`` is the WebSocket's close code.
     """
 
     payload: bytes
@@ -35,16 +35,16 @@ class Dialect(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the next payload may be taken."""
+        """Whether the next payload may be received."""
 
     def receive(self, payload: bytes) -> Command | None:
-        """The command in ``payload``, if it asks for anything; raises ``RequestError``."""
+        """The command in ``payload``, ``None`` if there is nothing to do; raises ``RequestError``."""
 
     def send(self, output: Output) -> Reply | None:
-        """The payload for ``output``, ``None`` where the contract has none for it."""
+        """The payload for ``output``; ``None`` if the contract has no message for it."""
 
     def refuse(self, error: RequestError) -> Reply:
-        """The payload for an error in what was received."""
+        """The payload for an error in a received payload."""
 
     def fail(self, error: RequestError) -> Reply:
         """The payload for the error that ended the running request."""

@@ -1,4 +1,4 @@
-"""A dialect over HTTP: its routes, the shape of its errors, its part of the OpenAPI document."""
+"""A dialect over HTTP: its routes, the form of its errors, its part of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from umaserve.wire.http_head import Headers, Refusal, Request
 JSON = "application/json"
 
 Authenticate = Callable[[str], bool]
-"""Whether a key is good."""
+"""Whether a key is valid."""
 
 
 HTTP_STATUS: Mapping[Fault, int] = {
@@ -42,25 +42,25 @@ HTTP_STATUS: Mapping[Fault, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a dialect may know of its daemon."""
+    """What a dialect may know about its daemon."""
 
     limits: RequestLimits
     model: Callable[[], ModelInfo | None]
     """``None`` while it loads."""
     voice: VoiceInfo | None
-    """``None`` where the daemon can't speak."""
+    """``None`` if the daemon has no voice."""
     new_id: Callable[[str], str]
-    """Makes a random id with the given prefix. Ids are secrets: they allow a lost generation to be resumed."""
+    """Makes a random id with the given prefix. Ids are secrets: with one, a lost connection's generation is resumed."""
     now: Callable[[], int]
     """Seconds since 1970."""
     started_at: int
-    """The same, of the daemon's start."""
+    """When the daemon started, in seconds since 1970."""
     parallel: int
-    """Sequences that are decoded at once."""
+    """Sequences that are decoded in parallel."""
     resumable: bool
     """Whether a lost connection's generation is kept for another connection."""
     recorded: bool
-    """Whether conversations are recorded, so that requests keep their payload."""
+    """Whether conversations are recorded, so that requests carry their payload."""
 
     def loaded(self) -> ModelInfo:
         """The model; raises ``RequestError`` while it loads."""
@@ -73,35 +73,35 @@ class Facts:
 
 
 class Body(Protocol):
-    """One HTTP request for text: its body in, the reply's parts out."""
+    """One HTTP request for generated text: its body in, the reply's parts out."""
 
     stream_type: str
     """The content type of a stream."""
 
     @property
     def streaming(self) -> bool:
-        """Whether the reply is a stream of events; known once the body is."""
+        """Whether the reply is a stream of events; valid after ``receive``."""
 
     @property
     def done(self) -> bool:
-        """Whether the last ``Finished`` has come."""
+        """Whether all requests of the body have ended."""
 
     @property
     def end(self) -> bytes | None:
-        """The data of the event that ends a stream, if one does."""
+        """The data of the event that ends a stream, if there is one."""
 
     @property
     def headers(self) -> Headers:
-        """Headers of the reply besides its content type."""
+        """Headers of the reply, without its content type."""
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The requests in ``body``; raises ``RequestError``."""
 
     def send(self, index: int, output: Output) -> list[bytes]:
-        """The data of the events for an output of the request number ``index``; none unless streaming."""
+        """The data of the events for an output of request number ``index``; none unless streaming."""
 
     def fail(self, index: int, error: RequestError) -> list[bytes]:
-        """The data of the last events of a stream that has begun."""
+        """The data of the events that report the error in a stream that has begun."""
 
     def frame(self, data: bytes) -> bytes:
         """The bytes of one event of the stream."""
@@ -110,7 +110,7 @@ class Body(Protocol):
         """The whole reply, once ``done``."""
 
     def error(self, error: RequestError) -> ErrorReply:
-        """The reply where no stream has begun."""
+        """The reply to an error before a stream has begun."""
 
 
 class ErrorReply(NamedTuple):
@@ -123,11 +123,11 @@ class ErrorReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How a dialect words errors that come before or instead of a reply."""
+    """The form of a dialect's errors that replace a reply."""
 
     of_request: Callable[[RequestError], ErrorReply]
     of_http: Callable[[int, str], bytes]
-    """The body for a status and a message of HTTP's own, such as 404 or 415."""
+    """The body for an error of HTTP itself, such as 404 or 415: its status and message."""
 
     def reply(self, error: RequestError | Refusal) -> ErrorReply:
         if isinstance(error, RequestError):
@@ -136,7 +136,7 @@ class ErrorShape:
 
 
 def cap_headers(limits: RequestLimits) -> Headers:
-    """The header that tells clients of ``--max-tokens``, where it is set."""
+    """The header that gives ``--max-tokens`` to clients, if it is set."""
     return () if limits.max_tokens is None else (("x-umaserve-max-tokens", str(limits.max_tokens)),)
 
 
@@ -146,31 +146,31 @@ def error_headers(error: RequestError, status: int) -> Headers:
     if error.retry_after_s is not None:
         headers.append(("Retry-After", str(max(1, math.ceil(error.retry_after_s)))))
     if status == 401:
-        headers.append(("WWW-Authenticate", "Bearer"))  # RFC 9110 section 11.6.1 demands it.
+        headers.append(("WWW-Authenticate", "Bearer"))  # Required by RFC 9110, section 11.6.1.
     return headers
 
 
-# What may answer a path.
+# Endpoints: what may answer a path.
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Answered at once, with status, content type and body; may raise ``RequestError``."""
+    """Answered at once; ``make`` returns status, content type and body, or raises ``RequestError``."""
 
     make: Callable[[Facts, Request], tuple[int, str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineQuestion:
-    """A query to the engine out of a body, and how its answer is rendered; may raise ``RequestError``."""
+    """A query to the engine; ``parse`` returns the query in a body and the renderer of its answer, or raises
+    ``RequestError``."""
 
     parse: Callable[[bytes, Facts], tuple[Query, Callable[[Answer], bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextReply:
-    """Generated text, in one piece or as a stream of events. ``media``: bodies may be as large as ``--max-chat-bytes``
-    allows."""
+    """Generated text, whole or as a stream of events. ``media``: bodies are limited by ``--max-chat-bytes``."""
 
     new_body: Callable[[Facts], Body]
     media: bool = False
@@ -178,28 +178,28 @@ class TextReply:
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """A text to be spoken, and the form of its sound."""
+    """A text to be spoken, and its audio format."""
 
     text: str
     file_format: str
-    """"wav" or "pcm", of 16-bit samples, or a compressed one."""
+    """"wav" or "pcm", with 16-bit samples, or a compressed format."""
     compressed: SoundFormat | None
-    """The codec for the encoder; ``None`` for "wav" and "pcm", which need none."""
+    """The encoder's format; ``None`` for "wav" and "pcm", which need no encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechReply:
-    """The sound of a text; may raise ``RequestError``."""
+    """A text as speech; ``parse`` may raise ``RequestError``."""
 
     parse: Callable[[bytes, Facts], SpokenText]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A WebSocket's messages. The dialect gets an ``Authenticate`` where the client has shown no key yet.
+    """A WebSocket's messages. The dialect gets an ``Authenticate`` if the client has still to present a key.
 
-    ``resumable``: the dialect is a ``ResumableDialect``, whose generation outlives a lost connection. ``media``: as of
-    ``TextReply``, for who has shown a key or needs none.
+    ``resumable``: the dialect is a ``ResumableDialect``, whose generation survives a lost connection. ``media``: as in
+    ``TextReply``, for a client that has presented a key or needs none.
     """
 
     new_dialect: Callable[[Facts, Authenticate | None], Dialect]
@@ -214,7 +214,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers a path. ``public``: no key is needed."""
+    """A path's method and endpoint. ``public``: no key is needed."""
 
     method: str
     endpoint: Page | EngineQuestion | TextReply | SpeechReply | Conversation | Echo
@@ -222,7 +222,7 @@ class Route:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Those that it answers, besides OPTIONS."""
+        """The methods that it answers, besides OPTIONS."""
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
@@ -233,12 +233,12 @@ class HttpDialect:
     name: str
     """Its label in metrics and the log."""
     routes: Mapping[str, Route]
-    """By path. A path that ends in "{NAME}" stands for all that go on there, to the end."""
+    """By path. A path that ends in "{NAME}" matches all paths with anything in that place, slashes included."""
     errors: ErrorShape
     openapi: bytes = b"{}"
-    """Its ``tags``, ``paths`` and ``components``, as JSON; nothing where another dialect of its folder has them."""
+    """Its ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has them."""
 
 
 def page_of_model(make: Callable[[ModelInfo, Facts], bytes]) -> Page:
-    """A page of JSON about the model, once that is loaded."""
+    """A JSON page about the model; an error until the model is loaded."""
     return Page(lambda facts, _request: (200, JSON, make(facts.loaded(), facts)))

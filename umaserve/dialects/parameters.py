@@ -1,4 +1,4 @@
-"""The fields that requests have in common, whatever the dialect: prompts, sampling, adapters, targets, their caps."""
+"""The request fields that all dialects share, and their caps: prompts, sampling, adapters, latency targets."""
 
 from __future__ import annotations
 
@@ -50,35 +50,35 @@ NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
     "allowed_token_ids": ((), "use logit_bias, or grammar"),
     "stop_token_ids": (([],), "use stop, with text"),
 }
-"""Fields of other servers that change which text comes, and that this one doesn't have: values that ask for nothing,
-and what to do instead."""
+"""Fields of other servers that change the generated text and aren't supported here, each with its neutral values, which
+are accepted, and with what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The server's caps that a dialect enforces."""
+    """The caps of the server that dialects enforce."""
 
     max_prompt_bytes: int
     max_tokens: int | None = None
-    """The operator's cap on the tokens of an answer; ``None``: only the context ends it."""
+    """The operator's cap on the tokens of an answer; ``None``: only the context limits it."""
 
 
 def max_tokens(fields: Fields, key: str, limits: RequestLimits, default: int | None = None) -> int | None:
-    """The tokens that the answer may have, at most the operator's cap; ``None``: as many as the context holds.
+    """The answer's limit in tokens, at most the operator's cap; ``None``: as many as the context holds.
 
-    More than fits is no mistake: programs ask for as much as other servers give, and learn by ``finish_reason``.
+    Asking for more is not an error: programs send what other servers allow, and ``finish_reason`` tells them.
     """
     wanted = fields.integer(key, 1)
     return within_cap(default if wanted is None else wanted, limits)
 
 
 def within_cap(tokens: int | None, limits: RequestLimits) -> int | None:
-    """``tokens``, or the operator's cap where that is less; ``None`` is without end."""
+    """The smaller of ``tokens`` and the operator's cap; ``None`` means unlimited."""
     return min((limit for limit in (tokens, limits.max_tokens) if limit is not None), default=None)
 
 
 def json_body(body: bytes) -> Fields:
-    """The JSON object that an HTTP request's body is; raises ``RequestError``."""
+    """The JSON object in an HTTP request's body; raises ``RequestError``."""
     values = parse_json(body, MAX_VALUES)
     if not isinstance(values, dict):
         raise bad_request("body", "an object", values)
@@ -95,7 +95,7 @@ def refuse_unknown_constraints(fields: Fields) -> None:
 
 
 def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_penalty") -> Sampling:
-    """How the next token is chosen; what ``fields`` leave out is ``base``'s."""
+    """The sampling parameters in ``fields``; those that are absent come from ``base``. Raises ``RequestError``."""
 
     def number_or(key: str, low: float, high: float, otherwise: float, above_low: bool = False) -> float:
         value = fields.number(key, low, high, above_low=above_low)
@@ -134,10 +134,10 @@ def json_schema(fields: Fields, key: str = "json_schema") -> str | None:
 
 
 def dump_capped(values: Any, field: str, max_bytes: int) -> bytes:
-    """``values``, read from JSON, as JSON again."""
+    """``values``, which were parsed from JSON, as JSON of at most ``max_bytes``; raises ``RequestError``."""
     expected = f"an object of at most {max_bytes} bytes as JSON, nested less than 200 deep"
     try:
-        # orjson reads deeper nesting than it writes, and an event that carries the object nests it once more.
+        # orjson reads deeper nesting than it writes. The list stands for the event that will contain the object.
         text = orjson.dumps([values])[1:-1]
     except orjson.JSONEncodeError:
         raise out_of_range(field, expected, "a deeper one") from None
@@ -165,7 +165,7 @@ def stops(fields: Fields) -> tuple[str, ...]:
 
 
 def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
-    """Adapters by name, each with its scale; ``None`` where the request leaves them to the server."""
+    """Adapters by name, each with its scale; ``None`` if the request leaves them to the server."""
     adapters = fields.object("lora")
     if adapters is None:
         return None
@@ -180,7 +180,7 @@ def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
 
 
 def with_targets(request: Generate, fields: Fields) -> Generate:
-    """``request`` with the class and the latency targets that ``fields`` ask for."""
+    """``request`` with the priority and the latency targets in ``fields``."""
     slo = fields.object("slo") or Fields({})
     return replace(
         request,
@@ -191,7 +191,7 @@ def with_targets(request: Generate, fields: Fields) -> Generate:
 
 
 def _target_s(slo: Fields, key: str) -> float | None:
-    """A latency target, given in milliseconds."""
+    """A latency target in seconds, given in milliseconds."""
     ms = slo.number(key, 0.0, MAX_SLO_MS, above_low=True)
     return None if ms is None else ms / 1000
 
@@ -210,10 +210,10 @@ def check_prompt_bytes(n_bytes: int, limits: RequestLimits, field: str = "prompt
 
 
 def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...]:
-    """An array of token ids, no more than a prompt may have bytes."""
+    """An array of token ids, at most as many as a prompt may have bytes."""
     if not isinstance(value, list):
         raise bad_request(path, "an array of token ids", value)
-    # A token stands for a byte at least, so that the cap on bytes holds for these as well.
+    # A token is at least one byte, so the cap on bytes applies to tokens as well.
     if len(value) > limits.max_prompt_bytes:
         raise RequestError(
             Fault.PROMPT_TOO_LARGE, path, f"{len(value)} tokens, expected at most {limits.max_prompt_bytes}"
@@ -230,7 +230,7 @@ def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...
 
 
 def turn(value: object, path: str) -> ChatTurn:
-    """One message with a role and a text."""
+    """One message with ``role`` and ``content``, which is a string."""
     fields = Fields.of(value, path)
     return ChatTurn(role(fields), string(fields.values.get("content"), fields.name("content"), empty=True))
 
@@ -240,7 +240,7 @@ def role(fields: Fields) -> str:
 
 
 def check_key(presented: object, is_good: Callable[[str], bool], example: str) -> None:
-    """Refuse a first message whose ``auth`` is no good key; ``example`` shows one that has it."""
+    """Refuse a first message whose ``auth`` is not a valid key; ``example`` shows a message with a key."""
     if not isinstance(presented, str) or not is_good(presented):
-        # The key itself is in no message and so in no log.
+        # The error never contains the key, so that no log does.
         raise RequestError(Fault.UNAUTHORIZED, "auth", f"expected a valid key in the first message, as in {example}")

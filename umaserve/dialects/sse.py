@@ -1,4 +1,4 @@
-"""Server-sent events (HTML standard, section 9.2), as far as APIs use them: events of one line of data."""
+"""Writes server-sent events (HTML standard, section 9.2) with one line of data each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ CONTENT_TYPE = "text/event-stream"
 
 
 def event(data: bytes, name: str = "") -> bytes:
-    """``data``, which has no line break, as one event."""
+    """One event with ``data``, which must not contain a line break."""
     head = f"event: {name}\n".encode() if name else b""
     return b"%bdata: %b\n\n" % (head, data)

@@ -1,4 +1,4 @@
-"""A model's thoughts, which some write at the beginning of an answer, told from the answer itself."""
+"""Removes a model's thoughts, which some models write at the beginning of an answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class _Place(enum.Enum):
     BEFORE = enum.auto()
     THOUGHTS = enum.auto()
     AFTER = enum.auto()
-    """Behind thoughts, where white space is not yet the answer's."""
+    """After the thoughts, where leading white space is still dropped."""
     ANSWER = enum.auto()
 
 
 class WithoutThinking:
-    """A stream of text without the thoughts that it may begin with, the same for every way of cutting it into pieces.
+    """Filters leading thoughts out of a stream of text; the result doesn't depend on how the text is split.
 
-    They stand between ``<think>`` and ``</think>``; white space around them goes with them.
+    Thoughts are enclosed in ``<think>`` and ``</think>``; white space around them is removed too.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class WithoutThinking:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """What ``text`` releases of the answer."""
+        """The part of the answer that is known after ``text``."""
         if self._place is _Place.ANSWER:
             return text
         self._held += text
@@ -43,14 +43,14 @@ class WithoutThinking:
                 self._place = _Place.AFTER
                 self._held = rest
             else:
-                # Only an end that may be the beginning of the tag is needed.
+                # Keep only the last characters, which may be the start of the tag.
                 self._held = self._held[1 - len(CLOSE) :]
         if self._place is _Place.AFTER:
             return self._answer(self._held.lstrip())
         return ""
 
     def finish(self) -> str:
-        """What is left when no more text comes; nothing of thoughts that have no end."""
+        """The rest of the answer at the end of the text; unfinished thoughts are dropped."""
         return self._held if self._place is _Place.BEFORE else ""
 
     def _answer(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tool calls found in generated text while it streams."""
+"""Finds tool calls in generated text while it streams."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 class ToolCallParser:
-    """Parts a stream of text into content and calls, the same for every way of cutting the text into pieces.
+    """Splits a stream of text into content and calls; the result doesn't depend on how the text is split.
 
-    ``new_id`` gives each call its id. With ``only_first``, all that follows the first call is dropped.
+    ``new_id`` gives each call its id. With ``only_first``, everything after the first call is dropped.
     """
 
     def __init__(self, new_id: Callable[[], str], *, only_first: bool = False) -> None:
         self._new_id = new_id
         self._only_first = only_first
         self._called = False
-        # White space that is dropped if a call follows it; None once the content since the last call has begun.
+        # White space that is dropped if a call follows it; None once content has begun since the last call.
         self._blank: str | None = ""
         self._held = ""
-        # Up to which closing tag an open block was searched for its end, and whether a JSON string is open there.
+        # How far an open block was searched for its end, and whether a JSON string is open there.
         self._searched = 0
         self._in_string = False
 
@@ -43,7 +43,7 @@ class ToolCallParser:
                 if not self._held.startswith(TOOL_CALL_OPEN):
                     break
             if self._held[len(TOOL_CALL_OPEN) :].lstrip()[:1] not in ("", "{"):
-                # The tag is only spoken of; the text after it need not wait for an end that may never come.
+                # Plain text that mentions the tag: don't hold it back for an end that may never come.
                 content.append(self._content(len(TOOL_CALL_OPEN)))
                 continue
             end = self._block_end()
@@ -61,7 +61,7 @@ class ToolCallParser:
         return "".join(content), calls
 
     def finish(self) -> str:
-        """The content that was held until now: a block without its end, or white space where no call came."""
+        """The content still held: a block without its end, or white space that no call follows."""
         if self._called and self._only_first:
             return ""
         content = self._content(len(self._held))
@@ -71,7 +71,7 @@ class ToolCallParser:
         return content
 
     def _content(self, length: int) -> str:
-        """The first ``length`` characters held, as far as they may be said now."""
+        """The first ``length`` held characters, without white space that a call may still follow."""
         text = self._held[:length]
         self._drop(length)
         if self._blank is None:
@@ -88,7 +88,8 @@ class ToolCallParser:
         self._searched, self._in_string = 0, False
 
     def _block_end(self) -> int | None:
-        """Where the block ends that is held: at the first closing tag that is no part of a JSON string."""
+        """The end of the held block: after the first closing tag outside JSON strings; ``None`` if there is none
+        yet."""
         while True:
             at = self._held.find(TOOL_CALL_CLOSE, self._searched)
             if at < 0:
@@ -112,12 +113,12 @@ class ToolCallParser:
             return None
         try:
             text = orjson.dumps(arguments).decode()
-        except orjson.JSONEncodeError:  # It reads deeper nesting than it writes.
+        except orjson.JSONEncodeError:  # orjson reads deeper nesting than it writes.
             return None
         return ToolCall(self._new_id(), name, text)
 
 
 def _held_back(text: str) -> int:
-    """Length of the longest end of ``text`` with which an opening tag may begin."""
+    """The length of the longest end of ``text`` that may be the start of an opening tag."""
     lengths = range(min(len(text), len(TOOL_CALL_OPEN) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(TOOL_CALL_OPEN[:length])), 0)

@@ -1,4 +1,4 @@
-"""The dialect of ``/ws/chat`` (contract: chat-mode): one request, and what comes of it in a strict order."""
+"""The dialect of ``/ws/chat`` (contract: chat-mode): one request, and its messages in a fixed order."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ OURS = frozenset(
         Fault.SHUTTING_DOWN,
     )
 )
-"""Faults that are none of the client's."""
+"""Faults that the client didn't cause."""
 
 
 class ChatDialect:
-    """One conversation: one message from the client; then, save for the queue's, ``prefill_done``, chunks, ``done``.
+    """One conversation: one message from the client; then messages about the queue, ``prefill_done``, chunks, ``done``.
 
-    An ``error`` may stand in the place of any of them and is the last; the connection ends with it and with ``done``.
-    ``prefill_done`` has ``"voice": "default"`` where the daemon's voice speaks instead of the one that was asked for.
-    ``voice`` is the daemon's, if it has one; ``recorded``: whether requests carry their own words to be kept. With
-    ``authenticate``, which says whether a key is good, the message must bring one in ``auth``.
+    An ``error`` may replace any of them. ``done`` and ``error`` end the connection. ``prefill_done`` has
+    ``"voice": "default"`` if the daemon's voice speaks instead of the requested one.
+    ``voice`` is the daemon's, if it has one. ``recorded``: requests carry their payload, to be kept. With
+    ``authenticate``, which says whether a key is valid, the message must have a valid key in ``auth``.
     """
 
     ready = True
@@ -61,7 +61,7 @@ class ChatDialect:
         self._ended = False
 
     def receive(self, payload: bytes) -> Generate:
-        """The request in ``payload``; raises ``RequestError``, for every payload after the first as well."""
+        """The request in ``payload``; raises ``RequestError``, also for every payload after the first."""
         if self._answer is not None or self._ended:
             raise RequestError(Fault.BUSY, "payload", "expected one message on a connection, got another")
         values = parse_json(payload, MAX_VALUES)
@@ -73,31 +73,31 @@ class ChatDialect:
         self._answer = _Answer(asked)
         if not self._recorded:
             return asked.request
-        # A key is kept nowhere.
+        # Keys must not be recorded.
         without = {k: v for k, v in values.items() if k != "auth"}
         kept = payload if "auth" not in values else orjson.dumps(without, default=as_string)
         return replace(asked.request, recorded=kept)
 
     def send(self, output: Output) -> Reply | None:
-        """The message for ``output``, or ``None`` where the contract or the request wants none."""
+        """The message for ``output``; ``None`` if the contract or the request wants none."""
         if self._answer is None or self._ended:
             raise RuntimeError("output without a request that runs")
         self._ended = isinstance(output, Finished)
         return self._answer.send(output)
 
     def refuse(self, error: RequestError) -> Reply:
-        """The error, which ends a request that runs too."""
+        """As ``fail``: the error also ends a running request."""
         return self.fail(error)
 
     def fail(self, error: RequestError) -> Reply:
-        """The error, and the end."""
+        """The error message, which ends the connection."""
         self._ended = True
         code = CloseCode.INTERNAL_ERROR if error.fault in OURS else CloseCode.POLICY_VIOLATION
         return Reply(_dump("error", error=error.message), close=True, code=code)
 
 
 class _Answer:
-    """What the client of one request is told."""
+    """The messages that answer one request."""
 
     def __init__(self, asked: ChatRequest) -> None:
         self._ticket = asked.request.id
@@ -144,14 +144,14 @@ class _Answer:
 
     def _heard(self, pcm: bytes) -> Reply | None:
         if self._streaming:
-            # Its text went out long before: a segment is a sentence, which is known as such by its last token only.
+            # Without text, which was sent earlier: a segment of speech is a sentence, complete only at its last token.
             return Reply(_dump("chunk", text_delta="", audio_data=_base64(pcm)))
         self._pcm.append(pcm)
         return None
 
     def _done(self, finished: Finished) -> Reply:
         rest = self._chunk("" if self._thinking is None else self._thinking.finish())
-        # A stream's last segment is a chunk as all of them are, and clients that play those would hear it twice.
+        # All segments of a stream are sent as chunks: with the last one in ``done`` clients would play it twice.
         audio = _base64(b"".join(self._pcm)) if self._spoken and not self._streaming else None
         usage = finished.usage
         done = _dump(

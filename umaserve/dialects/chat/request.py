@@ -1,4 +1,4 @@
-"""What a client of ``/ws/chat`` may ask for: the fields of its one message."""
+"""Parses the request of ``/ws/chat``: the fields of its one message."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from umaserve.messages import (
 from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.7, top_p=0.8)
-"""The contract's; the rest is this server's own."""
+"""The contract's defaults; the others are this server's own."""
 
 DEFAULT_NEW_TOKENS = 512
 MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY = 0.1, 10.0
 MAX_ITEMS = 256
 MAX_SLICES = 64
 MIN_SAMPLE_RATE, SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 16_000, 384_000
-"""Samples a second of recordings, the middle one where none is said."""
+"""Samples per second of recordings; the middle one is the default."""
 MAX_VOICE_S = 60
 MAX_STACKED_FRAMES = 16
 MAX_LANGUAGE_BYTES = 64
@@ -44,19 +44,19 @@ MODES: dict[str, str | None] = {
     "audio_roleplay": f"Play the person whose voice you have, and stay in that role. {_SPOKEN}",
     "voice_cloning": f"You talk with the voice of the person who was recorded. {_SPOKEN}",
 }
-"""Each mode of ``tts`` with the system prompt that a conversation without one of its own gets."""
+"""The modes of ``tts``, each with the system prompt for a conversation without one."""
 CLONING = ("audio_roleplay", "voice_cloning")
-"""The modes in which the recorded person speaks: with no other voice in its place."""
+"""The modes in which the recorded person speaks, never another voice instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request, and the form of its answer."""
+    """A request, and how to answer it."""
 
     request: Generate
     streaming: bool
     ignores_recording: bool
-    """Whether the daemon's own voice speaks although the request names another one."""
+    """Whether the daemon's own voice speaks although the request has a recording."""
 
 
 def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None, request_id: str) -> ChatRequest:
@@ -87,7 +87,7 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How pictures are read, those of films too."""
+    """Options for images and the frames of videos."""
 
     max_slices: int | None
     numbered: bool
@@ -120,13 +120,13 @@ def _turn(fields: Fields, look: _Look) -> ChatTurn:
     if not isinstance(value, list):
         raise bad_request(path, "a string or an array of content", value)
     items = array(value, path, 1, MAX_ITEMS, "items")
-    # Texts are lines of their own: clients end none of them with white space.
+    # Each text becomes a line of its own, since clients end none with white space.
     content, attachments = joined([_item(Fields.of(item, f"{path}[{i}]"), look) for i, item in enumerate(items)], "\n")
     return ChatTurn(role, content, attachments=attachments)
 
 
 def _item(fields: Fields, look: _Look) -> str | Media:
-    """One item of a content list. What is in ``data`` is looked at later, away from the loop."""
+    """One item of a content list. ``data`` is decoded and checked later, not on the loop's thread."""
     kind = fields.required_one_of("type", KINDS)
     if kind == "text":
         return string(fields.values.get("text"), fields.name("text"), empty=True)
@@ -151,7 +151,7 @@ class _Speech:
 
 
 def _speech(fields: Fields, voice: VoiceInfo | None) -> _Speech | None:
-    """What ``tts`` asks for; ``None`` where no speech is wanted."""
+    """The speech that ``tts`` asks for; ``None`` if none is wanted."""
     tts = fields.object("tts")
     if tts is None:
         return None
@@ -176,7 +176,7 @@ def _speech(fields: Fields, voice: VoiceInfo | None) -> _Speech | None:
 
 
 def _speaker(tts: Fields, mode: str, recording: str, path: str, voice: VoiceInfo) -> Audio | None:
-    """The recording of the one who is to speak, for a voice that clones; ``None``: the daemon's own voice speaks."""
+    """The recording of the speaker, for a voice that clones; ``None``: the daemon's own voice speaks."""
     field = tts.name("ref_audio_data")
     if recording:
         return Audio(recording, field, SAMPLE_RATE)
@@ -190,7 +190,7 @@ def _speaker(tts: Fields, mode: str, recording: str, path: str, voice: VoiceInfo
 
 
 def _check_length(recording: str, field: str) -> None:
-    """What else may be wrong with it is found where it is decoded, away from the loop."""
+    """Check only the length; the rest is checked when it is decoded, not on the loop's thread."""
     limit = -(-MAX_VOICE_S * SAMPLE_RATE * 4 // 3) * 4
     if len(recording) > limit:
         expected = f"at most {MAX_VOICE_S} s of float32 samples of {SAMPLE_RATE} Hz in base64, {limit} characters"
@@ -210,11 +210,11 @@ def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None
 
 
 def _text(fields: Fields, key: str) -> str:
-    """A string of whatever length a message may have; an empty one is as good as none."""
+    """A string of any length; empty if it is absent."""
     value = fields.values.get(key)
     return "" if value is None else string(value, fields.name(key), empty=True)
 
 
 def _primary(language: str) -> str:
-    """The first part of a language tag (RFC 5646, section 2.1): "en" of "en-GB"."""
+    """The primary subtag of a language tag (RFC 5646, section 2.1): "en" of "en-GB"."""
     return language.replace("_", "-").partition("-")[0].lower()

@@ -1,1 +1,1 @@
-"""`/generate`: text that can be steered while it is written."""
+"""`/generate`: generations that can be steered while they run."""

@@ -44,14 +44,14 @@ STEERED = {
     Resume: ("resume", "the generation goes on"),
     Modify: ("modify", "the new parameters hold from the next token on"),
 }
-"""The operation that a status message acknowledges, and its words for people."""
+"""The operation that a status message acknowledges, and its text for people."""
 
 
 class GenerateDialect:
-    """A WebSocket's conversation: one generation at a time, that can be steered; errors end no more than it.
+    """A WebSocket's conversation: one generation at a time, which can be steered. An error ends at most the generation.
 
-    Where ``resumable``, what was sent of the present generation, or the last one, is kept for ``replay``. With
-    ``authenticate``, which says whether a key is good, nothing is taken before a message with a good key in ``auth``.
+    With ``resumable``, what was sent of the current (or last) generation is kept for ``replay``. With ``authenticate``,
+    which says whether a key is valid, the first message must have a valid key in ``auth``.
     """
 
     ready = True
@@ -74,13 +74,13 @@ class GenerateDialect:
         self._types = {kind: kind for kind in (*first, "control", "feedback")}
         self._generation: Generation | None = None
         self._asked: Generate | None = None
-        """The last modification that was asked for, while it isn't known to hold."""
+        """The last requested modification, until it is acknowledged."""
         self._replaced: Generation | None = None
-        """The one that goes on if its replacement is refused."""
+        """The generation that goes on if its replacement is refused."""
 
     @property
     def request_id(self) -> str | None:
-        """The id of the present generation, or else of the last one."""
+        """The id of the current generation, or else of the last one."""
         return None if self._generation is None else self._generation.request.id
 
     @property
@@ -90,11 +90,11 @@ class GenerateDialect:
 
     @property
     def held_bytes(self) -> int:
-        """About the memory that the present or last generation takes."""
+        """An estimate of the memory that the current or last generation takes, in bytes."""
         return 0 if self._generation is None else self._generation.held_bytes
 
     def receive(self, payload: bytes) -> Command | None:
-        """The command in ``payload``, if it asks for anything; raises ``RequestError``."""
+        """The command in ``payload``, ``None`` if there is nothing to do; raises ``RequestError``."""
         values = parse_json(payload)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
@@ -113,7 +113,7 @@ class GenerateDialect:
                 return _feedback(fields, self._generation)
 
     def send(self, output: Output) -> Reply | None:
-        """The messages for ``output``: one, or two of which the first is in ``Reply.before``."""
+        """The messages for ``output``, at most two; the first of two is in ``Reply.before``."""
         generation = self._generation
         match output:
             case FeedbackKept():
@@ -133,7 +133,8 @@ class GenerateDialect:
         return Reply(messages[-1], before=messages[0] if len(messages) == 2 else None)
 
     def refuse(self, error: RequestError) -> Reply:
-        """The error message for what was received. It ends nothing, save that who has no key is sent away."""
+        """The error message for a received payload. It ends nothing, except the connection of a client without a
+        key."""
         if self._replaced is not None and error.request_id == self.request_id:
             self._generation, self._replaced = self._replaced, None
         request_id = error.request_id if self.finished else self.request_id
@@ -142,16 +143,16 @@ class GenerateDialect:
         return Reply(error_message(error, request_id, partial), close=ends, code=CloseCode.POLICY_VIOLATION)
 
     def fail(self, error: RequestError) -> Reply:
-        """The error message that ends the running generation, with the text made so far."""
+        """The error message that ends the running generation, with the text generated so far."""
         if self._generation is None or self._generation.ended:
             return Reply(error_message(error, error.request_id))
         return Reply(self._generation.fail(error))
 
     def replay(self, position: int) -> Iterator[bytes]:
-        """What a new connection that takes over must send: a status message, the token messages from number
-        ``position`` (from 0) on, and the end if it came. Raises ``RequestError`` where so many weren't sent.
+        """The messages for a new connection that takes over: a status, the token messages from number ``position``
+        (from 0) on, and the end, if any. Raises ``RequestError`` if fewer were sent.
 
-        What is made meanwhile is told as well: after the last message nothing is missed.
+        Tokens generated during the iteration are included: after the last message nothing is missing.
         """
         if self._generation is None or not self._resumable:
             raise RuntimeError("replay of what was not kept")
@@ -185,7 +186,7 @@ class GenerateDialect:
         if action == "regenerate":
             return self._regenerate(generation)
         if generation.ended and action == "stop":
-            return None  # It crossed the end, which the client has been told of.
+            return None  # The end was already sent when the stop arrived.
         if generation.ended:
             raise RequestError(Fault.BAD_REQUEST, "action", f"expected a running generation to {action}, got none")
         match action:
@@ -216,7 +217,7 @@ class GenerateDialect:
             if parameters.values.get(key) is not None:
                 problem = "expected to be absent, since it can't change while it applies"
                 raise RequestError(Fault.BAD_REQUEST, parameters.name(key), problem)
-        # A change that comes before the last one is acknowledged must not undo it.
+        # Based on a modification that isn't acknowledged yet, so as not to undo it.
         request = with_parameters(self._asked or generation.request, parameters, self._limits)
         self._asked = request
         return Modify(request)
@@ -226,7 +227,7 @@ class GenerateDialect:
         if isinstance(command, Modify):
             if command.request is self._asked:
                 self._asked = None
-            # One for a generation that was replaced meanwhile says nothing of this one.
+            # It may be for a generation that was replaced meanwhile.
             if steered.refusal is None and command.request.id == generation.request.id:
                 generation.request = command.request
         if steered.refusal is not None:

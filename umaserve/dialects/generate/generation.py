@@ -1,4 +1,4 @@
-"""What ``/generate`` tells its client of a generation: its messages, kept so that a lost connection can be resumed."""
+"""The messages of ``/generate`` about one generation, kept so that a lost connection can be resumed."""
 
 from __future__ import annotations
 
@@ -44,20 +44,19 @@ ERRORS = {
     Fault.DECODE_FAILED: ("internal_error", False, "none"),
     Fault.SHUTTING_DOWN: ("internal_error", True, "reconnect"),
 }
-"""The contract's error type, whether the client can do anything about it, and what: change the request
-("modify_request", "reduce_prompt"), send it again after a while ("retry"), when the running one has ended ("wait"), on
-a new connection ("reconnect") or with a key ("authenticate"), begin anew with a ``config`` ("restart"), or nothing
-("none")."""
+"""The contract's error type, whether the client can recover, and how: change the request ("modify_request",
+"reduce_prompt"); send it again later ("retry"), when the running one has ended ("wait"), on a new connection
+("reconnect") or with a key ("authenticate"); start over with a ``config`` ("restart"); or not at all ("none")."""
 
 MIN_LOGPROB = -9999.0
-"""JSON has no infinity, which the logarithm of a probability of 0 is."""
+"""Stands for minus infinity, the logarithm of a probability of 0, which JSON lacks."""
 
 TOKEN_BYTES, SCORED_BYTES, BIAS_BYTES = 256, 192, 128
-"""About what CPython takes for each that is kept."""
+"""Estimates of CPython's memory for each one that is kept."""
 
 
 class Generation:
-    """One generation: what was asked for, what came of it, and the messages about it.
+    """One generation: its request, its text so far, and its messages.
 
     With ``keep_tokens`` its stream can be replayed.
     """
@@ -66,12 +65,12 @@ class Generation:
         self, request: Generate, options: Options, model: Callable[[], ModelInfo | None], *, keep_tokens: bool
     ) -> None:
         self.request = request
-        """As asked for, with the modifications that hold since."""
+        """As received, with the modifications that are in effect."""
         self.options = options
         self._model = model
         self._echo = request.prompt if options.echo_prompt and isinstance(request.prompt, str) else ""
         self._text = self._echo
-        # Without a stream they go into the end's message.
+        # Without a stream they go into the last message.
         whole = not options.stream and (options.include_token_ids or request.logprobs is not None)
         self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
         self._sent = 0
@@ -79,7 +78,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """What was generated so far, behind the prompt where that is echoed."""
+        """The text generated so far, after the prompt if that is echoed."""
         return self._text
 
     @property
@@ -88,7 +87,7 @@ class Generation:
 
     @property
     def held_bytes(self) -> int:
-        """About the memory that this takes."""
+        """An estimate of the memory that this takes, in bytes."""
         sampling, prompt = self.request.sampling, self.request.prompt
         prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
         texts = [self._text, *prompts, sampling.grammar or "", sampling.json_schema or ""]
@@ -101,7 +100,7 @@ class Generation:
         )
 
     def send(self, output: Started | Loading | Waiting | Placed | Prefilled | Token | Finished) -> tuple[bytes, ...]:
-        """The messages for ``output``, at most two, in the order in which they go out."""
+        """The messages for ``output``, at most two, in the order of sending."""
         if self.ended:
             raise RuntimeError("output of a generation that has ended")
         match output:
@@ -132,15 +131,15 @@ class Generation:
                 return self._ending
 
     def fail(self, error: RequestError) -> bytes:
-        """The message of the error that ends this, with the text made so far."""
+        """The message of the error that ends this, with the text generated so far."""
         message = error_message(error, self.request.id, self._text)
         self._ending = (message,)
         return message
 
     def replay(self, position: int) -> Iterator[bytes]:
-        """The messages from token number ``position`` (from 0) on; raises ``RequestError`` where there is none such.
+        """The messages from token number ``position`` (from 0) on; raises ``RequestError`` if fewer were sent.
 
-        It counts the tokens that were sent, not the echoed prompt nor the empty token at the end.
+        The echoed prompt and the empty token at the end are not counted.
         """
         kept = self._kept if self.options.stream and self._kept is not None else []
         sent = len(kept)
@@ -152,7 +151,7 @@ class Generation:
     def _replay(self, kept: list[Token], position: int, sent: int) -> Iterator[bytes]:
         text = self._echo + "".join(token.text for token in kept[:position])
         yield status("resume", 100, f"from token {position} of {sent} so far", request_id=self.request.id)
-        # Others may be made while these are told.
+        # The list may grow during the iteration.
         while position < len(kept):
             token = kept[position]
             text += token.text
@@ -161,7 +160,7 @@ class Generation:
         yield from self._ending
 
     def outcome(self, finished: Finished) -> dict[str, Any]:
-        """What the end's message says, be it ``completion`` or the answer to a REST request."""
+        """The fields of the last message, be it ``completion`` or the answer to a REST request."""
         usage = finished.usage
         outcome: dict[str, Any] = {
             "generated_text": self._text,
@@ -215,7 +214,7 @@ class Generation:
         return orjson.dumps(message)
 
     def _piece(self, text: str, finish_reason: str | None = None) -> bytes:
-        """A token message that stands for no token: the echoed prompt, or the end."""
+        """A token message without a generated token: the echoed prompt, or the end."""
         cumulative = {"generated_text": self._text} if self.options.include_generated_text else {}
         finished = finish_reason is not None
         return _dump("token", token=text, **cumulative, finish_reason=finish_reason, finished=finished)

@@ -1,4 +1,4 @@
-"""What a client of ``/generate`` may ask for: the fields of a ``config`` message and of ``POST /v1/generate``."""
+"""Parses requests of ``/generate``: the fields of a ``config`` message and of ``POST /v1/generate``."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ MAX_MODEL_BYTES = 256
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
 ANY_MODEL = ("", "default")
 FIXED_PARAMETERS = ("grammar", "json_schema", "lora", "cache_prompt")
-"""Those that hold from a generation's start to its end."""
+"""Parameters that can't be modified while a generation runs."""
 PARAMETERS = frozenset(
     (
         *("max_tokens", "stop", "repetition_penalty", *FIXED_PARAMETERS),
         *(field.name for field in dataclasses.fields(Sampling)),
     )
 ) - {"length_penalty"}
-"""What ``parameters`` may hold; a length penalty is for ``/ws/chat`` alone."""
+"""The fields of ``parameters``; only ``/ws/chat`` has a length penalty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the messages of a generation carry."""
+    """What a generation's messages contain."""
 
     stream: bool
     echo_prompt: bool
@@ -58,14 +58,15 @@ def read_config(
 def read_body(
     fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str
 ) -> tuple[Generate, Options]:
-    """The request in a REST body, whose parameters stand at the top; ``parameters`` and ``options`` go before them."""
+    """The request in a REST body; raises ``RequestError``. Parameters are at the top level; ``parameters`` and
+    ``options`` take precedence over them."""
     request, options = _read(fields, limits, loaded, request_id, stream=fields.boolean("stream", False))
     request = with_parameters(request, fields, limits)
     return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
 
 
 def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) -> Generate:
-    """``request`` with the parameters in ``fields`` in place of its own; raises ``RequestError``."""
+    """``request`` with its parameters replaced by those in ``fields``; raises ``RequestError``."""
     repeat_penalty = "repetition_penalty"
     if fields.values.get("repeat_penalty") is not None:
         if fields.values.get(repeat_penalty) is not None:

@@ -16,11 +16,12 @@ from umaserve.messages import FeedbackKept, Finished, Generate, Metrics, ModelIn
 from umaserve.wire.fields import Fields, bad_request, parse_json
 
 _HTTP_FAULTS = {408: Fault.TIMED_OUT, 500: Fault.DECODE_FAILED}
-"""Statuses of HTTP's own that are not for a wrong request."""
+"""HTTP statuses that don't mean a bad request."""
 
 
 class GenerateBody:
-    """One ``POST /v1/generate``: the same messages as on the WebSocket for a stream, else one JSON object."""
+    """One ``POST /v1/generate``: a stream has the same messages as the WebSocket, else the answer is one JSON
+    object."""
 
     stream_type = sse.CONTENT_TYPE
     frame = staticmethod(sse.event)
@@ -37,7 +38,7 @@ class GenerateBody:
 
     @property
     def streaming(self) -> bool:
-        """Whether the answer is a stream of messages; known once the body is."""
+        """Whether the answer is a stream of messages; valid after ``receive``."""
         return self._generation is not None and self._generation.options.stream
 
     @property
@@ -54,7 +55,7 @@ class GenerateBody:
         return [request]
 
     def send(self, _index: int, output: Output) -> list[bytes]:
-        """The messages for ``output``; none where the answer is not a stream."""
+        """The messages for ``output``; none unless streaming."""
         if self._generation is None:
             raise RuntimeError("output without a request")
         match output:
@@ -66,7 +67,7 @@ class GenerateBody:
         return list(messages) if self.streaming else []
 
     def fail(self, _index: int, error: RequestError) -> list[bytes]:
-        """The error message, with the text made so far."""
+        """The error message, with the text generated so far."""
         if self._generation is None:
             return [error_message(error, error.request_id)]
         return [self._generation.fail(error)]
@@ -75,7 +76,7 @@ class GenerateBody:
         return _error_reply(error, self.fail(0, error)[0])
 
     def result(self) -> bytes:
-        """The whole answer, once ``Finished`` came."""
+        """The whole answer, after ``Finished``."""
         if self._generation is None or self._finished is None:
             raise RuntimeError("result of a request that hasn't finished")
         generation = self._generation

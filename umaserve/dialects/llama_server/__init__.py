@@ -1,1 +1,1 @@
-"""The paths that clients of llama-server rely on."""
+"""The paths of llama-server that its clients rely on."""

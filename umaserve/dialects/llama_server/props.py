@@ -9,7 +9,7 @@ from umaserve.messages import ModelInfo
 
 
 def props(info: ModelInfo, total_slots: int) -> bytes:
-    """The body of llama.cpp's ``GET /props``, without the model's path, which is nobody's business."""
+    """The body of llama-server's ``GET /props``, without the model's path, which is not for clients."""
     return orjson.dumps(
         {
             "default_generation_settings": {

@@ -10,7 +10,7 @@ from umaserve.wire.fields import string
 
 
 def parse_tokenize(body: bytes, limits: RequestLimits) -> tuple[Tokenize, bool]:
-    """A body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
+    """Parse a body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
     fields = json_body(body)
     text = string(fields.values.get("content"), "content", empty=True)
     check_prompt_bytes(len(text.encode()), limits, "content")
@@ -18,7 +18,7 @@ def parse_tokenize(body: bytes, limits: RequestLimits) -> tuple[Tokenize, bool]:
 
 
 def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:
-    """Token ids; ``with_pieces`` with their text, or its bytes as numbers where they are no UTF-8 by themselves."""
+    """Token ids; ``with_pieces`` with each one's text, or its bytes as numbers if they are not valid UTF-8."""
     if not with_pieces:
         return orjson.dumps({"tokens": list(answer.ids)})
     pieces = zip(answer.ids, answer.pieces, strict=True)
@@ -26,7 +26,7 @@ def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:
 
 
 def parse_detokenize(body: bytes, limits: RequestLimits) -> Detokenize:
-    """A body of ``POST /detokenize``; raises ``RequestError``."""
+    """Parse a body of ``POST /detokenize``; raises ``RequestError``."""
     return Detokenize(token_ids(json_body(body).values.get("tokens"), "tokens", limits))
 
 

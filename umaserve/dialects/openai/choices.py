@@ -1,4 +1,4 @@
-"""One choice of an OpenAI answer: a stream of parts, shaped as chunks or as a whole."""
+"""One choice of an OpenAI answer: parts, rendered as chunks of a stream or as a whole."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token, Too
 from umaserve.wire.pcm import pcm16, wav
 
 MIN_LOGPROB = -9999.0
-"""What OpenAI says for "very unlikely"; JSON has no infinity."""
+"""OpenAI's value for "very unlikely"; JSON has no infinity."""
 
 _UNPADDED = 6
-"""Bytes: whole samples, and whole groups of base64."""
+"""A multiple of this many bytes is whole 16-bit samples, and needs no base64 padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Part:
 
 
 class ChatChoice:
-    """A message. ``tool_calls`` finds the calls in its text, ``None`` where there are no tools."""
+    """A message. ``tool_calls`` finds the calls in its text; ``None`` without tools."""
 
     def __init__(self, index: int, tool_calls: ToolCallParser | None) -> None:
         self._index = index
@@ -54,7 +54,7 @@ class ChatChoice:
         return Part(held, finish_reason="tool_calls" if called else FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
-        """The ``choices`` items that say ``part`` in a stream; the role goes before all else."""
+        """The ``choices`` items for ``part`` in a stream; the role comes first."""
         shaped = []
         if not self._begun:
             self._begun = True
@@ -84,11 +84,11 @@ class ChatChoice:
 
 
 class SpokenChoice:
-    """A message to be heard; its text, without thoughts, is the transcript. The format is one of ``CHAT_FORMATS``."""
+    """A spoken message; its text, without thoughts, is the transcript. The format is one of ``CHAT_FORMATS``."""
 
     def __init__(self, audio_id: str, created: int, audio_format: str) -> None:
         """``created``: in seconds since 1970."""
-        # What is kept of it is nothing, so that it expires at once.
+        # The audio isn't kept, so it expires at once.
         self._named = {"id": audio_id, "expires_at": created}
         self._format = audio_format
         self._text = WithoutThinking()
@@ -105,7 +105,7 @@ class SpokenChoice:
         return Part(self._text.finish(), finish_reason=FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
-        """The ``choices`` items that say ``part`` in a stream; the role and the audio's id go before all else."""
+        """The ``choices`` items for ``part`` in a stream; the role and the audio's id come first."""
         shaped = []
         if not self._begun:
             self._begun = True
@@ -114,7 +114,7 @@ class SpokenChoice:
         if part.text or part.logprobs:
             shaped.append(_chunk(0, {"audio": {"transcript": part.text}}, _chat_logprobs(part.logprobs)))
         sound = self._unsent + part.sound
-        # Clients put the pieces together before they decode them, so that only the last one may be padded.
+        # Clients join the pieces before they decode them, so only the last one may have padding.
         end = len(sound) if part.finish_reason is not None else len(sound) - len(sound) % _UNPADDED
         self._unsent = sound[end:]
         if end:
@@ -140,7 +140,7 @@ class SpokenChoice:
 
 
 class TextChoice:
-    """A plain text, which begins with ``echo``."""
+    """Plain text that begins with ``echo``."""
 
     def __init__(self, index: int, echo: str) -> None:
         self._index = index
@@ -155,7 +155,7 @@ class TextChoice:
         return Part(finish_reason=FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
-        """The ``choices`` items that say ``part`` in a stream."""
+        """The ``choices`` items for ``part`` in a stream."""
         echo, self._echo = self._echo, ""
         if not (echo or part.text or part.logprobs or part.finish_reason):
             return []
@@ -175,11 +175,11 @@ class TextChoice:
         }
 
     def _logprobs(self, logprobs: Sequence[Logprobs]) -> dict[str, Any]:
-        """Parallel arrays; the chosen token is among its alternatives, as OpenAI's is."""
+        """Parallel arrays; as in OpenAI's API the chosen token is among its alternatives."""
         offsets = []
         for scores in logprobs:
             offsets.append(self._offset)
-            # A character that is split over tokens counts once, where it is whole.
+            # A character split over several tokens counts once, at the token that completes it.
             self._offset += len(self._decoder.decode(scores.chosen.piece))
         return {
             "tokens": [_piece(scores.chosen) for scores in logprobs],
@@ -195,7 +195,7 @@ def _chunk(
     logprobs: dict[str, Any] | None = None,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
-    """One item of ``choices`` in a chat's chunk."""
+    """One item of ``choices`` in a chat completion chunk."""
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
@@ -221,7 +221,7 @@ def _scored(scored: Scored) -> dict[str, Any]:
 def _alternatives(scores: Logprobs) -> dict[str, float]:
     alternatives: dict[str, float] = {}
     for scored in (*scores.top, scores.chosen):
-        # Two tokens may read the same; the likelier one came first.
+        # Two tokens may have the same text; the likelier one comes first.
         alternatives.setdefault(_piece(scored), _logprob(scored))
     return alternatives
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat and text completions: a body in, and one JSON answer or a stream of chunks out."""
+"""OpenAI's chat and text completions: a body in, one JSON answer or a stream of chunks out."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from umaserve.errors import RequestError
 from umaserve.messages import Finished, Generate, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
 
 SSE_DONE = b"[DONE]"
-"""The data of a stream's last event, after the last choice's end."""
+"""The data of a stream's last event, after all choices have ended."""
 
 Choice = ChatChoice | SpokenChoice | TextChoice
 
 
 class _OpenAIBody:
-    """What chat and completions share: choices side by side, their ends, and what stands around them."""
+    """What chat and text completions share: parallel choices, their ends, and the object around them."""
 
     end = SSE_DONE
     stream_type = sse.CONTENT_TYPE
@@ -36,7 +36,7 @@ class _OpenAIBody:
     _chunk_object: str
 
     def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str, created: int) -> None:
-        """``new_id`` is the answer's id, ``created`` its time in seconds since 1970."""
+        """``new_id`` is the answer's id, ``created`` its creation time in seconds since 1970."""
         self.headers = cap_headers(limits)
         self._limits = limits
         self._model = model
@@ -55,7 +55,7 @@ class _OpenAIBody:
 
     @property
     def done(self) -> bool:
-        """Whether all choices have ended, well or not."""
+        """Whether all choices have finished or failed."""
         return 0 < len(self._choices) == len(self._finished) + len(self._failed)
 
     def send(self, index: int, output: Output) -> list[bytes]:
@@ -93,19 +93,19 @@ class _OpenAIBody:
         return error_body(error)
 
     def result(self) -> bytes:
-        """The whole answer, once every choice has come to a good end."""
+        """The whole answer, once every choice has finished."""
         if self.streaming or not self.done or self._failed:
             raise RuntimeError("no whole answer to give")
         whole = self._around(self._object)
         whole["choices"] = [choice.whole(parts) for choice, parts in zip(self._choices, self._parts, strict=True)]
         whole["usage"] = self._usage()
-        # Side by side, choices have no rate that is theirs together.
+        # Parallel choices have no common rate.
         if len(self._choices) == 1:
             whole["timings"] = _timings(self._finished[0])
         return orjson.dumps(whole)
 
     def _take(self, asked: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Generate]:
-        # The prompt's images are theirs who compute it, for as long as they need them.
+        # Without ``choices``, so as not to keep the prompt's media in memory.
         self._asked = replace(asked, choices=())
         self._choices = choices
         self._parts = [[] for _ in choices]
@@ -133,12 +133,12 @@ class _OpenAIBody:
         return {"id": self._new_id, "object": kind, "created": self._created, **self._head}
 
     def _usage(self) -> dict[str, Any]:
-        """The tokens of all choices; a prompt counts once, however many choices it has."""
+        """The tokens of all choices; a prompt counts once for all its choices."""
         prompts: dict[int, list[Usage]] = {}
         for index, end in self._finished.items():
             prompts.setdefault(index // self._asked.choices_each, []).append(end.usage)
         prompt = sum(usages[0].prompt_tokens for usages in prompts.values())
-        # What a choice had from another one beside it was computed for this answer.
+        # The minimum: what one choice reused from another was computed for this answer.
         cached = sum(min(usage.prefix_reused_tokens for usage in usages) for usages in prompts.values())
         completion = sum(end.usage.completion_tokens for end in self._finished.values())
         return {
@@ -195,14 +195,14 @@ class CompletionBody(_OpenAIBody):
 
 
 def _timings(end: Finished) -> dict[str, float]:
-    """One stream's times as llama-server names them, in milliseconds and tokens per second; ``prompt_n`` tokens were
-    computed for it, ``cache_n`` were in the cache."""
+    """A stream's timings by llama-server's names, in milliseconds and tokens per second; ``prompt_n`` prompt tokens
+    were computed, ``cache_n`` were cached."""
     cache_n, predicted_n = end.usage.prefix_reused_tokens, end.usage.completion_tokens
     prompt_n = end.usage.prompt_tokens - cache_n
-    # Without a first token, all the time was the prompt's.
+    # Without a first token, all the time was spent on the prompt.
     first_token_s = end.timing.first_token_s if predicted_n else end.timing.total_s
     prompt_s = max(0.0, first_token_s - end.timing.started_s)
-    # From the first token to the last: one token alone took no time of its own, and has no rate.
+    # From the first token to the last: a single token has no duration and no rate.
     predicted_s = max(0.0, end.timing.total_s - first_token_s)
     intervals = max(0, predicted_n - 1)
     return {

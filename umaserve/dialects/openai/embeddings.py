@@ -19,14 +19,15 @@ MAX_INPUTS = 256
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsRequest:
-    """The texts, and whether their vectors go out as base64 of little-endian 32-bit floats."""
+    """The texts, and whether to send their vectors as base64 of little-endian float32."""
 
     query: Embed
     as_base64: bool
 
 
 def parse_embeddings(body: bytes, limits: RequestLimits) -> EmbeddingsRequest:
-    """A body of ``POST /v1/embeddings``; raises ``RequestError``. All texts together are capped as one prompt is."""
+    """Parse a body of ``POST /v1/embeddings``; raises ``RequestError``. A prompt's cap applies to all texts
+    together."""
     fields = json_body(body)
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
     if fields.values.get("dimensions") is not None:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them."""
+"""Errors in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error_body(error: RequestError) -> ErrorReply:
 
 
 def http_error(status: int, message: str) -> bytes:
-    """The body for a refusal that is HTTP's own, such as 404 or 415."""
+    """The body for an error of HTTP itself, such as 404 or 415."""
     return _body(message, _INVALID if status < 500 else _SERVER, None, None)
 
 

@@ -1,4 +1,4 @@
-"""The loaded model as OpenAI's API describes it."""
+"""The loaded model in the form of OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat and completion requests, read from their JSON."""
+"""Parses OpenAI's chat and completion requests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
-"""OpenAI documents these two; the rest is this server's own."""
+"""OpenAI documents these two; the other defaults are this server's own."""
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_CHOICES = 8
 MAX_GENERATIONS = 32
-"""Prompts times choices of one request."""
+"""Prompts times choices per prompt, in one request."""
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
@@ -39,7 +39,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What one body asks for: ``choices_each`` choices for each prompt, those of a prompt side by side."""
+    """A parsed body. ``choices`` has ``choices_each`` choices for each prompt, those of one prompt adjacent."""
 
     model: str
     choices: tuple[Generate, ...]
@@ -49,11 +49,12 @@ class CompletionRequest:
     parallel_calls: bool = True
     echo: bool = False
     audio: str | None = None
-    """The format in which the answer is heard; ``None``: it is read."""
+    """The format of a spoken answer; ``None``: text only."""
 
 
 def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, new_id: str) -> CompletionRequest:
-    """A body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
+    """Parse a body of ``POST /v1/chat/completions``; raises ``RequestError``. ``voice``: the daemon's, if it has
+    one."""
     fields = json_body(body)
     for legacy in ("functions", "function_call"):
         if fields.values.get(legacy) is not None:
@@ -93,7 +94,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
 
 
 def _continuation(fields: Fields) -> tuple[bool | None, bool]:
-    """``continue_final_message`` and ``add_generation_prompt``, as llama-server and vLLM have them."""
+    """``continue_final_message`` and ``add_generation_prompt``, as in llama-server and vLLM."""
     continues: bool | None = None
     if fields.values.get("continue_final_message") is not None:
         continues = fields.boolean("continue_final_message", False)
@@ -104,7 +105,7 @@ def _continuation(fields: Fields) -> tuple[bool | None, bool]:
 
 
 def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> CompletionRequest:
-    """A body of ``POST /v1/completions``; raises ``RequestError``."""
+    """Parse a body of ``POST /v1/completions``; raises ``RequestError``."""
     fields = json_body(body)
     if fields.values.get("suffix") not in (None, ""):
         raise RequestError(
@@ -129,7 +130,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
 
 
 def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds, ...]:
-    """Texts as OpenAI takes them: a string, an array of token ids, or an array of up to ``max_items`` of either."""
+    """OpenAI's forms of texts: a string, an array of token ids, or an array of up to ``max_items`` of either."""
     value, path = fields.values.get(key), fields.name(key)
     if not isinstance(value, list) or _is_ids(value):
         return (_input(value, path, limits),)
@@ -181,7 +182,7 @@ def _nth_choice(request: Generate, k: int) -> Generate:
     seed = request.sampling.seed
     if k == 0 or seed is None:
         return request
-    # The same seed would give the same text again.
+    # With the same seed all choices would have the same text.
     return replace(request, sampling=replace(request.sampling, seed=(seed + k) % (MAX_SEED + 1)))
 
 
@@ -190,7 +191,8 @@ def _n_choices(fields: Fields) -> int:
 
 
 def _wanted_tokens(fields: Fields, default: int | None, *keys: str) -> int | None:
-    """The number that the first of ``keys`` gives; ``None``, which some clients say with -1: to the context's end."""
+    """The first number given in ``keys``, or ``default``. ``None``, which some clients send as -1: up to the context's
+    end."""
     given = [key for key in keys if fields.values.get(key) is not None]
     if not given:
         return default

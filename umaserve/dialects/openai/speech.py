@@ -1,4 +1,4 @@
-"""Speech as OpenAI's API has it: who asks for it, in a chat or of a text of its own, and the sound's formats."""
+"""Speech in OpenAI's API: requests for it, in a chat and for a given text, and its audio formats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ MAX_VOICE_BYTES = 64
 COMPRESSED: Mapping[str, SoundFormat] = {"mp3": "mp3", "opus": "opus", "aac": "aac", "flac": "flac"}
 TEXT_FORMATS = {**COMPRESSED, "wav": None, "pcm": None}
 CHAT_FORMATS = {**COMPRESSED, "wav": None, "pcm16": None}
-"""Names of formats, each with what the voice has to make of its samples; 16-bit samples are the server's own matter."""
+"""Formats by name, each with the encoder's format; ``None``: 16-bit samples, which need no encoder."""
 
 
 def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
-    """What a body of ``POST /v1/audio/speech`` asks for; raises ``RequestError``. ``voice``: the daemon's, if it has
-    one."""
+    """Parse a body of ``POST /v1/audio/speech``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
     text = string(fields.values.get("input"), "input")
     if len(text) > MAX_INPUT_CHARS:
@@ -40,13 +39,13 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     if voice is None:
         raise RequestError(Fault.BAD_REQUEST, "voice", f"there is nobody to speak, {NO_VOICE}")
     if audio_format is None:
-        # OpenAI's default is MP3; who names no format gets a sound also where that can't be made.
+        # OpenAI's default is MP3, unless it can't be made here.
         audio_format = "mp3" if "mp3" in voice.formats else "wav"
     return SpokenText(text, audio_format, TEXT_FORMATS[audio_format])
 
 
 def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
-    """The format in which a chat's answer is to be heard; ``None`` where it is to be read."""
+    """The format of a chat's spoken answer; ``None`` if it is text only. Raises ``RequestError``."""
     wanted = _modalities(fields)
     audio = fields.object("audio")
     if audio is not None:
@@ -67,12 +66,12 @@ def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
 
 
 def _there(formats: Mapping[str, SoundFormat | None], voice: VoiceInfo | None) -> list[str]:
-    """The names of those that this daemon can make."""
+    """The names of the formats that this daemon can make."""
     return [name for name, made in formats.items() if made is None or voice is None or made in voice.formats]
 
 
 def _check_voice(fields: Fields) -> None:
-    """A name, or an object with one as its ``id``: whichever it is, it is the one voice that the daemon has."""
+    """Check the form of ``voice``: a name, or an object with an ``id``. Any name means the daemon's one voice."""
     value = fields.values.get("voice")
     if isinstance(value, dict):
         voice = Fields.of(value, fields.name("voice"))

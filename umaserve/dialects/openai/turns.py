@@ -1,4 +1,4 @@
-"""The conversation and the tools in an OpenAI chat request."""
+"""Parses the conversation and the tools of an OpenAI chat request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MAX_TOOLS = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _DETAILS = ("auto", "high", "low", "original")
-"""A wish, which no projector knows: each has its own way to be short of detail."""
+"""Checked but not used: a projector has its own resolution."""
 _RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
-"""How a data: URL (RFC 2397) begins."""
+"""The beginning of a data: URL (RFC 2397) of an image."""
 _MAX_HEAD = 2048
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
 def turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
-    """The messages; ``RequestError`` where one is wrong or all together are too long."""
+    """The messages; raises ``RequestError`` if one is invalid or together they are too long."""
     messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
     read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
     check_prompt_bytes(sum(_n_bytes(turn) for turn in read), limits, fields.name("messages"))
@@ -41,7 +41,7 @@ def turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
 
 
 def tools(fields: Fields) -> tuple[Tool, ...]:
-    """The functions that the model may call; their names differ."""
+    """The functions that the model may call; their names are unique."""
     value = fields.values.get("tools")
     if value is None:
         return ()
@@ -58,7 +58,7 @@ def tools(fields: Fields) -> tuple[Tool, ...]:
 
 
 def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool]:
-    """Those of ``offered`` that ``tool_choice`` leaves, and whether one of them has to be called."""
+    """The tools in ``offered`` that ``tool_choice`` allows, and whether one of them must be called."""
     choice = fields.values.get("tool_choice")
     if not isinstance(choice, dict):
         kept, must_call = fields.choice(
@@ -97,7 +97,7 @@ def _turn(fields: Fields) -> ChatTurn:
 
 
 def _said(fields: Fields, *, optional: bool) -> str:
-    """What the assistant wrote; ``optional`` where calls may stand for it."""
+    """The assistant's text; ``optional`` if the message has tool calls instead."""
     value = fields.values.get("content")
     if isinstance(value, str):
         return value
@@ -125,7 +125,7 @@ def _part(fields: Fields) -> str | Media:
     if kind == "image_url":
         inner.one_of("detail", _DETAILS)
         return Image(_image_data(inner), inner.name("url"))
-    inner.required_one_of("format", _RECORDINGS)  # The decoder sees for itself.
+    inner.required_one_of("format", _RECORDINGS)  # Not used further: the decoder detects the format.
     return Audio(media_data(inner.values.get("data"), inner.name("data")), inner.name("data"))
 
 
@@ -135,7 +135,7 @@ def _text(fields: Fields) -> str:
 
 
 def _image_data(image: Fields) -> str | memoryview:
-    """The base64 in a data: URL; what is in it is looked at later, away from the loop."""
+    """The base64 in a data: URL; it is decoded and checked later, not on the loop's thread."""
     path, expected = image.name("url"), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
     url = image.values.get("url")
     if not isinstance(url, str | memoryview):
@@ -169,7 +169,7 @@ def _call(fields: Fields) -> ToolCall:
         raise out_of_range(function.name("arguments"), expected, "one that is no JSON") from None
     if not isinstance(value, dict):
         raise bad_request(function.name("arguments"), expected, value)
-    # A model may have called what no tool is named, and its words are answered with the rest of the conversation.
+    # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     name = string(function.values.get("name"), function.name("name"))
     return ToolCall(string(fields.values.get("id"), fields.name("id"), max_bytes=MAX_ID_BYTES), name, arguments)
 

@@ -63,7 +63,7 @@ DEFAULT_MAX_TOKENS = 512
 
 @dataclass(slots=True)
 class _Stream:
-    """What the dialect remembers of the request that runs."""
+    """What the dialect remembers about the running request."""
 
     common: dict[str, Any]
     keep_alive: bool
@@ -71,7 +71,8 @@ class _Stream:
 
 
 class JsonDialect:
-    """JSON events: one request at a time; ``eos`` ends the connection unless it is kept alive, ``error`` always."""
+    """JSON events: one request at a time. ``error`` ends the connection, and so does ``eos`` unless it is kept
+    alive."""
 
     ready = True
 
@@ -81,7 +82,7 @@ class JsonDialect:
         self._stream: _Stream | None = None
 
     def receive(self, payload: bytes) -> Command:
-        """The command in ``payload``; raises ``RequestError`` with the client's id where it has one."""
+        """The command in ``payload``; raises ``RequestError``, with the client's id if it sent one."""
         values = parse_json(payload)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
@@ -112,7 +113,8 @@ class JsonDialect:
         return request
 
     def send(self, output: Output) -> Reply | None:
-        """The event for ``output``, or ``None`` where the request asked for its text in one piece."""
+        """The event for ``output``; ``None`` for outputs without one, such as tokens of a request that doesn't
+        stream."""
         stream = self._stream
         if stream is None:
             raise RuntimeError("output without a request")
@@ -143,7 +145,7 @@ class JsonDialect:
         return self.fail(error)
 
     def fail(self, error: RequestError) -> Reply:
-        """The error event. It ends the connection, save for a request that came while another runs."""
+        """The error event. It ends the connection, except for a request sent while another one runs."""
         common: dict[str, Any] = {} if error.request_id is None else {"id": error.request_id}
         busy = error.fault is Fault.BUSY
         if self._stream is not None and not busy:
@@ -153,7 +155,7 @@ class JsonDialect:
 
 
 class LineDialect:
-    """Lines for people: a line is a prompt, the answer its text and a newline; the next line waits its turn."""
+    """Lines for people: a line is a prompt, the answer is its text and a newline; the next line waits until then."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -162,7 +164,7 @@ class LineDialect:
 
     @property
     def ready(self) -> bool:
-        """Whether the next line may be taken."""
+        """Whether the next line may be received."""
         return not self._running
 
     def receive(self, line: bytes) -> Command:
@@ -195,7 +197,7 @@ class LineDialect:
         return self.fail(error)
 
     def fail(self, error: RequestError) -> Reply:
-        """One line. The connection goes on unless the next line's start is lost or the server ends."""
+        """One line with the error. It ends the connection after an oversized line, when full, and on shutdown."""
         message = " ".join(error.message.split())
         start = "\n" if self._mid_line else ""
         self._running = self._mid_line = False
@@ -228,7 +230,7 @@ def _generate(fields: Fields, limits: RequestLimits) -> Generate:
 
 
 def _default_tokens(limits: RequestLimits) -> int:
-    """The contract's "server limit": the operator's cap, where there is one."""
+    """The contract's "server limit": the operator's cap if there is one, else our default."""
     return limits.max_tokens or DEFAULT_MAX_TOKENS
 
 
