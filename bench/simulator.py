@@ -13,6 +13,7 @@ from bench.box import Box
 from umaserve.messages import Priority
 from umaserve.serving import policy
 from umaserve.serving.policy import Plan, Prompt, Snapshot, Stream
+from umaserve.serving.promises import AnswerLengths, step
 
 Policy = Callable[[Snapshot], Plan]
 
@@ -26,7 +27,7 @@ class Load:
     spread: float = 0.8
     """The standard deviation of the logarithm of a length."""
     most_times: int = 8
-    """No length is above so many medians; no answer may be, so this is what its cells are promised for."""
+    """No length is above so many medians, and no answer may be."""
     background: float = 0.3
     """The share of sessions that are background work."""
     ttft_s: float = 1.0
@@ -55,15 +56,25 @@ class Job:
     computed: int = 0
     """KV cells filled."""
     generated: int = 0
-    placed: bool = False
-    """Whether it has a slot and its cells."""
+    cells: int = 0
+    """Those promised to it while it has a slot."""
     first_token_at: float = math.nan
     last_token_at: float = math.nan
     refused: bool = False
 
     @property
-    def cells(self) -> int:
+    def placed(self) -> bool:
+        return self.cells > 0
+
+    @property
+    def most(self) -> int:
+        """The cells that it can need."""
         return self.prompt_tokens + self.max_tokens
+
+    @property
+    def length(self) -> int:
+        """What has to be computed before its next token."""
+        return self.prompt_tokens + self.generated
 
     @property
     def done(self) -> bool:
@@ -106,7 +117,7 @@ def most_rate(box: Box, sessions: Sequence[Job]) -> float:
     """Sessions a second that ``box`` could carry with its slots always full and no target to keep."""
     prompt = sum(job.prompt_tokens for job in sessions) / len(sessions)
     answer = sum(job.answer_tokens for job in sessions) / len(sessions)
-    rows = max(1, min(box.slots, int(box.cells / (prompt + sessions[0].max_tokens))))
+    rows = max(1, min(box.slots, int(box.cells / (prompt + answer))))
     cached = int(rows * (prompt + answer / 2))
     prompt_s = prompt * (box.cost.prefill_row_s + box.cost.attention_s * cached / 1000)
     return 1.0 / (prompt_s + answer * box.cost.seconds(rows, 0, cached) / rows)
@@ -118,33 +129,46 @@ def most_rate(box: Box, sessions: Sequence[Job]) -> float:
 def first_come(snapshot: Snapshot) -> Plan:
     """Static: prompts are computed whole as soon as there is a slot, and all streams wait meanwhile."""
     prefill = _in_order(snapshot, snapshot.batch_tokens)
-    return Plan((), prefill) if prefill else Plan(_all_streams(snapshot))
+    return Plan((), prefill) if prefill else _all_streams(snapshot)
 
 
 def decode_first(snapshot: Snapshot) -> Plan:
     """Continuous batching: every stream, and prompts in what is left of the batch, however long that takes."""
-    return Plan(_all_streams(snapshot), _in_order(snapshot, snapshot.batch_tokens - len(snapshot.streams)))
+    streams = _all_streams(snapshot)
+    if streams.preempt:
+        return streams
+    return Plan(streams.decode, _in_order(snapshot, snapshot.batch_tokens - len(streams.decode)))
 
 
 POLICIES: dict[str, Policy] = {"first come": first_come, "decode first": decode_first, "umaserve": policy.plan}
 
 
-def _all_streams(snapshot: Snapshot) -> tuple[tuple[int, int], ...]:
-    return tuple((stream.id, 0) for stream in snapshot.streams)
+def _all_streams(snapshot: Snapshot) -> Plan:
+    """Where cells are short, the last that came make way."""
+    streams = sorted(snapshot.streams, key=lambda one: (one.arrived_at, one.id))
+    free, preempted = snapshot.free_cells, []
+    while sum(stream.lacks for stream in streams) > free:
+        last = streams.pop()
+        free += last.cells
+        preempted.append(last.id)
+    return Plan(tuple((stream.id, 0) for stream in streams), preempt=tuple(preempted))
 
 
 def _in_order(snapshot: Snapshot, rows: int) -> tuple[tuple[int, int], ...]:
-    """Prompts by arrival, whatever their class, until the rows or the place are used up."""
-    slots, cells = snapshot.free_slots, snapshot.free_cells
+    """Prompts by arrival, whatever their class, until the rows are used up; one without a place holds back the others
+    that have none."""
+    slots = snapshot.free_slots
+    cells = snapshot.free_cells - sum(stream.lacks for stream in snapshot.streams)
     prefill = []
     for prompt in sorted(snapshot.prompts, key=lambda one: (one.arrived_at, one.id)):
         if not prompt.started:
             slots, cells = slots - 1, cells - prompt.cells
-        if rows == 0 or slots < 0 or cells < 0:
+        if rows == 0:
             break
-        tokens = min(prompt.remaining, rows)
-        prefill.append((prompt.id, tokens))
-        rows -= tokens
+        if prompt.started or (slots >= 0 and cells >= 0):
+            tokens = min(prompt.remaining, rows)
+            prefill.append((prompt.id, tokens))
+            rows -= tokens
     return tuple(prefill)
 
 
@@ -174,8 +198,8 @@ class Simulation:
     ) -> None:
         """Raises ``ValueError`` for a session that the box could never hold."""
         for job in sessions:
-            if job.cells > box.cells:
-                raise ValueError(f"a session of {job.cells} cells can't run on a box with {box.cells}")
+            if job.most > box.cells:
+                raise ValueError(f"a session of {job.most} cells can't run on a box with {box.cells}")
         self.now = 0.0
         self._box, self._plan, self._queue, self._noise = box, plan, queue, noise
         self._dice = random.Random(seed)
@@ -186,6 +210,7 @@ class Simulation:
         self._prompts: dict[int, Prompt] = {}
         """What the policy sees of each session that is here."""
         self._free_slots, self._free_cells, self._cached = box.slots, box.cells, 0
+        self._lengths = AnswerLengths()
 
     def run(self) -> Run:
         """Until every session has ended."""
@@ -208,12 +233,18 @@ class Simulation:
 
     def _tick(self) -> bool:
         """Plan and run one tick; whether there was anything to do."""
+        for id_ in sorted(self._streams):
+            job = self._jobs[id_]
+            self._promise(job, min(step(job.length, job.cells, job.most), job.cells + self._free_cells))
         the_plan = self._plan(self._snapshot())
         for id_ in the_plan.preempt:
             self._give_way(self._jobs[id_])
+        for id_, _ in the_plan.decode:
+            job = self._jobs[id_]
+            self._promise(job, max(job.cells, job.length))
         prefill_rows = sum(tokens for _, tokens in the_plan.prefill)
         if not the_plan.decode and not prefill_rows:
-            return False
+            return bool(the_plan.preempt)
         for id_, _ in the_plan.prefill:
             self._place(self._jobs[id_])
         assert len(the_plan.decode) + prefill_rows <= self._box.batch_tokens
@@ -243,12 +274,18 @@ class Simulation:
 
     def _place(self, job: Job) -> None:
         if not job.placed:
-            job.placed = True
             self._free_slots -= 1
-            self._free_cells -= job.cells
             self._cached += job.computed
+            self._promise(job, self._prompts[job.id].cells)
             assert self._free_slots >= 0
-            assert self._free_cells >= 0
+
+    def _promise(self, job: Job, cells: int) -> None:
+        self._free_cells -= cells - job.cells
+        job.cells = cells
+        assert self._free_cells >= 0
+        if job.id in self._streams:
+            lacks = max(0, job.length - cells)
+            self._streams[job.id] = replace(self._streams[job.id], cells=cells, lacks=lacks)
 
     def _give_way(self, job: Job) -> None:
         assert job.placed
@@ -257,16 +294,16 @@ class Simulation:
         self._show(job)
 
     def _take_back(self, job: Job) -> None:
-        job.placed = False
         self._free_slots += 1
         self._free_cells += job.cells
+        job.cells = 0
         self._cached -= job.computed
 
     def _advance(self, job: Job, tokens: int) -> None:
         job.computed += tokens
         self._cached += tokens
-        assert job.computed <= job.prompt_tokens + job.generated
-        if job.computed < job.prompt_tokens + job.generated:
+        assert job.computed <= job.length <= job.cells
+        if job.computed < job.length:
             self._show(job)
             return
         self._prompts.pop(job.id, None)
@@ -279,6 +316,7 @@ class Simulation:
         if job.done:
             self._streams.pop(job.id, None)
             self._take_back(job)
+            self._lengths.observe(job.generated)
         else:
             self._streams[job.id] = Stream(
                 job.id, job.target_tbt_s, job.priority, job.arrived_at, job.cells, last_token_at=self.now
@@ -288,10 +326,11 @@ class Simulation:
         """As a prompt, with what has to be computed before its next token."""
         self._prompts[job.id] = Prompt(
             id=job.id,
-            remaining=job.prompt_tokens + job.generated - job.computed,
+            remaining=job.length - job.computed,
             arrived_at=job.arrived_at,
             target_ttft_s=job.target_ttft_s,
             priority=job.priority,
             started=job.placed,
-            cells=job.cells,
+            cells=job.cells or min(job.most, job.length + self._lengths.more(job.generated)),
+            resumes=job.generated > 0,
         )

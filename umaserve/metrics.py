@@ -81,6 +81,8 @@ class ServingMetrics:
         self.tokens_generated = 0
         self.prompt_tokens = 0
         self.recomputed_tokens = 0
+        self.preemptions = 0
+        """Places that were taken from sequences that had not ended."""
         self.chunks_encoded = 0
         self.prefix_reused_tokens = 0
         self.last_batch_size = 0
@@ -169,6 +171,7 @@ class ServingMetrics:
             "prompt_tokens_total": self.prompt_tokens,
             "prefix_reused_tokens_total": self.prefix_reused_tokens,
             "recomputed_tokens_total": self.recomputed_tokens,
+            "preemptions_total": self.preemptions,
             "media_chunks_encoded_total": self.chunks_encoded,
             "batch_calls_total": self.ticks.count,
             "last_batch_size": self.last_batch_size,

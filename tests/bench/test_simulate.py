@@ -47,6 +47,18 @@ def test_every_session_ends_once_with_all_its_tokens_or_is_refused(policy: str, 
     assert any(job.refused for job in done.sessions) == (load > 1)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_session_ends_whole_where_answers_outgrow_the_cells(policy: str):
+    narrow = dataclasses.replace(BOX, cells=1500)
+    load = Load(prompt_tokens=40, answer_tokens=100)
+    simulation = Simulation(narrow, jobs(load, 100, 2.0, seed=1), POLICIES[policy], queue=100)
+    preempted, give_way = [], simulation._give_way
+    simulation._give_way = lambda job: (preempted.append(job.id), give_way(job))
+    for job in simulation.run().sessions:
+        assert (job.generated, job.placed) == (job.answer_tokens, False)
+    assert preempted
+
+
 def test_the_same_seed_makes_the_same_run():
     assert run("umaserve", 0.9, noise=0.3, seed=3) == run("umaserve", 0.9, noise=0.3, seed=3)
     assert run("umaserve", 0.9, noise=0.3, seed=3) != run("umaserve", 0.9, noise=0.3, seed=4)

@@ -216,6 +216,8 @@ METRICS = [
     "tokens_generated_total",
     "prompt_tokens_total",
     "prefix_reused_tokens_total",
+    "recomputed_tokens_total",
+    "preemptions_total",
     "batch_calls_total",
     "last_batch_size",
     "decode_ms_last",

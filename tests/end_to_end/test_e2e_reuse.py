@@ -118,6 +118,23 @@ def test_what_is_paused_and_gives_way_goes_on_where_it_was(narrow: Daemon):
     assert 1 <= recomputed <= 2 if saves(narrow) else recomputed > 20
 
 
+@pytest.mark.parametrize("host_cache", ["256MiB", "0"], ids=["with host memory", "without"])
+def test_streams_that_outgrow_the_kv_make_way_for_each_other_and_say_the_same(own_daemon, host_cache: str):
+    daemon = own_daemon("--parallel", "4", "--n-ctx", "256", "--host-cache-bytes", host_cache)
+    expected, _ = answer(daemon, COUNTING, max_tokens=130, **ANEW)
+    for _ in range(20):
+        # By which answers are short, so that all four start at once.
+        daemon.ask("Hi", max_tokens=1)
+    wires = [daemon.connect() for _ in range(4)]
+    for wire in wires:
+        send(wire, COUNTING, max_tokens=130, **ANEW)
+    assert [rest(wire) for wire in wires] == [expected] * 4
+    values = daemon.wait_until_quiet()
+    assert values["preemptions_total"] >= 1
+    # Saved, only the token that was sampled last is computed again.
+    assert (values["recomputed_tokens_total"] == values["preemptions_total"]) == (host_cache != "0")
+
+
 def test_turns_with_others_between_them_come_back_from_host_memory(narrow: Daemon):
     first, _ = answer(narrow, COUNTING + " 13,", max_tokens=30, **ON)
     for prompt in (LIST * 3, "Once upon a time, in a small village by the sea, there lived a fisherman."):

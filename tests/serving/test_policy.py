@@ -77,6 +77,7 @@ prompts_of = st.builds(
     priority=st.sampled_from(Priority),
     started=st.booleans(),
     cells=st.integers(1, 500),
+    resumes=st.booleans(),
     adapters=st.sampled_from(ADAPTERS),
 )
 
@@ -103,6 +104,14 @@ def snapshots(draw: st.DrawFn, most_adapters: int = len(ADAPTERS)) -> Snapshot:
 
 plain_snapshots = snapshots(most_adapters=1)
 """Without adapters: every tick is for all."""
+
+
+@st.composite
+def growing_snapshots(draw: st.DrawFn) -> Snapshot:
+    """Without adapters; some of the streams have outgrown what they were promised."""
+    snapshot = draw(plain_snapshots)
+    streams = [dataclasses.replace(one, lacks=draw(st.sampled_from([0, 1, 1, 9]))) for one in snapshot.streams]
+    return dataclasses.replace(snapshot, streams=streams, free_cells=draw(st.integers(0, 12) | st.integers(0, 1500)))
 
 
 def by_id(snapshot: Snapshot) -> dict[int, Prompt]:
@@ -244,8 +253,11 @@ def test_rule_5_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Sn
     order = [by_id(snapshot)[id_] for id_ in planned_first(snapshot)]
     for ahead, behind in itertools.combinations(order, 2):
         aged_before_the_other_came = behind.arrived_at + AGING_S < ahead.arrived_at
-        assert not aged_before_the_other_came
+        assert not aged_before_the_other_came or (ahead.resumes and not behind.resumes), "who resumes is no newcomer"
         assert not (in_background(ahead) and not in_background(behind))
+        if behind.resumes and not ahead.resumes:
+            assert in_background(behind)
+            assert not in_background(ahead)
 
 
 @untimed
@@ -304,6 +316,35 @@ def test_rule_7_the_held_longest_give_way_and_then_the_young_background_that_cam
 
 
 @untimed
+@given(growing_snapshots())
+def test_rule_7_a_stream_that_grows_takes_the_places_before_its_own(snapshot: Snapshot) -> None:
+    the_plan = plan(snapshot)
+    satisfied = [dataclasses.replace(one, lacks=0) for one in snapshot.streams]
+    wanted = {id_ for id_, _ in plan(dataclasses.replace(snapshot, streams=satisfied, prompts=[])).decode}
+    running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
+    running.sort(key=lambda one: (in_background(one) is False, -one.arrived_at, -one.id))
+    order = [*snapshot.held, *running]
+    preempted = list(the_plan.preempt)
+    assert preempted == [one.id for one in order[: len(preempted)]]
+
+    def free_after(count: int) -> int:
+        """Cells that nobody is promised where the first so many have lost their place."""
+        gone = {one.id for one in order[:count]}
+        lacking = sum(one.lacks for one in snapshot.streams if one.id in wanted - gone)
+        return snapshot.free_cells + sum(one.cells for one in order[:count]) - lacking
+
+    decode = {id_ for id_, _ in the_plan.decode}
+    waits = {one.id: one.lacks for one in snapshot.streams if one.id in wanted - decode - {*preempted}}
+    assert free_after(len(preempted)) + sum(waits.values()) >= sum(one.cells for one in started_by(snapshot, the_plan))
+    assert 0 not in waits.values(), "who has cells for its next token makes it"
+    if free_after(0) < 0:
+        assert not started_by(snapshot, the_plan)
+        assert free_after(len(preempted) - 1) < 0 or not preempted, "no more of them than are needed"
+        assert order[-1].id not in preempted, "somebody always gets to the end"
+        assert not waits or len(preempted) == len(order) - 1
+
+
+@untimed
 @given(snapshots())
 def test_rule_8_guesses_are_verified_only_when_no_prompt_is_computed_and_in_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -359,6 +400,8 @@ ORDERS = {
     ],
     "the older of equals": [prompt(1), prompt(2)],
     "interactive": [prompt(2, target_ttft_s=20), prompt(1, arrived_at=NOW - 9, priority=BACKGROUND, target_ttft_s=1)],
+    "a stream that lost its place": [prompt(2, arrived_at=NOW - 9, resumes=True), prompt(1, target_ttft_s=0.1)],
+    "but not one in the background": [prompt(1), prompt(2, priority=BACKGROUND, resumes=True)],
     "background that has waited": [prompt(2, arrived_at=LATE, priority=BACKGROUND), prompt(1)],
     "background that waits still": [prompt(1), prompt(2, arrived_at=LATE + 0.1, priority=BACKGROUND)],
     "a target that is too far off": [
@@ -482,6 +525,53 @@ PLANS = {
             [prompt(2, remaining=99, started=True), prompt(3)], [Stream(1, 0.001)], free_slots=0, held=[Held(8, 9)]
         ),
         did((1,), ((2, 1),)),
+    ),
+    "a stream that grows has the free cells before a prompt does": (
+        snapshot([prompt(2)], [Stream(1, 0.1, cells=20, lacks=1)], free_cells=20),
+        did((1,)),
+    ),
+    "and takes the place of the held": (
+        snapshot([], [Stream(1, 0.1, cells=20, lacks=1)], free_cells=0, held=[Held(8, 5), Held(7, 5)]),
+        did((1,), (), (8,)),
+    ),
+    "then of the youngest in the background": (
+        snapshot(
+            [], [Stream(1, 0.1, lacks=1), *(Stream(n, 0.1, BACKGROUND, NOW - n, 5) for n in (3, 2))], free_cells=0
+        ),
+        did((1, 3), (), (2,)),
+    ),
+    "then of the youngest of all": (
+        snapshot([], [Stream(n, 0.1, arrived_at=-n, cells=5, lacks=n == 3) for n in (1, 2, 3)], free_cells=0),
+        did((2, 3), (), (1,)),
+    ),
+    "or of a prompt that came later": (
+        snapshot(
+            [prompt(2, started=True)],
+            [Stream(1, 0.1, arrived_at=NOW - 1, cells=5, lacks=1)],
+            free_cells=0,
+            free_slots=0,
+        ),
+        did((1,), (), (2,)),
+    ),
+    "or loses its own, and nobody starts in it": (
+        snapshot(
+            [prompt(3, cells=1)],
+            [Stream(1, 0.1, arrived_at=NOW - 1, cells=5), Stream(2, 0.1, arrived_at=NOW, cells=5, lacks=1)],
+            free_cells=0,
+        ),
+        did((1,), (), (2,)),
+    ),
+    "in the background before anybody else's": (
+        snapshot(
+            [],
+            [Stream(1, 0.1, arrived_at=NOW, cells=5), Stream(2, 0.1, BACKGROUND, NOW - 1, 5, lacks=1)],
+            free_cells=0,
+        ),
+        did((1,), (), (2,)),
+    ),
+    "but waits where it is the last": (
+        snapshot([], [Stream(1, 0.1, cells=5, lacks=1)], free_cells=0),
+        did(()),
     ),
     "not for one that has started": (
         snapshot([prompt(1, started=True)], free_slots=0, free_cells=0, held=[Held(8, 20)]),

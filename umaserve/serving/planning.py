@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from umaserve.messages import Priority
+from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan, urgency
+from umaserve.serving.promises import Promises
 from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
@@ -60,11 +62,14 @@ class Planning:
         targets: Targets,
         clock: Callable[[], float],
         started: Callable[[Session], None],
+        metrics: ServingMetrics,
         *,
         shared_prefixes: bool,
     ) -> None:
         """``started`` is told of each session whose prompt begins, when its slot says how much of it is reused."""
         self.slots = Slots(capacity)
+        self._promises = Promises(self.slots)
+        self._metrics = metrics
         self._sessions = sessions
         self._capacity = capacity
         self._targets = targets
@@ -80,15 +85,19 @@ class Planning:
     def next(self, cost: Callable[[], Cost], threads: int) -> Work:
         """The next tick, which may have nothing to do. ``cost`` is asked only where it matters."""
         self._take_back_slots()
+        self._promises.extend(self._sessions.running())
         snapshot = self._snapshot(cost)
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
             self.preempt(self._sessions.get(id_))
+        for id_, _ in the_plan.decode:
+            self._promises.give_lacking(self._sessions.get(id_))
         self._last_adapters = the_plan.adapters
         return self._work(snapshot, the_plan, threads)
 
     def preempt(self, session: Session) -> None:
         """Take its place from a session that runs: it waits for another one."""
+        self._metrics.preemptions += 1
         self._give_up(session)
         self._sessions.preempted(session)
 
@@ -116,13 +125,12 @@ class Planning:
                 self.preempt(session)
 
     def resize(self, session: Session) -> None:
-        """Its answer may now get longer or shorter; it loses its place where there are too few cells."""
-        if not self.slots.promise(session, _cells(session)):
-            self.preempt(session)
+        """Its answer may now get longer or shorter."""
+        self._promises.cut(session)
 
     def prefilled(self, session: Session) -> None:
         """More of its prompt is computed: others may begin with it."""
-        whole = session.computed == _length(session)
+        whole = session.computed == session.length
         self.slots.share(session, _sequence(session)[: session.computed], whole=whole)
 
     def drafted(self, draft_tokens: int, seconds: float) -> None:
@@ -138,12 +146,13 @@ class Planning:
 
     def _take_back_slots(self) -> None:
         for session in [session for session in self.slots.holders if not session.running]:
+            self._promises.ended(session)
             self._give_up(session)
 
     def _give_up(self, session: Session) -> None:
         request = session.request
         assert request is not None
-        # One that is evicted will want its own again, whatever it leaves to others.
+        # One that is preempted will want its own again, whatever it leaves to others.
         keep = session.running or request.cache_prompt
         self.slots.give_up(session, _sequence(session)[: session.computed], keep=keep)
 
@@ -164,7 +173,7 @@ class Planning:
         ready = [session for session in self._sessions.running() if session.prepared is not None and not session.holds]
         prompts = self._prompts([session for session in ready if session.state is State.PREFILL])
         streams = [self._stream(session) for session in ready if session.state is State.DECODE]
-        held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None] if prompts else ()
+        held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None]
         # Solving for the cost takes longer than all the rest of the plan.
         matters = prompts or any(one.draft_tokens or one.priority is not Priority.INTERACTIVE for one in streams)
         return Snapshot(
@@ -188,7 +197,8 @@ class Planning:
         draft_tokens, acceptance, drafts = 0, 0.0, False
         if session.repetition is not None:
             # One token comes in any case, and may be the last.
-            limit = min(MAX_DRAFT_TOKENS, prepared.max_tokens - len(session.generated) - 1)
+            left = prepared.max_tokens - len(session.generated) - 1
+            limit = min(MAX_DRAFT_TOKENS, left, self._promises.spare(session))
             session.draft_tokens = session.repetition.draft_tokens(limit)
             draft_tokens, acceptance = len(session.draft_tokens), session.repetition.acceptance.share
             if not draft_tokens and self._capacity.drafts and not prepared.spans:
@@ -199,6 +209,7 @@ class Planning:
             priority=request.priority,
             arrived_at=session.requested_at,
             cells=session.cells,
+            lacks=self._promises.lacks(session),
             last_token_at=session.last_made_at or 0.0,
             draft_tokens=draft_tokens,
             acceptance=acceptance,
@@ -206,12 +217,12 @@ class Planning:
             adapters=prepared.adapters,
         )
 
-    def urgency(self, session: Session) -> tuple[bool, bool, float, int]:
+    def urgency(self, session: Session) -> tuple[bool, bool, bool, float, int]:
         """The order in which waiting sessions are served, the least first."""
         request = session.request
         assert request is not None
-        target = request.target_ttft_s or self._targets.ttft_s
-        return *urgency(request.priority, session.requested_at, target, self._now()), session.id
+        target, resumes = request.target_ttft_s or self._targets.ttft_s, _resumes(session)
+        return *urgency(request.priority, session.requested_at, target, self._now(), resumes=resumes), session.id
 
     def _prompts(self, sessions: Sequence[Session]) -> list[Prompt]:
         self._look_up_some([s for s in sessions if s.slot is None and s.looked_at != self.slots.version])
@@ -259,12 +270,13 @@ class Planning:
         started = session.slot is not None
         return Prompt(
             id=session.id,
-            remaining=_length(session) - (session.computed if started else session.reusable),
+            remaining=session.length - (session.computed if started else session.reusable),
             arrived_at=session.requested_at,
             target_ttft_s=request.target_ttft_s or self._targets.ttft_s,
             priority=request.priority,
             started=started,
-            cells=_cells(session),
+            cells=session.cells if started else self._promises.to_start(session),
+            resumes=_resumes(session),
             adapters=prepared.adapters,
         )
 
@@ -315,12 +327,12 @@ class Planning:
         runs: list[Run] = []
         start = session.computed
         # Fewer than planned, where more of it was computed than it had seemed.
-        last = min(start + n_tokens, _length(session))
+        last = min(start + n_tokens, session.length)
         while start < last:
             end, span = _piece(prepared, start, last)
             if span is not None and (runs or not span.chunk.encoded):
                 break
-            sampler = prepared.sampler if end == _length(session) else None
+            sampler = prepared.sampler if end == session.length else None
             runs.append(Run(slot, start, _sequence(session)[start:end], sampler, prepared.logprobs, span=span))
             start = end
             if span is None:
@@ -328,20 +340,14 @@ class Planning:
         return runs
 
     def _start(self, session: Session) -> int:
-        slot = self.slots.take(session, Room(_cells(session), _sequence(session), self._scope(session)))
+        cells = self._promises.to_start(session)
+        slot = self.slots.take(session, Room(cells, _sequence(session), self._scope(session)))
         self._started(session)
         return slot
 
 
-def _cells(session: Session) -> int:
-    assert session.prepared is not None
-    return len(session.prepared.tokens) + session.prepared.max_tokens
-
-
-def _length(session: Session) -> int:
-    """Tokens that have to be computed before the next one can be sampled."""
-    assert session.prepared is not None
-    return len(session.prepared.tokens) + len(session.generated)
+def _resumes(session: Session) -> bool:
+    return bool(session.generated) or (session.slot is None and session.started_at is not None)
 
 
 def _sequence(session: Session) -> Sequence[int]:

@@ -12,14 +12,19 @@ The rules, and why:
    the least share in any case, or streams that barely keep their target would let nobody in.
 4. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
    a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.)
-5. Prompts go by class, then by deadline; those that have missed theirs go behind those that can still keep it, or a
-   box with too much to do would serve everybody late. No deadline is later than ``AGING_S`` after arrival, and who has
+5. Prompts go by class; of a class, streams that lost their place go first, since their clients wait in the middle of an
+   answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it, or a box
+   with too much to do would serve everybody late. No deadline is later than ``AGING_S`` after arrival, and who has
    waited that long, of whatever class, is overtaken by no newcomer.
-6. A prompt starts when a slot is free and the cells for its whole answer are: nobody who runs is failed for want of KV
-   later. The first that does not fit holds back those behind it, or a long prompt would wait for ever.
-7. A stream that is held (paused, or its reader behind or gone) keeps its slot and cells until a prompt can't start for
-   want of them. Then those held longest give way and, for an interactive prompt, the background ones that came last,
-   unless they have aged. They go on later where they were.
+6. A prompt starts when a slot is free and the cells promised to it are: for what it has, and for as many more tokens as
+   answers are likely to take. The first that does not fit holds back those behind it, or a long prompt would wait for
+   ever. A stream that outgrows its promise gets more before its next token, and before any prompt starts.
+7. Where cells are short, sequences lose their place in this order, and go on later where they were: those that are held
+   (paused, or their reader behind or gone), the one held longest first; then background work that has not aged, the
+   youngest first; then all others, the youngest first. A prompt takes the place of held sequences, and if it is
+   interactive, of background work. A stream that grows takes anybody's that comes before itself in this order, or else
+   loses its own place. The last in the order never does: somebody always gets to the end. A tick that took a place for
+   a growing stream starts no prompt.
 8. Guesses at a stream's next tokens are verified with it when no prompt wants the time, as many as bring more tokens a
    second than they cost, by the share of this stream's guesses that proved right. They make a tick longer by at most
    ``MAX_SLOWDOWN`` of what it takes the others.
@@ -54,6 +59,8 @@ class Stream:
     arrived_at: float = 0.0
     cells: int = 0
     """KV cells promised to it."""
+    lacks: int = 0
+    """Those that it needs for its next token beyond them."""
     last_token_at: float = 0.0
     draft_tokens: int = 0
     """How many of its next tokens can be guessed."""
@@ -76,7 +83,9 @@ class Prompt:
     started: bool
     """Whether it has its slot and its cells already."""
     cells: int
-    """KV cells that prompt and answer need at most."""
+    """KV cells promised to it, or to be promised when it starts."""
+    resumes: bool = False
+    """Whether its stream had a place before: what remains is to be computed again, or to be brought back."""
     adapters: Adapters = ()
 
 
@@ -127,11 +136,13 @@ def is_background(priority: Priority, arrived_at: float, now: float) -> bool:
     return priority is Priority.BACKGROUND and now - arrived_at < AGING_S
 
 
-def urgency(priority: Priority, arrived_at: float, target_ttft_s: float, now: float) -> tuple[bool, bool, float]:
+def urgency(
+    priority: Priority, arrived_at: float, target_ttft_s: float, now: float, *, resumes: bool
+) -> tuple[bool, bool, bool, float]:
     """What waiting requests are served by, the least first (rule 5); of equal ones, the first that came."""
     deadline = arrived_at + min(target_ttft_s, AGING_S)
     missed = deadline < now < arrived_at + AGING_S
-    return is_background(priority, arrived_at, now), missed, deadline
+    return is_background(priority, arrived_at, now), not resumes, missed, deadline
 
 
 def plan(snapshot: Snapshot) -> Plan:
@@ -139,7 +150,7 @@ def plan(snapshot: Snapshot) -> Plan:
     sets = _in_turn(snapshot)
     for adapters in sets:
         the_plan = _plan(snapshot, adapters, len(sets))
-        if the_plan.decode or the_plan.prefill:
+        if the_plan.decode or the_plan.prefill or the_plan.preempt:
             return the_plan
     return Plan(())
 
@@ -167,10 +178,11 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
     if len(urgent) < len(streams):
         streams = _with_background(snapshot, urgent, streams, HEADROOM * target)
     streams = streams[: snapshot.batch_tokens]
-    if not snapshot.prompts:
+    if not snapshot.prompts and not any(stream.lacks for stream in streams):
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
-    rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
     room = _Room(snapshot)
+    streams = room.extend(streams)
+    rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
     prefill: list[tuple[int, int]] = []
     waiting = 0
     for prompt in sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now)):
@@ -192,16 +204,32 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
 
 
 class _Room:
-    """Slots and cells for prompts that start, and who gives way for them."""
+    """Slots and cells for streams that grow and prompts that start, and who loses its place for them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.preempted: dict[int, None] = {}
         self._slots, self._cells = snapshot.free_slots, snapshot.free_cells
-        self._held: list[Held] = list(snapshot.held)
-        running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
-        young = (one for one in running if _is_background(one, snapshot.now))
-        self._background = [Held(one.id, one.cells) for one in sorted(young, key=lambda one: -one.arrived_at)]
         self._full = False
+        """Whether no more prompts start in this tick."""
+        running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
+        running.sort(key=lambda one: (-one.arrived_at, -one.id))
+        # Who loses its place, in the order of rule 7.
+        self._held = list(snapshot.held)
+        self._young = [Held(one.id, one.cells) for one in running if _is_background(one, snapshot.now)]
+        self._others = [Held(one.id, one.cells) for one in running if not _is_background(one, snapshot.now)]
+
+    def extend(self, streams: list[Stream]) -> list[Stream]:
+        """Take the cells that ``streams`` lack for their next tokens; those that can make one then."""
+        lacks = {stream.id: stream.lacks for stream in streams if stream.lacks}
+        while sum(lacks.values()) > self._cells and len(self._held) + len(self._young) + len(self._others) > 1:
+            lacks.pop(self._preempt(), None)
+            self._full = True
+        # What nobody here can give is held by prompts that wait for their media: the youngest stream waits with them.
+        for one in [*self._young, *self._others]:
+            if sum(lacks.values()) > self._cells:
+                lacks.pop(one.id, None)
+        self._cells -= sum(lacks.values())
+        return [one for one in streams if one.id in lacks or (not one.lacks and one.id not in self.preempted)]
 
     def leave(self, prompt: Prompt) -> None:
         """Set aside what ``prompt``, of other adapters, needs to start in its own tick: those behind don't overtake."""
@@ -213,21 +241,23 @@ class _Room:
         """Take a slot and cells for ``prompt``; whether there are."""
         if self._full:
             return False
-        victims = list(self._held)
-        if prompt.priority is Priority.INTERACTIVE:
-            victims += self._background
+        victims = self._held + self._young if prompt.priority is Priority.INTERACTIVE else self._held
         if self._slots + len(victims) <= 0 or prompt.cells > self._cells + sum(one.cells for one in victims):
             self._full = True
             return False
         while self._slots <= 0 or prompt.cells > self._cells:
-            victim = victims.pop(0)
-            (self._held if victim in self._held else self._background).remove(victim)
-            self.preempted[victim.id] = None
-            self._slots += 1
-            self._cells += victim.cells
+            self._preempt()
         self._slots -= 1
         self._cells -= prompt.cells
         return True
+
+    def _preempt(self) -> int:
+        """Take the place of the first in the order; its id."""
+        victim = next(filter(None, (self._held, self._young, self._others))).pop(0)
+        self.preempted[victim.id] = None
+        self._slots += 1
+        self._cells += victim.cells
+        return victim.id
 
 
 def _is_background(one: Stream | Prompt, now: float) -> bool:
@@ -304,5 +334,6 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     return tuple(guessing)
 
 
-def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, float, int]:
-    return *urgency(prompt.priority, prompt.arrived_at, prompt.target_ttft_s, now), prompt.id
+def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, bool, float, int]:
+    key = urgency(prompt.priority, prompt.arrived_at, prompt.target_ttft_s, now, resumes=prompt.resumes)
+    return *key, prompt.id

@@ -64,7 +64,7 @@ class Scheduler:
         self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
         self._planning = Planning(
-            sessions, engine.capacity, targets, clock, self._started, shared_prefixes=shared_prefixes
+            sessions, engine.capacity, targets, clock, self._started, self.metrics, shared_prefixes=shared_prefixes
         )
         self._changes = Changes(sessions, engine, self._planning)
         self._in_flight = False

@@ -124,6 +124,12 @@ class Session:
         return "" if self.request is None else self.request.id
 
     @property
+    def length(self) -> int:
+        """Tokens that have to be computed before the next one can be sampled."""
+        assert self.prepared is not None
+        return len(self.prepared.tokens) + len(self.generated)
+
+    @property
     def running(self) -> bool:
         return self.state in RUNNING
 
@@ -267,10 +273,11 @@ class SessionManager:
             self._move(session, Event.HOLD)
 
     def preempted(self, session: Session) -> None:
-        """Its place was taken: what it had computed will be computed again when there is room."""
+        """Its place was taken: what it had computed is brought back, or computed again, when there is room."""
         self._move(session, Event.PREEMPT)
         session.slot = None
         session.computed = 0
+        session.looked_at = NEVER
         session.waits_since = self._now()
 
     def put(self, session: Session, output: Output | RequestError) -> None:

@@ -15,7 +15,7 @@ MIN_REUSED = 4
 
 
 class Room(NamedTuple):
-    """What a session needs: cells for prompt and answer, the tokens to compute first, and whose they are."""
+    """What a session needs: the cells to promise to it, the tokens to compute first, and whose they are."""
 
     cells: int
     tokens: Sequence[int]
