@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from daemon import frame
+from frames import uds_frame
 
 from umaserve import cli
 from umaserve.cli import main
 
-TOKEN = frame({"event": "token", "id": "c", "text": "Yes", "token_id": 1})
-END = frame({"event": "eos", "id": "c", "reason": "stop", "usage": {}})
-REFUSAL = frame({"event": "error", "code": "E_LIMIT_SESSIONS", "message": "connection: 1 are open"})
+TOKEN = uds_frame({"event": "token", "id": "c", "text": "Yes", "token_id": 1})
+END = uds_frame({"event": "eos", "id": "c", "reason": "stop", "usage": {}})
+REFUSAL = uds_frame({"event": "error", "code": "E_LIMIT_SESSIONS", "message": "connection: 1 are open"})
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def request(sock: socket.socket) -> dict:
     return json.loads(sock.recv(length, socket.MSG_WAITALL))
 
 
-@pytest.mark.parametrize("answer", [frame({"event": "metrics"}), REFUSAL])
+@pytest.mark.parametrize("answer", [uds_frame({"event": "metrics"}), REFUSAL])
 def test_ask_waits_for_a_daemon_that_is_silent_but_answers_another_connection(
     answer: bytes, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +102,7 @@ def test_ctrl_c_asks_for_the_end_and_a_second_one_ends_without(
             # From its question on, ask listens for Ctrl-C.
             checking, _ = listener.accept()
             with checking:
-                checking.sendall(frame({"event": "metrics"}))
+                checking.sendall(uds_frame({"event": "metrics"}))
             os.kill(os.getpid(), signal.SIGINT)
             assert request(asking) == {"event": "cancel", "id": id_}
             if answers:
@@ -132,7 +132,9 @@ def test_who_never_answers_is_told_with_what_to_look_for(
 
 
 @pytest.mark.parametrize("command", [["ask", "Hi"], ["metrics"]])
-@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(b"no JSON"), frame(b"[]"), frame(b"{}")])
+@pytest.mark.parametrize(
+    "reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", uds_frame(b"no JSON"), uds_frame(b"[]"), uds_frame(b"{}")]
+)
 def test_who_speaks_otherwise_is_told_so(
     command: list[str], reply: bytes, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from daemon import Daemon, frame
+from daemon import Daemon
+from frames import uds_frame
 
 from umaserve import client
 from umaserve.client import AsyncClient, Client, ServerError
@@ -74,7 +75,7 @@ def broken_server(tmp_path: Path):
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "broken.sock"))
     listener.listen()
-    reply = frame({"event": "token", "id": "c", "text": "a", "token_id": 1}) + b"\x10\0\0\0half"
+    reply = uds_frame({"event": "token", "id": "c", "text": "a", "token_id": 1}) + b"\x10\0\0\0half"
 
     def serve() -> None:
         while True:

@@ -5,23 +5,16 @@ from __future__ import annotations
 from ipaddress import ip_address, ip_network
 
 import pytest
+from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.access.attempts import MAX_ADDRESSES, MAX_HOPS, FailedAttempts, peer_address
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -54,7 +47,7 @@ steps = st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2", "2001:db8:
 
 @given(steps=steps, most=st.integers(1, 6))
 def test_blocked_is_who_failed_so_often_in_the_window(steps: list[tuple[str, float]], most: int) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     attempts = FailedAttempts(clock, most, 60.0)
     failures: list[tuple[str, float]] = []
     for address, pause in steps:

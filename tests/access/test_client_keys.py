@@ -16,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,17 +26,9 @@ from umaserve.errors import ConfigError, Fault, RequestError
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -64,7 +57,7 @@ def keys(opened: Callable[[], ClientKeys]) -> ClientKeys:
 
 def refusal(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        ClientKeys(str(path), Clock())
+        ClientKeys(str(path), Clock(1000.0))
     assert len(str(caught.value).splitlines()) == 1
     assert str(caught.value).startswith(f"client keys {path}: ")
     return str(caught.value)
@@ -167,7 +160,7 @@ def test_a_name_that_fits_is_taken(name: str, keys: ClientKeys) -> None:
 
 @given(presented=st.text(max_size=300))
 def test_no_text_that_was_not_given_out_is_a_key(presented: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with closing(ClientKeys(str(tmp_path_factory.getbasetemp() / "given.db"), Clock())) as keys:
+    with closing(ClientKeys(str(tmp_path_factory.getbasetemp() / "given.db"), Clock(1000.0))) as keys:
         if not keys.list():
             keys.create("alice")
         assert keys.holds(presented) is None
@@ -203,7 +196,7 @@ def test_keys_survive_a_process_that_is_killed(path: Path, opened: Callable[[], 
 def test_the_file_and_what_lies_beside_it_are_the_owners_alone(umask: int, path: Path) -> None:
     before = os.umask(umask)
     try:
-        with closing(ClientKeys(str(path), Clock())) as keys:
+        with closing(ClientKeys(str(path), Clock(1000.0))) as keys:
             keys.create("alice")
             modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     finally:
@@ -214,7 +207,7 @@ def test_the_file_and_what_lies_beside_it_are_the_owners_alone(umask: int, path:
 def test_a_file_that_everyone_may_read_is_used_with_a_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.touch()
     path.chmod(0o644)
-    with closing(ClientKeys(str(path), Clock())) as keys:
+    with closing(ClientKeys(str(path), Clock(1000.0))) as keys:
         assert keys.holds(keys.create("alice")) == "alice"
     assert [record.getMessage() for record in caplog.records] == [
         f"client keys {path}: everyone on the box may read or change the file: chmod o-rw it"
@@ -225,10 +218,10 @@ def test_a_file_that_everyone_may_read_is_used_with_a_warning(path: Path, caplog
 def test_a_file_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in (":memory:", "a?mode=memory", "%41", "file:x", "#", "\u00e4 b"):
-        with closing(ClientKeys(name, Clock())) as keys:
+        with closing(ClientKeys(name, Clock(1000.0))) as keys:
             alice = keys.create("alice")
         assert (tmp_path / name).stat().st_size > 0
-        with closing(ClientKeys(name, Clock())) as keys:
+        with closing(ClientKeys(name, Clock(1000.0))) as keys:
             assert keys.holds(alice) == "alice"
 
 
@@ -354,19 +347,19 @@ def test_a_file_that_breaks_is_complained_of_once_and_the_keys_stay(
 
 def test_many_who_open_a_new_file_at_once_lose_nothing(path: Path) -> None:
     def make(number: int) -> list[str]:
-        with closing(ClientKeys(str(path), Clock())) as keys:
+        with closing(ClientKeys(str(path), Clock(1000.0))) as keys:
             return [keys.create(f"{number}-{count}") for count in range(3)]
 
     with ThreadPoolExecutor(8) as pool:
         made = [key for keys in pool.map(make, range(8)) for key in keys]
-    with closing(ClientKeys(str(path), Clock())) as keys:
+    with closing(ClientKeys(str(path), Clock(1000.0))) as keys:
         assert all(keys.holds(key) for key in made)
         assert len(keys.list()) == 24
 
 
 def test_a_name_is_given_once_however_many_ask_for_it(path: Path) -> None:
     def make(_number: int) -> bool:
-        with closing(ClientKeys(str(path), Clock())) as keys:
+        with closing(ClientKeys(str(path), Clock(1000.0))) as keys:
             try:
                 keys.create("alice")
             except RequestError:

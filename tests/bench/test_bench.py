@@ -10,9 +10,10 @@ import os
 import sys
 
 import pytest
-from daemon import frame
+from frames import uds_frame, ws_frame
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.frames import Opcode
 
 from bench import __main__ as bench_main
 from bench import copying, frontier, pressure, scenarios, sides, storm, workload
@@ -29,10 +30,8 @@ HEADS = {
 }
 
 
-def server_frame(payload: bytes, first: int = 0x81) -> bytes:
-    n = len(payload)
-    length = bytes([n]) if n < 126 else b"\x7e" + n.to_bytes(2) if n < 65536 else b"\x7f" + n.to_bytes(8)
-    return bytes([first]) + length + payload
+def server_frame(payload: bytes, opcode: Opcode = Opcode.TEXT) -> bytes:
+    return ws_frame(opcode, payload, masked=False)
 
 
 def message(**fields) -> bytes:
@@ -61,11 +60,12 @@ def sse_end(generated: int = N_TOKENS, prompt_tokens: int = 7) -> bytes:
 
 
 ANSWERS = {
-    UNIX_SOCKET: frame({"event": "token", "text": "a"}) * N_TOKENS + frame({"event": "eos", "reason": "length"}),
+    UNIX_SOCKET: uds_frame({"event": "token", "text": "a"}) * N_TOKENS
+    + uds_frame({"event": "eos", "reason": "length"}),
     WEBSOCKET: HEADS[WEBSOCKET]
     + message(type="init")
     + message(type="token", generated_text="a", finished=False)
-    + server_frame(b"are you there?", first=0x89)
+    + server_frame(b"are you there?", Opcode.PING)
     + message(type="token", generated_text="a" * 200, finished=False)
     + message(type="token", generated_text="a" * 70_000, finished=False)
     + message(type="token", token="", finished=True)
@@ -112,12 +112,12 @@ def test_a_websocket_asks_after_the_handshake_answers_pings_and_takes_its_leave(
 @pytest.mark.parametrize(
     ("dialect", "answer"),
     [
-        (UNIX_SOCKET, frame({"event": "error", "code": "E_BAD_REQUEST", "message": "no"})),
-        (UNIX_SOCKET, frame({"event": "eos", "reason": "stop"})),
+        (UNIX_SOCKET, uds_frame({"event": "error", "code": "E_BAD_REQUEST", "message": "no"})),
+        (UNIX_SOCKET, uds_frame({"event": "eos", "reason": "stop"})),
         (WEBSOCKET, b"HTTP/1.1 403 Forbidden\r\n\r\n"),
         (WEBSOCKET, HEADS[WEBSOCKET] + message(type="error", error="invalid_request")),
         (WEBSOCKET, HEADS[WEBSOCKET] + message(type="completion", finish_reason="stop")),
-        (WEBSOCKET, HEADS[WEBSOCKET] + server_frame(b"\x03\xe8", first=0x88)),
+        (WEBSOCKET, HEADS[WEBSOCKET] + server_frame(b"\x03\xe8", Opcode.CLOSE)),
         (SSE, b"HTTP/1.1 400 Bad Request\r\n\r\n"),
         (SSE, HEADS[SSE] + chunk(b'data: {"error":{}}\n\n')),
         (SSE, HEADS[SSE] + chunk(event("stop") + sse_end())),

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from daemon import Daemon, Wire, frame
+from daemon import Daemon, Wire
+from frames import uds_frame
 
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 
@@ -61,7 +62,7 @@ def test_a_stopped_reader_is_closed_after_the_idle_timeout(own_daemon):
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"\x40", frame(b"x" * 40)[:20]], ids=["nothing", "half a header", "half a frame"]
+    "start", [b"", b"\x40", uds_frame(b"x" * 40)[:20]], ids=["nothing", "half a header", "half a frame"]
 )
 def test_silence_is_closed(own_daemon, start: bytes):
     daemon = own_daemon("--idle-timeout", "0.3")
@@ -74,7 +75,7 @@ def test_a_byte_now_and_then_is_silence_too(own_daemon):
     daemon = own_daemon("--idle-timeout", "0.5")
     with daemon.connect() as wire:
         wire.sock.settimeout(0.1)
-        for byte in frame(b" " * 200):
+        for byte in uds_frame(b" " * 200):
             wire.sock.send(bytes([byte]))
             try:
                 assert wire.sock.recv(1) == b""
@@ -95,7 +96,7 @@ def test_a_flood_of_requests_is_answered_in_bounded_memory(daemon: Daemon):
         wire.send({"id": "r", "prompt": "Once", **LONG})
         wire.receive_until("token")
         wire.sock.settimeout(1)
-        flood = frame({"id": "f", "prompt": "Twice"}) * 100
+        flood = uds_frame({"id": "f", "prompt": "Twice"}) * 100
         # The daemon stops reading from one who does not read.
         with pytest.raises(TimeoutError):
             send_for_ever(wire, flood)
@@ -191,13 +192,13 @@ def test_an_id_cannot_forge_a_line_of_the_log(daemon: Daemon):
 
 
 SEEDS = [
-    frame({"id": "a", "prompt": "Once upon a time", "max_tokens": 3}),
-    frame({"id": "a", "prompt": "Hi", "chat": True, "max_tokens": 3, "temperature": 0.5, "stop": ["x", "y"]}),
-    frame({"id": "a", "prompt": "Hi", "max_tokens": 3, "json_schema": {"type": "object", "properties": {"a": {}}}}),
-    frame({"id": "a", "prompt": "Hi", "max_tokens": 3, "grammar": 'root ::= ("a" | [b-z]+){1,3}'}),
-    frame({"id": "a", "prompt": "Hi", "max_tokens": 3, "keep_alive": True, "metadata": {"a": [1]}, "slo": {}}),
-    frame({"event": "cancel", "id": "a"}),
-    frame({"type": "metrics", "keep_alive": True}),
+    uds_frame({"id": "a", "prompt": "Once upon a time", "max_tokens": 3}),
+    uds_frame({"id": "a", "prompt": "Hi", "chat": True, "max_tokens": 3, "temperature": 0.5, "stop": ["x", "y"]}),
+    uds_frame({"id": "a", "prompt": "Hi", "max_tokens": 3, "json_schema": {"type": "object", "properties": {"a": {}}}}),
+    uds_frame({"id": "a", "prompt": "Hi", "max_tokens": 3, "grammar": 'root ::= ("a" | [b-z]+){1,3}'}),
+    uds_frame({"id": "a", "prompt": "Hi", "max_tokens": 3, "keep_alive": True, "metadata": {"a": [1]}, "slo": {}}),
+    uds_frame({"event": "cancel", "id": "a"}),
+    uds_frame({"type": "metrics", "keep_alive": True}),
 ]
 
 

@@ -8,7 +8,8 @@ import struct
 import time
 
 import pytest
-from daemon import Daemon, Wire, frame
+from daemon import Daemon, Wire
+from frames import uds_frame
 
 LONG = {"max_tokens": 500, "ignore_eos": True}
 
@@ -42,14 +43,15 @@ def test_the_shape_of_the_events(daemon: Daemon):
 def test_bytes_one_at_a_time_and_two_requests_in_one_write(daemon: Daemon):
     whole = daemon.text(max_tokens=6)
     with daemon.connect() as wire:
-        for byte in frame({"id": "1", "prompt": "Once upon a time", "max_tokens": 6, "keep_alive": True}):
+        for byte in uds_frame({"id": "1", "prompt": "Once upon a time", "max_tokens": 6, "keep_alive": True}):
             wire.sock.sendall(bytes([byte]))
         tokens = []
         while (event := wire.receive())["event"] == "token":
             tokens.append(event["text"])
         assert "".join(tokens) == whole
         wire.sock.sendall(
-            frame({"id": "2", "prompt": "Once upon a time", "max_tokens": 6}) + frame({"event": "cancel", "id": "2"})
+            uds_frame({"id": "2", "prompt": "Once upon a time", "max_tokens": 6})
+            + uds_frame({"event": "cancel", "id": "2"})
         )
         assert wire.receive_until("eos")["reason"] == "cancelled"
         assert wire.receive() is None
@@ -76,7 +78,7 @@ ERRORS = {
 @pytest.mark.parametrize("code", ERRORS)
 def test_each_error_is_sent_and_then_the_stream_ends(daemon: Daemon, code: str):
     with daemon.connect() as wire:
-        wire.sock.sendall(frame(ERRORS[code]))
+        wire.sock.sendall(uds_frame(ERRORS[code]))
         (error,) = wire.receive_all()
     assert error["event"] == "error"
     assert error["code"] == code

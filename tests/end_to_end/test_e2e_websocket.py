@@ -9,9 +9,11 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from daemon import Daemon
+from frames import ws_frame
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 from websockets.sync.client import ClientConnection, connect
@@ -37,12 +39,8 @@ def request(path: str = "/debug/echo", method: str = "GET", more: str = "", **ch
     return f"{method} {path} HTTP/1.1\r\n{lines}{more}\r\n".encode()
 
 
-def frame(opcode: int, data: bytes = b"", fin: bool = True) -> bytes:
-    """A frame as a client sends it (RFC 6455 5.2), masked, be it allowed or not."""
-    length, size = len(data), len(data).to_bytes(8, "big")
-    head = bytes([length]) if length < 126 else b"\x7e" + size[6:] if length < 65536 else b"\x7f" + size
-    masked = bytes(byte ^ MASK[i % 4] for i, byte in enumerate(data))
-    return bytes([fin << 7 | opcode, head[0] | 0x80]) + head[1:] + MASK + masked
+masked = partial(ws_frame, mask=MASK)
+"""A frame as a client sends it."""
 
 
 class RawClient:
@@ -168,14 +166,14 @@ def test_our_subprotocol_is_chosen_among_those_offered(daemon: Daemon):
 
 def test_frames_right_behind_the_handshake_are_not_lost(daemon: Daemon):
     with RawClient(daemon) as client:
-        client.upgrade(then=frame(Opcode.TEXT, b"at once") + frame(Opcode.PING, b"?"))
+        client.upgrade(then=masked(Opcode.TEXT, b"at once") + masked(Opcode.PING, b"?"))
         assert client.receive() == (Opcode.TEXT, b"at once")
         assert client.receive() == (Opcode.PONG, b"?")
 
 
 def test_a_handshake_byte_by_byte(daemon: Daemon):
     with RawClient(daemon) as client:
-        for byte in request() + frame(Opcode.TEXT, b"slowly"):
+        for byte in request() + masked(Opcode.TEXT, b"slowly"):
             client.send(bytes([byte]))
         assert client.response()[0] == 101
         assert client.receive() == (Opcode.TEXT, b"slowly")
@@ -207,28 +205,32 @@ def test_fragments_are_one_message_also_within_a_character(daemon: Daemon):
     with RawClient(daemon) as raw:
         raw.upgrade()
         pieces = [bytes([byte]) for byte in text.encode()]
-        raw.send(frame(Opcode.TEXT, fin=False), *(frame(Opcode.CONT, piece, fin=False) for piece in pieces))
-        raw.send(frame(Opcode.CONT))
+        raw.send(masked(Opcode.TEXT, fin=False), *(masked(Opcode.CONT, piece, fin=False) for piece in pieces))
+        raw.send(masked(Opcode.CONT))
         assert raw.receive() == (Opcode.TEXT, text.encode())
 
 
 def test_control_frames_inside_a_message(echo: RawClient):
-    echo.send(frame(Opcode.TEXT, b"one ", fin=False), frame(Opcode.PING, b"1"))
+    echo.send(masked(Opcode.TEXT, b"one ", fin=False), masked(Opcode.PING, b"1"))
     assert echo.receive() == (Opcode.PONG, b"1")
-    echo.send(frame(Opcode.PONG, b"unasked"), frame(Opcode.CONT, b"two ", fin=False), frame(Opcode.PING, b"2"))
+    echo.send(
+        masked(Opcode.PONG, b"unasked"),
+        masked(Opcode.CONT, b"two ", fin=False),
+        masked(Opcode.PING, b"2"),
+    )
     assert echo.receive() == (Opcode.PONG, b"2")
-    echo.send(frame(Opcode.CONT, b"three"))
+    echo.send(masked(Opcode.CONT, b"three"))
     assert echo.receive() == (Opcode.TEXT, b"one two three")
 
 
 def test_any_split_of_the_bytes_gives_the_same_frames(daemon: Daemon):
     sent = b"".join(
         [
-            frame(Opcode.TEXT, b"one"),
-            frame(Opcode.BINARY, b"\xff" * 300, fin=False),
-            frame(Opcode.PING, b"?"),
-            frame(Opcode.CONT, b"\xfe" * 70000),
-            frame(Opcode.TEXT, "zwölf".encode()),
+            masked(Opcode.TEXT, b"one"),
+            masked(Opcode.BINARY, b"\xff" * 300, fin=False),
+            masked(Opcode.PING, b"?"),
+            masked(Opcode.CONT, b"\xfe" * 70000),
+            masked(Opcode.TEXT, "zwölf".encode()),
         ]
     )
     for seed in range(20):
@@ -251,7 +253,7 @@ def test_any_split_of_the_bytes_gives_the_same_frames(daemon: Daemon):
 def test_who_sends_without_reading_gets_everything_in_the_end(daemon: Daemon, echo: RawClient):
     message = b"z" * 60000
     # More than the kernel's buffers and the high-water mark hold: the daemon must stop reading for a while.
-    sender = threading.Thread(target=echo.send, args=[frame(Opcode.TEXT, message)] * 200, daemon=True)
+    sender = threading.Thread(target=echo.send, args=[masked(Opcode.TEXT, message)] * 200, daemon=True)
     before = daemon.metrics()["rss_bytes"]
     sender.start()
     daemon.wait_for(stands_still("rx_bytes_total"))
@@ -279,21 +281,24 @@ def stands_still(name: str) -> Callable[[dict], bool]:
 UNMASKED = b"\x81\x05hello"
 BREACHES = {
     "unmasked": (1002, UNMASKED),
-    "a reserved bit": (1002, frame(0x40 | Opcode.TEXT, b"hello")),
-    "an unknown opcode": (1002, frame(0x3)),
-    "a continuation of nothing": (1002, frame(Opcode.CONT, b"hello")),
-    "a message inside a message": (1002, frame(Opcode.TEXT, b"one", fin=False) + frame(Opcode.TEXT, b"two")),
-    "a ping in fragments": (1002, frame(Opcode.PING, b"?", fin=False)),
-    "a ping too long": (1002, frame(Opcode.PING, bytes(126))),
-    "a close code of one byte": (1002, frame(Opcode.CLOSE, b"\x03")),
-    "a close code that may not be sent": (1002, frame(Opcode.CLOSE, (1005).to_bytes(2, "big"))),
-    "a close reason that is no text": (1007, frame(Opcode.CLOSE, (1000).to_bytes(2, "big") + b"\xff")),
-    "text that is not UTF-8": (1007, frame(Opcode.TEXT, b"\xc3\x28")),
-    "half a character at the end": (1007, frame(Opcode.TEXT, b"\xe6\x97")),
+    "a reserved bit": (1002, masked(0x40 | Opcode.TEXT, b"hello")),
+    "an unknown opcode": (1002, masked(0x3)),
+    "a continuation of nothing": (1002, masked(Opcode.CONT, b"hello")),
+    "a message inside a message": (
+        1002,
+        masked(Opcode.TEXT, b"one", fin=False) + masked(Opcode.TEXT, b"two"),
+    ),
+    "a ping in fragments": (1002, masked(Opcode.PING, b"?", fin=False)),
+    "a ping too long": (1002, masked(Opcode.PING, bytes(126))),
+    "a close code of one byte": (1002, masked(Opcode.CLOSE, b"\x03")),
+    "a close code that may not be sent": (1002, masked(Opcode.CLOSE, (1005).to_bytes(2, "big"))),
+    "a close reason that is no text": (1007, masked(Opcode.CLOSE, (1000).to_bytes(2, "big") + b"\xff")),
+    "text that is not UTF-8": (1007, masked(Opcode.TEXT, b"\xc3\x28")),
+    "half a character at the end": (1007, masked(Opcode.TEXT, b"\xe6\x97")),
     "a message too long": (1009, b"\x81\xff" + (MIB + 1).to_bytes(8, "big") + bytes(4)),
     "fragments that are too long together": (
         1009,
-        frame(Opcode.TEXT, b"x" * MIB, fin=False) + frame(Opcode.CONT, b"x"),
+        masked(Opcode.TEXT, b"x" * MIB, fin=False) + masked(Opcode.CONT, b"x"),
     ),
     "a length of 2**63": (1002, b"\x81\xff" + (2**63).to_bytes(8, "big") + bytes(4)),
 }
@@ -309,7 +314,7 @@ def test_a_breach_is_answered_with_its_close_code_and_the_end(daemon: Daemon, pa
 
 
 def test_what_came_whole_before_a_breach_is_still_answered(echo: RawClient):
-    echo.send(frame(Opcode.TEXT, b"good"), UNMASKED, frame(Opcode.TEXT, b"late"))
+    echo.send(masked(Opcode.TEXT, b"good"), UNMASKED, masked(Opcode.TEXT, b"late"))
     assert echo.receive() == (Opcode.TEXT, b"good")
     assert echo.receive_close() == 1002
 
@@ -328,7 +333,7 @@ def test_binary_is_not_taken_where_messages_are_json(daemon: Daemon):
 def test_a_goodbye_is_answered_with_its_own_code(daemon: Daemon, path: str, sent: bytes, code: int | None):
     with RawClient(daemon) as client:
         # What comes after a goodbye counts no more.
-        client.upgrade(path).send(frame(Opcode.CLOSE, sent), frame(Opcode.TEXT, b"late"))
+        client.upgrade(path).send(masked(Opcode.CLOSE, sent), masked(Opcode.TEXT, b"late"))
         frame_ = client.receive()
         assert frame_ is not None
         assert frame_[0] is Opcode.CLOSE
@@ -383,7 +388,7 @@ def test_who_answers_pings_stays_until_the_idle_timeout(impatient: Daemon):
         pings = 0
         while (frame_ := client.receive()) is not None and frame_[0] is Opcode.PING:
             pings += 1
-            client.send(frame(Opcode.PONG, frame_[1]))
+            client.send(masked(Opcode.PONG, frame_[1]))
         # Three unanswered ones would have been the end; pongs are signs of life, but nobody asked for anything.
         assert pings >= 3
         assert frame_ is not None
@@ -395,7 +400,7 @@ def test_a_paused_generation_is_no_silence(impatient: Daemon):
     with RawClient(impatient) as client:
         config = {"type": "config", "prompt": "Once", "parameters": {"max_tokens": 500, "ignore_eos": True}}
         pause = {"type": "control", "action": "pause"}
-        client.upgrade("/generate").send(*(frame(Opcode.TEXT, json.dumps(m).encode()) for m in (config, pause)))
+        client.upgrade("/generate").send(*(masked(Opcode.TEXT, json.dumps(m).encode()) for m in (config, pause)))
         pings = 0
         # Of two intervals one has an answer in it, so 7 pings take longer than the idle timeout.
         while pings < 7:
@@ -404,7 +409,7 @@ def test_a_paused_generation_is_no_silence(impatient: Daemon):
             assert frame_[0] is not Opcode.CLOSE
             if frame_[0] is Opcode.PING:
                 pings += 1
-                client.send(frame(Opcode.PONG, frame_[1]))
+                client.send(masked(Opcode.PONG, frame_[1]))
     impatient.wait_until_quiet()
 
 
@@ -438,7 +443,7 @@ def test_what_a_stalled_reader_lost_can_be_resumed(own_daemon):
     config = {"type": "config", "prompt": prompt, "parameters": parameters, "options": {"echo_prompt": True}}
     with RawClient(daemon) as client:
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        client.upgrade("/generate").send(frame(Opcode.TEXT, json.dumps(config).encode()))
+        client.upgrade("/generate").send(masked(Opcode.TEXT, json.dumps(config).encode()))
         init = client.receive()
         assert init is not None
         daemon.wait_for(lambda values: values["tx_stalled_sessions"] == 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import RunningClock
 
 from umaserve.net import dial as dial_module
 from umaserve.net.dial import MAX_ADDRESSES, DialError, Dialing, dial, dial_file
@@ -20,16 +20,6 @@ from umaserve.system.threads import JobThread
 NEVER_S = 60.0
 UNROUTED = "192.0.2.1"
 """RFC 5737: for documentation; the tests let nobody really dial it."""
-
-
-class Clock:
-    """The real one, and what the test adds to it."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
 
 
 class Resolver:
@@ -58,12 +48,12 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> RunningClock:
+    return RunningClock()
 
 
 @pytest.fixture
-def loop(stack: ExitStack, clock: Clock) -> Loop:
+def loop(stack: ExitStack, clock: RunningClock) -> Loop:
     loop = Loop(clock)
     stack.callback(loop.close)
     return loop
@@ -271,7 +261,7 @@ def test_no_more_than_a_few_addresses_are_tried(
 
 def test_a_silent_address_leaves_the_next_its_share_of_the_time(
     loop: Loop,
-    clock: Clock,
+    clock: RunningClock,
     resolver: Resolver,
     listener: socket.socket,
     ends: list,
@@ -291,7 +281,12 @@ def test_a_silent_address_leaves_the_next_its_share_of_the_time(
 
 
 def test_silent_addresses_end_with_the_deadline(
-    loop: Loop, clock: Clock, resolver: Resolver, ends: list, monkeypatch: pytest.MonkeyPatch, silent: list[tuple]
+    loop: Loop,
+    clock: RunningClock,
+    resolver: Resolver,
+    ends: list,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: list[tuple],
 ) -> None:
     resolves_to(monkeypatch, UNROUTED)
     dial(loop, resolver.submit, "relay.example", 443, timeout=10 * NEVER_S, done=ends.append)
@@ -309,7 +304,7 @@ def test_silent_addresses_end_with_the_deadline(
 
 
 def test_a_resolver_that_hangs_ends_with_the_deadline(
-    loop: Loop, clock: Clock, resolver: Resolver, ends: list, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, clock: RunningClock, resolver: Resolver, ends: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = resolves_to(monkeypatch, "127.0.0.1")
     dial(loop, resolver.submit, "relay.example", 443, timeout=NEVER_S, done=ends.append)
@@ -323,7 +318,7 @@ def test_a_resolver_that_hangs_ends_with_the_deadline(
 
 @pytest.mark.parametrize("result", [[(socket.AF_INET, 0, 0, "", ("127.0.0.1", 1))], OSError(1, "too late")])
 def test_what_the_resolver_says_after_the_deadline_is_ignored(
-    result: Any, loop: Loop, clock: Clock, resolver: Resolver, ends: list
+    result: Any, loop: Loop, clock: RunningClock, resolver: Resolver, ends: list
 ) -> None:
     dial(loop, resolver.submit, "relay.example", 443, timeout=NEVER_S, done=ends.append)
     clock.ahead += NEVER_S
@@ -339,7 +334,13 @@ def test_what_the_resolver_says_after_the_deadline_is_ignored(
 
 @pytest.mark.parametrize("stage", ["at once", "resolving", "connecting"])
 def test_who_cancels_hears_no_more(
-    stage: str, loop: Loop, clock: Clock, resolver: Resolver, ends: list, monkeypatch: pytest.MonkeyPatch, silent: list
+    stage: str,
+    loop: Loop,
+    clock: RunningClock,
+    resolver: Resolver,
+    ends: list,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: list,
 ) -> None:
     asked = resolves_to(monkeypatch, UNROUTED)
     host = UNROUTED if stage == "at once" else "relay.example"

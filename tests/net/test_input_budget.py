@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_http_connection import World, last_words
@@ -73,7 +74,7 @@ STEPS = st.tuples(st.integers(0, 5), st.sampled_from(["read", "read", "read", "p
 def test_whatever_they_send_the_bound_holds_and_all_get_on(
     total: int, sizes: list[int], steps: list[tuple[int, str, int]]
 ) -> None:
-    loop = Loop(lambda: 0.0)
+    loop = Loop(Clock())
     budget = InputBudget(loop, total, 1000)
     peers = [Peer(budget) for _ in sizes]
     drawing: list[Peer] = []
@@ -110,7 +111,7 @@ def test_whatever_they_send_the_bound_holds_and_all_get_on(
 
 
 def test_a_small_message_behind_a_small_request_draws_nothing() -> None:
-    loop = Loop(lambda: 0.0)
+    loop = Loop(Clock())
     budget = InputBudget(loop, 10, 1000)
     share = budget.share(None)
     share.keep(FREE)
@@ -120,7 +121,7 @@ def test_a_small_message_behind_a_small_request_draws_nothing() -> None:
 
 
 def test_who_closes_holds_nothing_whatever_it_still_says() -> None:
-    loop = Loop(lambda: 0.0)
+    loop = Loop(Clock())
     budget = InputBudget(loop, 10, 1000)
     share = budget.share(None)
     share.keep(10 * FREE)
@@ -131,38 +132,27 @@ def test_who_closes_holds_nothing_whatever_it_still_says() -> None:
     loop.close()
 
 
-@pytest.fixture
-def clock() -> Iterator[tuple[Loop, Callable[[float], None]]]:
-    now = 0.0
-    loop = Loop(lambda: now)
-
-    def advance(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    yield loop, advance
-    loop.close()
-
-
-def test_the_time_that_one_waits_is_counted_once(clock: tuple[Loop, Callable[[float], None]]) -> None:
-    loop, advance = clock
+def test_the_time_that_one_waits_is_counted_once() -> None:
+    clock = Clock()
+    loop = Loop(clock)
     budget = InputBudget(loop, 1, 1000)
     first, second = Peer(budget).share, Peer(budget).share
     first.hold(2 * FREE)
-    advance(1.0)
+    clock.now += 1.0
     second.hold(2 * FREE)
     assert (first.may_grow, second.may_grow) == (True, False)
-    advance(2.0)
+    clock.now += 2.0
     assert second.take_waited() == 2.0
-    advance(3.0)
+    clock.now += 3.0
     first.hold(0)
     assert second.may_grow
-    advance(4.0)
+    clock.now += 4.0
     assert (second.take_waited(), second.take_waited(), first.take_waited()) == (3.0, 0.0, 0.0)
     first.hold(2 * FREE)
-    advance(5.0)
+    clock.now += 5.0
     first.hold(0)
     assert first.take_waited() == 0.0, "what it waited for is over"
+    loop.close()
 
 
 # Connections.

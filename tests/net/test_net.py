@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from clock import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,14 +46,6 @@ def fail() -> None:
     raise RuntimeError("a mistake of ours")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class WatchedLoop(Loop):
     """Remembers what is watched, and how often it was asked to."""
 
@@ -73,7 +66,7 @@ class WatchedLoop(Loop):
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
@@ -1223,7 +1216,7 @@ channel_moves = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(channel_moves, max_size=25))
 def test_bytes_arrive_in_order_and_whole_whatever_happens(kv_operations: list[tuple[str, int]]) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     loop = WatchedLoop(clock)
     pair = Pair(loop, clock)
     counter = itertools.cycle(range(251))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from clock import Clock
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
@@ -1031,8 +1032,8 @@ def test_the_first_failure_is_the_one_that_is_told(loop: Loop, dialing: ssl.SSLC
     ],
 )
 def test_a_channel_tells_why_it_gave_up(way: str, failure: str) -> None:
-    now = 0.0
-    loop = Loop(lambda: now)
+    clock = Clock()
+    loop = Loop(clock)
     sock, peer = socket.socketpair()
     channel = Channel(loop, sock, high_water=HIGH_WATER, stall_timeout=30.0)
     channel.handler = handler = Recorder()
@@ -1048,7 +1049,7 @@ def test_a_channel_tells_why_it_gave_up(way: str, failure: str) -> None:
             channel.write(b"unread" if way == "reset" else bytes(10 << 20))
         turn()
         if way == "stalled":
-            now += 30.0
+            clock.now += 30.0
             turn()
     channel.write(b"more")
     turn()

@@ -39,8 +39,8 @@ ENDS = ("respond", "end", "fail")
 BOTH = ("flow", "websocket")
 
 
-class Clock:
-    """The loop's, in half seconds, which floats hold exactly."""
+class TimerLoop:
+    """A loop of timers only, in half seconds, which floats hold exactly."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -77,7 +77,7 @@ class Client:
         self.frames: list[str] = []
         self.left = self.paused = self.answered = False
         self.losses = 0
-        self.waited, self.since = 0.0, relay.clock.now()
+        self.waited, self.since = 0.0, relay.loop.now()
         """Waiting: until last given to a worker, and since when it does again, or is with one."""
 
     @property
@@ -121,7 +121,7 @@ class Client:
         self.hear("end")
 
     def fail(self, status: int, error: str) -> None:
-        now = self.relay.clock.now()
+        now = self.relay.loop.now()
         if error == "request timeout":
             assert now - self.since >= REQUEST_S
         elif error.startswith("queue timeout"):
@@ -171,7 +171,7 @@ class Link:
 
     @property
     def occupied(self) -> int:
-        return len(self.open) + sum(until > self.relay.clock.now() for until in self.cancelled.values())
+        return len(self.open) + sum(until > self.relay.loop.now() for until in self.cancelled.values())
 
     @property
     def load(self) -> int:
@@ -201,7 +201,7 @@ class Link:
                 self._take(self.relay.client(message.request_id), message)
             case Cancel():
                 del self.open[message.request_id]
-                self.cancelled[message.request_id] = self.relay.clock.now() + CANCEL_GRACE_S
+                self.cancelled[message.request_id] = self.relay.loop.now() + CANCEL_GRACE_S
             case Flow():
                 assert "flow" in self.features
                 assert message.request_id in self.open
@@ -226,7 +226,7 @@ class Link:
         self.open[request.id] = client
         self.bodies[request.id], self.held[request.id], self.said[request.id] = [message.body], False, ""
         self.turn = next(self.relay.turns)
-        now = self.relay.clock.now()
+        now = self.relay.loop.now()
         client.waited, client.since = client.waited + now - client.since, now
 
     def close(self, code: int, reason: str) -> None:
@@ -245,7 +245,7 @@ class Link:
         self.relay.links.remove(self)
         for client in self.open.values():
             client.losses += 1
-            client.since = self.relay.clock.now()
+            client.since = self.relay.loop.now()
         self.open.clear()
         self.cancelled.clear()
         self.relay.pool.lost(self.worker)
@@ -289,8 +289,8 @@ class Relay:
     """The pool with all its links and clients, and what must hold of them whenever it has done what it was asked."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.pool = Pool(self.clock, PoolLimits(QUEUE_LEN, QUEUE_S, REQUEST_S, SILENCE_S, RESPONSE_BYTES))
+        self.loop = TimerLoop()
+        self.pool = Pool(self.loop, PoolLimits(QUEUE_LEN, QUEUE_S, REQUEST_S, SILENCE_S, RESPONSE_BYTES))
         self.numbers, self.turns = itertools.count(1), itertools.count(1)
         self.links: list[Link] = []
         self.clients: dict[str, Client] = {}
@@ -339,7 +339,7 @@ class Relay:
         return State.IN_FLIGHT if self.holders(client) else State.WAITING
 
     def check(self) -> None:
-        pool, now, links = self.pool, self.clock.now(), self.links
+        pool, now, links = self.pool, self.loop.now(), self.links
         assert set(pool.workers) == {link.worker for link in links}
         for client in self.clients.values():
             places = len(self.holders(client)) + list(pool.queue).count(client.request)
@@ -370,7 +370,7 @@ class Relay:
         deadlines |= {request.timer for worker in workers for request in worker.in_flight.values()}
         deadlines |= {timer for worker in workers for timer in worker.cancelled.values()}
         drains = {worker.drain for worker in workers}
-        assert deadlines <= self.clock.live() <= deadlines | drains
+        assert deadlines <= self.loop.live() <= deadlines | drains
         assert len(pool.queue) <= QUEUE_LEN + pool.totals["requeues"]
         outcomes = [client.outcome for client in self.clients.values() if client.outcome is not None]
         failed = sum(outcome[0] == "fail" for outcome in outcomes)
@@ -669,9 +669,9 @@ def test_a_workers_error_fails_its_request(relay: Relay, chunks: list[str]) -> N
 def test_who_waits_too_long_is_told_and_no_worker_is(relay: Relay) -> None:
     link = relay.connect("a")
     running, client = relay.ask(), relay.ask()
-    relay.clock.advance(QUEUE_S - 0.5)
+    relay.loop.advance(QUEUE_S - 0.5)
     assert client.outcome is None
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
     assert client.outcome == ("fail", 504, "queue timeout: no worker available within deadline")
     assert [type(message) for message in link.sent] == [Request]
     assert (relay.holders(running), relay.pool.totals["queue_timeouts"]) == ([link], 1)
@@ -682,9 +682,9 @@ def test_who_is_served_too_long_is_told_and_so_is_its_worker(relay: Relay, chunk
     link, client = relay.connect("a"), relay.ask()
     for chunk in chunks:
         link.chunk(client.request.id, chunk)
-    relay.clock.advance(REQUEST_S - 0.5)
+    relay.loop.advance(REQUEST_S - 0.5)
     assert client.outcome is None
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
     assert client.outcome == ("fail", 504, "request timeout")
     assert link.sent[1:] == [Cancel(client.request.id, CancelReason.TIMEOUT)]
     assert relay.pool.totals["request_timeouts"] == 1
@@ -694,14 +694,14 @@ def test_a_conversation_may_take_any_time_but_not_be_silent(relay: Relay) -> Non
     link = relay.connect("a", features=["websocket"])
     client = relay.ask("a", websocket=True)
     for turn in range(3):
-        relay.clock.advance(SILENCE_S - 0.5)
+        relay.loop.advance(SILENCE_S - 0.5)
         if turn % 2:
             link.chunk(client.request.id, "said")
         else:
             relay.pool.frame(client.request, "said")
-    relay.clock.advance(SILENCE_S - 0.5)
+    relay.loop.advance(SILENCE_S - 0.5)
     assert client.outcome is None
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
     assert client.outcome == ("fail", 504, f"conversation: nothing was said for {SILENCE_S:g} s")
     assert link.sent[-1] == Cancel(client.request.id, CancelReason.TIMEOUT)
 
@@ -783,17 +783,17 @@ def test_time_in_the_queue_is_counted_over_requeues_and_time_with_a_worker_is_no
     link = relay.connect("a")
     link.drop()
     client = relay.ask()
-    relay.clock.advance(QUEUE_S - 1)
+    relay.loop.advance(QUEUE_S - 1)
     link = relay.connect("a")
-    relay.clock.advance(REQUEST_S - 1)
+    relay.loop.advance(REQUEST_S - 1)
     link.drop()
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
     assert client.outcome is None
     link = relay.connect("a")
-    relay.clock.advance(REQUEST_S - 1)
+    relay.loop.advance(REQUEST_S - 1)
     assert client.outcome is None, "each worker has the whole time"
     link.drop()
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
     assert client.outcome == ("fail", 504, "queue timeout: no worker available within deadline")
 
 
@@ -809,10 +809,10 @@ def by_failure(relay: Relay, link: Link, id_: str) -> None:
 
 
 def by_grace(relay: Relay, link: Link, id_: str) -> None:
-    relay.clock.advance(CANCEL_GRACE_S - 0.5)
+    relay.loop.advance(CANCEL_GRACE_S - 0.5)
     relay.check()
     assert link.occupied == 1
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
 
 
 @pytest.mark.parametrize("freed", [by_answer, by_failure, by_grace])
@@ -857,7 +857,7 @@ def test_a_lost_workers_cancelled_requests_are_forgotten(relay: Relay) -> None:
     link, client = relay.connect("a"), relay.ask()
     client.leave()
     link.drop()
-    assert relay.clock.live() == set()
+    assert relay.loop.live() == set()
 
 
 # Drains and the end.
@@ -882,7 +882,7 @@ def test_a_worker_that_drains_finishes_and_gets_no_more(relay: Relay) -> None:
     assert (link.closed, relay.holders(waits)) == (None, [])
     link.error(other.request.id)
     assert link.closed == (1000, COMPLETE)
-    assert relay.clock.live() == {waits.request.timer}
+    assert relay.loop.live() == {waits.request.timer}
 
 
 def test_a_worker_that_drains_too_long_loses_its_requests(relay: Relay) -> None:
@@ -891,9 +891,9 @@ def test_a_worker_that_drains_too_long_loses_its_requests(relay: Relay) -> None:
     link.chunk(begun.request.id, "one")
     relay.pool.drain(link.worker, "maintenance", 5)
     other = relay.connect("a")
-    relay.clock.advance(4.5)
+    relay.loop.advance(4.5)
     assert link.closed is None
-    relay.clock.advance(0.5)
+    relay.loop.advance(0.5)
     assert link.closed == (1000, TIMED_OUT)
     assert relay.holders(client) == [other]
     assert begun.outcome == ("fail", 502, "the worker disconnected after it had begun to answer")
@@ -907,7 +907,7 @@ def test_a_drain_ends_with_the_answer_to_a_cancel_or_its_grace(relay: Relay) -> 
         client.leave()
         assert link.closed is None
     answers.complete(clients[0].request.id)
-    relay.clock.advance(CANCEL_GRACE_S)
+    relay.loop.advance(CANCEL_GRACE_S)
     assert (answers.closed, silent.closed) == ((1000, COMPLETE), (1000, COMPLETE))
 
 
@@ -921,7 +921,7 @@ def test_a_shut_down_fails_who_waits_and_lets_the_others_finish(relay: Relay) ->
     link.complete(clients[0].request.id)
     link.drop()
     assert clients[1].outcome == SHUTTING_DOWN, "it can't wait for another"
-    assert relay.clock.live() == set()
+    assert relay.loop.live() == set()
 
 
 def test_the_end_cancels_what_still_runs(relay: Relay) -> None:
@@ -1229,9 +1229,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0, 9.0, 15.0]))
     def wait(self, seconds: float) -> None:
-        self.relay.clock.advance(seconds)
+        self.relay.loop.advance(seconds)
 
-    @precondition(lambda self: self.ends and self.relay.clock.now() > 1020)
+    @precondition(lambda self: self.ends and self.relay.loop.now() > 1020)
     @rule(timeout_s=st.sampled_from([0.0, 5.0]))
     def shut_down(self, timeout_s: float) -> None:
         self.relay.pool.shut_down("stopping", timeout_s)
@@ -1264,7 +1264,7 @@ class AnyOrder(RuleBasedStateMachine):
             relay.check()
         # Some had waited for a place that a cancelled request kept, and then for a worker that says nothing.
         for _ in range(20):
-            relay.clock.advance(QUEUE_S)
+            relay.loop.advance(QUEUE_S)
             relay.check()
         for link in list(relay.links):
             assert (link.worker.occupied, link.worker.load) == (0, link.others)
@@ -1272,7 +1272,7 @@ class AnyOrder(RuleBasedStateMachine):
         relay.check()
         assert all(client.over for client in relay.clients.values())
         assert list(relay.pool.queue) == []
-        assert relay.clock.live() == set()
+        assert relay.loop.live() == set()
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
+from clock import Clock
 
 from umaserve.errors import ConfigError
 from umaserve.stages import recordings as under_test
@@ -31,12 +32,12 @@ class Box:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.now = NOW
+        self.clock = Clock(NOW)
         self._woken = threading.Semaphore(0)
         self._opened: list[Recordings] = []
 
     def open(self, max_bytes: int = 1 << 20, max_age_s: float = 0.0) -> Recordings:
-        opened = Recordings(str(self.path), max_bytes, max_age_s, self._woken.release, lambda: self.now)
+        opened = Recordings(str(self.path), max_bytes, max_age_s, self._woken.release, self.clock)
         self._opened.append(opened)
         self.settle(opened)
         return opened
@@ -169,13 +170,13 @@ def test_at_the_start_what_is_too_much_or_too_old_is_removed(box: Box) -> None:
 def test_as_time_goes_by_what_is_too_old_is_removed(box: Box) -> None:
     opened = box.open(max_age_s=DAY_S)
     box.record(opened)
-    box.now += DAY_S / 2
+    box.clock.now += DAY_S / 2
     second = box.record(opened)
-    box.now += DAY_S / 2 + 1
+    box.clock.now += DAY_S / 2 + 1
     opened.tidy()
     box.settle(opened)
     assert box.names() == [second]
-    box.now += DAY_S
+    box.clock.now += DAY_S
     third = box.record(opened)
     assert box.names() == [third], "a new recording is an occasion, too"
 

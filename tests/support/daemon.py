@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from frames import uds_frame
+
 READY_S = 120
 ANSWER_S = 120
 
@@ -137,7 +139,7 @@ class Wire:
         self.sock.close()
 
     def send(self, value: dict) -> None:
-        self.sock.sendall(frame(value))
+        self.sock.sendall(uds_frame(value))
 
     def receive(self) -> dict | None:
         """The next event; ``None`` at the end of the stream."""
@@ -168,8 +170,3 @@ class Wire:
                 return None
             data += part
         return data
-
-
-def frame(value: dict | bytes) -> bytes:
-    payload = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return struct.pack("<I", len(payload)) + payload

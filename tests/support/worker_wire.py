@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from clock import RunningClock
 from websockets.frames import Close, Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
@@ -29,8 +30,8 @@ class LoopThread:
     """A loop whose clock the test moves; ``call`` does something on its thread."""
 
     def __init__(self) -> None:
-        self._ahead = 0.0
-        self.loop = Loop(lambda: time.monotonic() + self._ahead)
+        self._clock = RunningClock()
+        self.loop = Loop(self._clock)
         self.resolving = JobThread("resolving", self.loop.wake)
         self.loop.after_poll = self.resolving.collect
         self._thread = threading.Thread(target=self.loop.run, daemon=True)
@@ -65,7 +66,7 @@ class LoopThread:
 
     def pass_time(self, seconds: float) -> None:
         def move() -> None:
-            self._ahead += seconds
+            self._clock.ahead += seconds
 
         self.call(move)
         self.turn()

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Iterable
 
 import pytest
+from frames import uds_frame
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +24,6 @@ CAP = 12
 Codec = FrameCodec | LineCodec
 # The payloads, and whether the input ended in a refusal.
 Decoded = tuple[list[bytes], bool]
-
-
-def frame(payload: bytes) -> bytes:
-    """Written out a second time, so that a wrong ``send`` can't hide behind an equally wrong receive."""
-    return len(payload).to_bytes(4, "little") + payload
 
 
 def take(codec: Codec, at_most: int | None = None) -> Decoded:
@@ -97,7 +93,7 @@ def expected_lines(wire: bytes) -> Decoded:
 
 
 # Random bytes alone would nearly always claim too much, so well-made frames and short lines are mixed in.
-frame_wires = st.lists(st.binary(max_size=CAP + 2).map(frame) | st.binary(max_size=6), max_size=6).map(b"".join)
+frame_wires = st.lists(st.binary(max_size=CAP + 2).map(uds_frame) | st.binary(max_size=6), max_size=6).map(b"".join)
 line_wires = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"\xff\x00", b"x" * (CAP - 1)])).map(b"".join)
 frames_or_noise = frame_wires | st.binary(max_size=64)
 lines_or_noise = line_wires | st.binary(max_size=64)
@@ -105,7 +101,7 @@ lines_or_noise = line_wires | st.binary(max_size=64)
 
 @untimed
 @given(splits(frames_or_noise))
-@example((frame(b""), [frame(b"")]))
+@example((uds_frame(b""), [uds_frame(b"")]))
 def test_any_split_of_any_bytes_decodes_as_the_whole_does_in_frames(case: tuple[bytes, list[bytes]]) -> None:
     wire, chunks = case
     assert decode(FrameCodec(CAP), chunks) == expected_frames(wire)
@@ -123,11 +119,11 @@ def test_any_split_of_any_bytes_decodes_as_the_whole_does_in_lines(case: tuple[b
 
 
 @untimed
-@given(splits(st.lists(st.binary(max_size=300).map(frame), max_size=8).map(b"".join)))
+@given(splits(st.lists(st.binary(max_size=300).map(uds_frame), max_size=8).map(b"".join)))
 def test_frames_of_any_size_survive_any_split(case: tuple[bytes, list[bytes]]) -> None:
     wire, chunks = case
     payloads, refused = decode(FrameCodec(300), chunks)
-    assert b"".join(frame(payload) for payload in payloads) == wire
+    assert b"".join(uds_frame(payload) for payload in payloads) == wire
     assert not refused
 
 
@@ -177,7 +173,7 @@ def test_lines_hold_what_was_fed_and_not_given_out(case: tuple[bytes, list[bytes
 @given(st.lists(st.binary(max_size=40)))
 def test_sent_frames_are_received_as_they_were(payloads: list[bytes]) -> None:
     wire = b"".join(FrameCodec.send(payload) for payload in payloads)
-    assert wire == b"".join(frame(payload) for payload in payloads)
+    assert wire == b"".join(uds_frame(payload) for payload in payloads)
     assert decode(FrameCodec(40), [wire]) == (payloads, False)
 
 
@@ -202,7 +198,7 @@ def test_header_is_little_endian() -> None:
 )
 def test_what_follows_a_frame_waits_for_its_rest(trailing: bytes, then: bytes) -> None:
     codec = FrameCodec(CAP)
-    codec.receive_data(frame(b"first") + trailing)
+    codec.receive_data(uds_frame(b"first") + trailing)
     assert codec.next_payload() == b"first"
     assert codec.buffered == len(trailing)
     codec.receive_data(then)
@@ -228,8 +224,8 @@ def test_nothing_fed_is_nothing_given(codec: Codec) -> None:
 
 
 def test_empty_payload_differs_from_none_yet() -> None:
-    assert decode(FrameCodec(CAP), single_bytes(frame(b""))) == ([b""], False)
-    assert decode(FrameCodec(CAP), [frame(b"") * 3]) == ([b"", b"", b""], False)
+    assert decode(FrameCodec(CAP), single_bytes(uds_frame(b""))) == ([b""], False)
+    assert decode(FrameCodec(CAP), [uds_frame(b"") * 3]) == ([b"", b"", b""], False)
     assert decode(LineCodec(CAP), [b"\n\r\n\n"]) == ([b"", b"", b""], False)
 
 
@@ -256,7 +252,7 @@ def test_only_a_return_right_before_the_end_is_dropped(wire: bytes, lines: list[
 @pytest.mark.parametrize("cap", [0, 1, 255, 256, 65536, MIB])
 def test_frame_at_its_cap_passes_and_one_byte_over_raises_from_the_header_alone(cap: int) -> None:
     payload = b"x" * cap
-    assert decode(FrameCodec(cap), [frame(payload)]) == ([payload], False)
+    assert decode(FrameCodec(cap), [uds_frame(payload)]) == ([payload], False)
     codec = FrameCodec(cap)
     codec.receive_data(struct.pack("<I", cap + 1))
     with pytest.raises(RequestError) as raised:
@@ -291,7 +287,7 @@ def test_the_return_before_a_lines_end_counts() -> None:
 @pytest.mark.parametrize(
     ("codec", "good", "bad", "more"),
     [
-        (FrameCodec(CAP), frame(b"good"), struct.pack("<I", CAP + 1), frame(b"later")),
+        (FrameCodec(CAP), uds_frame(b"good"), struct.pack("<I", CAP + 1), uds_frame(b"later")),
         (LineCodec(CAP), b"good\n", b"x" * (CAP + 1), b"\nlater\n"),
     ],
 )
@@ -335,7 +331,7 @@ def test_claim_of_the_cap_waits_and_allocates_nothing_for_it(cap: int) -> None:
 
 def test_buffer_grows_with_what_came_and_shrinks_with_what_went() -> None:
     frames, lines = FrameCodec(MIB), LineCodec(MIB)
-    whole = frame(b"x" * MIB)
+    whole = uds_frame(b"x" * MIB)
     chunks = [whole[start : start + 4096] for start in range(0, len(whole), 4096)]
     # The buffer with the slack of its growth, and the payload that is made from it.
     assert peak_of_feeding(frames, *chunks) < 2.5 * MIB

@@ -14,6 +14,7 @@ import pytest
 import wsproto
 import wsproto.events
 import wsproto.extensions
+from frames import ws_frame, ws_header
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from websockets.client import ClientProtocol
@@ -43,22 +44,6 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MIB = 2**20
 CAP = 300
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-
-
-def header(opcode: int, length: int, *, fin: bool = True, rsv: int = 0, masked: bool = True) -> bytes:
-    """Written out by hand, since no library makes the wrong ones; the mask is zero."""
-    first = fin << 7 | rsv << 4 | opcode
-    if length < 126:
-        start = struct.pack("!BB", first, masked << 7 | length)
-    elif length < 2**16:
-        start = struct.pack("!BBH", first, masked << 7 | 126, length)
-    else:
-        start = struct.pack("!BBQ", first, masked << 7 | 127, length)
-    return start + bytes(4 * masked)
-
-
-def frame(opcode: int, payload: bytes = b"", **options: Any) -> bytes:
-    return header(opcode, len(payload), **options) + payload
 
 
 def drain(codec: WebSocketCodec) -> list[Message]:
@@ -611,7 +596,7 @@ def test_however_messages_are_fragmented_interleaved_and_split_all_come_out_and_
 
 
 odd_frames = st.builds(
-    frame,
+    ws_frame,
     st.sampled_from([CONT, TEXT, TEXT, BINARY, CLOSE, PING, PONG, 3, 11]),
     st.binary(max_size=4) | st.sampled_from([b"\x03\xe8", b"\xc3", b"\xa9", b"x" * 125, b"x" * 126, b"x" * 200]),
     fin=st.booleans(),
@@ -623,8 +608,8 @@ wires = st.lists(odd_frames | st.binary(max_size=6), max_size=8).map(b"".join) |
 
 @untimed
 @given(wires, places)
-@example(frame(TEXT, b"\xed\xa0\x80"), [])
-@example(frame(TEXT, b"x" * 200, fin=False) + frame(PING, b"y") + frame(CONT, b"x" * 101), [])
+@example(ws_frame(TEXT, b"\xed\xa0\x80"), [])
+@example(ws_frame(TEXT, b"x" * 200, fin=False) + ws_frame(PING, b"y") + ws_frame(CONT, b"x" * 101), [])
 def test_any_split_of_any_bytes_gives_what_the_whole_gives(wire: bytes, at: list[int]) -> None:
     outcomes = []
     for chunks in ([wire], single_bytes(wire), cut(wire, at)):
@@ -652,17 +637,17 @@ def test_the_mask_is_taken_off() -> None:
 
 def test_bytes_that_came_with_the_handshake_are_the_first_message_and_the_rest_waits() -> None:
     codec = WebSocketCodec(CAP)
-    codec.receive_data(frame(TEXT, b"first") + frame(TEXT, b"second")[:-1])
+    codec.receive_data(ws_frame(TEXT, b"first") + ws_frame(TEXT, b"second")[:-1])
     assert codec.next_payload() == b"first"
     assert codec.next_payload() is None
-    codec.receive_data(b"d" + frame(TEXT, b"third"))
+    codec.receive_data(b"d" + ws_frame(TEXT, b"third"))
     assert [codec.next_payload() for _ in range(3)] == [b"second", b"third", None]
     assert not codec.closed
 
 
 def test_what_was_received_and_not_given_out_is_counted() -> None:
     codec = WebSocketCodec(CAP)
-    codec.receive_data(frame(TEXT, b"one", fin=False) + frame(CONT, b"two")[:-1])
+    codec.receive_data(ws_frame(TEXT, b"one", fin=False) + ws_frame(CONT, b"two")[:-1])
     assert codec.buffered == 9 + 8
     assert drain(codec) == []
     assert codec.buffered == len(b"onetw")
@@ -676,43 +661,43 @@ def test_what_was_received_and_not_given_out_is_counted() -> None:
 PROTOCOL, UNSUPPORTED, NOT_UTF8, TOO_BIG = 1002, 1003, 1007, 1009
 
 MISTAKES = [
-    (PROTOCOL, frame(TEXT, b"x", masked=False)),
-    (PROTOCOL, header(TEXT, CAP + 1, masked=False)),
-    (PROTOCOL, frame(PING, masked=False)),
-    *((PROTOCOL, frame(TEXT, b"x", rsv=rsv)) for rsv in (1, 2, 4, 7)),
-    (PROTOCOL, header(TEXT, CAP + 1, rsv=4)),
-    (PROTOCOL, frame(PING, rsv=4)),
-    (PROTOCOL, frame(TEXT, b"x", fin=False) + frame(CONT, b"x", rsv=4)),
-    *((PROTOCOL, frame(opcode)) for opcode in (3, 4, 5, 6, 7, 11, 12, 13, 14, 15)),
-    *((PROTOCOL, frame(opcode, fin=False)) for opcode in (CLOSE, PING, PONG)),
-    *((PROTOCOL, header(opcode, length)) for opcode in (CLOSE, PING, PONG) for length in (126, 2**16, 2**62)),
-    (PROTOCOL, frame(CONT, b"x")),
-    (PROTOCOL, frame(CONT)),
-    (PROTOCOL, frame(TEXT, b"x", fin=False) + frame(TEXT, b"x")),
-    (PROTOCOL, frame(TEXT, b"x", fin=False) + frame(BINARY, b"x")),
-    (PROTOCOL, frame(BINARY, b"x", fin=False) + frame(TEXT, b"x")),
+    (PROTOCOL, ws_frame(TEXT, b"x", masked=False)),
+    (PROTOCOL, ws_header(TEXT, CAP + 1, masked=False)),
+    (PROTOCOL, ws_frame(PING, masked=False)),
+    *((PROTOCOL, ws_frame(TEXT, b"x", rsv=rsv)) for rsv in (1, 2, 4, 7)),
+    (PROTOCOL, ws_header(TEXT, CAP + 1, rsv=4)),
+    (PROTOCOL, ws_frame(PING, rsv=4)),
+    (PROTOCOL, ws_frame(TEXT, b"x", fin=False) + ws_frame(CONT, b"x", rsv=4)),
+    *((PROTOCOL, ws_frame(opcode)) for opcode in (3, 4, 5, 6, 7, 11, 12, 13, 14, 15)),
+    *((PROTOCOL, ws_frame(opcode, fin=False)) for opcode in (CLOSE, PING, PONG)),
+    *((PROTOCOL, ws_header(opcode, length)) for opcode in (CLOSE, PING, PONG) for length in (126, 2**16, 2**62)),
+    (PROTOCOL, ws_frame(CONT, b"x")),
+    (PROTOCOL, ws_frame(CONT)),
+    (PROTOCOL, ws_frame(TEXT, b"x", fin=False) + ws_frame(TEXT, b"x")),
+    (PROTOCOL, ws_frame(TEXT, b"x", fin=False) + ws_frame(BINARY, b"x")),
+    (PROTOCOL, ws_frame(BINARY, b"x", fin=False) + ws_frame(TEXT, b"x")),
     (PROTOCOL, b"\x81\xfe\x00\x7d" + bytes(4)),  # two bytes for a length that fits in seven bits
     (PROTOCOL, b"\x81\xff\x00\x00\x00\x00\x00\x00\xff\xff" + bytes(4)),  # eight for one that fits in two
-    (PROTOCOL, header(TEXT, 2**63)),
-    (PROTOCOL, frame(CLOSE, b"x")),
+    (PROTOCOL, ws_header(TEXT, 2**63)),
+    (PROTOCOL, ws_frame(CLOSE, b"x")),
     *(
-        (PROTOCOL, frame(CLOSE, struct.pack("!H", code)))
+        (PROTOCOL, ws_frame(CLOSE, struct.pack("!H", code)))
         for code in (0, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2999, 5000, 65535)
     ),
-    (NOT_UTF8, frame(CLOSE, b"\x03\xe8\xff")),
-    (NOT_UTF8, frame(CLOSE, b"\x03\xe8\xc3")),
-    (NOT_UTF8, frame(TEXT, b"ab\xff")),
-    (NOT_UTF8, frame(TEXT, b"\xc3")),
-    (NOT_UTF8, frame(TEXT, b"\xc0\x80")),  # overlong
-    (NOT_UTF8, frame(TEXT, b"\xed\xa0\x80")),  # a surrogate
-    (NOT_UTF8, frame(TEXT, b"\xf4\x90\x80\x80")),  # above U+10FFFF
-    (NOT_UTF8, frame(TEXT, b"\xc3", fin=False) + frame(CONT)),
-    (NOT_UTF8, frame(TEXT, b"\xc3", fin=False) + frame(CONT, b"x", fin=False)),
-    (TOO_BIG, header(TEXT, CAP + 1)),
-    (TOO_BIG, header(TEXT, 2**63 - 1)),
-    (TOO_BIG, header(BINARY, 2**63 - 1, fin=False)),
-    (TOO_BIG, frame(TEXT, b"x" * CAP, fin=False) + header(CONT, 1)),
-    (TOO_BIG, frame(TEXT, b"x", fin=False) + frame(CONT, fin=False) + header(CONT, 2**63 - 1)),
+    (NOT_UTF8, ws_frame(CLOSE, b"\x03\xe8\xff")),
+    (NOT_UTF8, ws_frame(CLOSE, b"\x03\xe8\xc3")),
+    (NOT_UTF8, ws_frame(TEXT, b"ab\xff")),
+    (NOT_UTF8, ws_frame(TEXT, b"\xc3")),
+    (NOT_UTF8, ws_frame(TEXT, b"\xc0\x80")),  # overlong
+    (NOT_UTF8, ws_frame(TEXT, b"\xed\xa0\x80")),  # a surrogate
+    (NOT_UTF8, ws_frame(TEXT, b"\xf4\x90\x80\x80")),  # above U+10FFFF
+    (NOT_UTF8, ws_frame(TEXT, b"\xc3", fin=False) + ws_frame(CONT)),
+    (NOT_UTF8, ws_frame(TEXT, b"\xc3", fin=False) + ws_frame(CONT, b"x", fin=False)),
+    (TOO_BIG, ws_header(TEXT, CAP + 1)),
+    (TOO_BIG, ws_header(TEXT, 2**63 - 1)),
+    (TOO_BIG, ws_header(BINARY, 2**63 - 1, fin=False)),
+    (TOO_BIG, ws_frame(TEXT, b"x" * CAP, fin=False) + ws_header(CONT, 1)),
+    (TOO_BIG, ws_frame(TEXT, b"x", fin=False) + ws_frame(CONT, fin=False) + ws_header(CONT, 2**63 - 1)),
 ]
 
 
@@ -720,7 +705,7 @@ MISTAKES = [
 @pytest.mark.parametrize("split", [lambda wire: [wire], single_bytes], ids=["whole", "bytes"])
 def test_each_mistake_ends_with_its_code_after_what_came_before_it(split: Any, code: int, wire: bytes) -> None:
     codec = WebSocketCodec(CAP, binary=True)
-    before, after = frame(TEXT, b"before") + frame(PING, b"?"), frame(PING, b"!") + frame(TEXT, b"after")
+    before, after = ws_frame(TEXT, b"before") + ws_frame(PING, b"?"), ws_frame(PING, b"!") + ws_frame(TEXT, b"after")
     messages, output = feed(codec, split(before + wire + after))
     assert messages == [Message(b"before", True)]
     pong, goodbye = frames_of(output)
@@ -741,7 +726,7 @@ def test_a_mistake_is_refused_as_soon_as_it_has_come(wire: bytes) -> None:
 
 def test_a_binary_message_is_refused_where_it_is_not_taken() -> None:
     codec = WebSocketCodec(CAP)
-    messages, output = feed(codec, [frame(TEXT, b"text") + frame(BINARY, b"x" * CAP)[:-1]])
+    messages, output = feed(codec, [ws_frame(TEXT, b"text") + ws_frame(BINARY, b"x" * CAP)[:-1]])
     assert messages == [Message(b"text", True)]
     assert close_code(output) == UNSUPPORTED
     assert codec.state is State.BROKEN
@@ -750,7 +735,7 @@ def test_a_binary_message_is_refused_where_it_is_not_taken() -> None:
 @pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999])
 def test_a_close_frame_is_answered_with_its_code(code: int) -> None:
     codec = WebSocketCodec(CAP)
-    _, output = feed(codec, [frame(CLOSE, struct.pack("!H", code) + "à bientôt".encode()) + frame(TEXT, b"late")])
+    _, output = feed(codec, [ws_frame(CLOSE, struct.pack("!H", code) + "à bientôt".encode()) + ws_frame(TEXT, b"late")])
     assert close_code(output) == code
     assert (codec.state, codec.closed) == (State.LEFT, True)
     assert (codec.close_code, codec.close_reason) == (code, "à bientôt")
@@ -759,12 +744,12 @@ def test_a_close_frame_is_answered_with_its_code(code: int) -> None:
 
 def test_a_close_frame_without_a_code_is_answered_by_one_without() -> None:
     codec = WebSocketCodec(CAP)
-    assert feed(codec, [frame(CLOSE)]) == ([], b"\x88\x00")
+    assert feed(codec, [ws_frame(CLOSE)]) == ([], b"\x88\x00")
     assert codec.state is State.LEFT
     assert (codec.close_code, codec.close_reason) == (1005, "")
 
 
-@pytest.mark.parametrize("wire", [b"", frame(CLOSE, b"x"), frame(CLOSE, struct.pack("!H", 1005)), frame(3)])
+@pytest.mark.parametrize("wire", [b"", ws_frame(CLOSE, b"x"), ws_frame(CLOSE, struct.pack("!H", 1005)), ws_frame(3)])
 def test_a_connection_that_breaks_has_no_close_code(wire: bytes) -> None:
     codec = WebSocketCodec(CAP)
     codec.receive_eof()
@@ -777,18 +762,18 @@ def test_a_connection_that_breaks_has_no_close_code(wire: bytes) -> None:
 
 def test_after_our_close_frame_nothing_is_sent_and_what_comes_is_dropped_until_the_peers() -> None:
     codec = WebSocketCodec(CAP)
-    feed(codec, [frame(TEXT, b"half", fin=False)])
+    feed(codec, [ws_frame(TEXT, b"half", fin=False)])
     assert close_code(codec.close(1000)) == 1000
     assert codec.buffered == 0
     assert codec.send(b"x") == codec.send_message(Message(b"x", False)) == codec.ping() == codec.close(1001) == b""
-    assert feed(codec, [frame(CONT, b"other half") + frame(PING) + frame(TEXT, b"x", fin=False)]) == ([], b"")
+    assert feed(codec, [ws_frame(CONT, b"other half") + ws_frame(PING) + ws_frame(TEXT, b"x", fin=False)]) == ([], b"")
     assert codec.buffered == 0
     assert not codec.closed
-    assert feed(codec, [frame(CLOSE, b"\x03\xe8")]) == ([], b"")
+    assert feed(codec, [ws_frame(CLOSE, b"\x03\xe8")]) == ([], b"")
     assert codec.state is State.LEFT
 
 
-@pytest.mark.parametrize("wire", [frame(3), header(TEXT, CAP + 1), frame(TEXT, b"\xff")])
+@pytest.mark.parametrize("wire", [ws_frame(3), ws_header(TEXT, CAP + 1), ws_frame(TEXT, b"\xff")])
 def test_a_mistake_after_our_close_frame_ends_it_without_a_second_one(wire: bytes) -> None:
     codec = WebSocketCodec(CAP)
     codec.close(1000)
@@ -800,13 +785,13 @@ def test_the_end_of_input_after_our_close_frame_ends_it() -> None:
     codec = WebSocketCodec(CAP)
     codec.close(1000)
     codec.receive_eof()
-    assert feed(codec, [frame(PING)]) == ([], b"")
+    assert feed(codec, [ws_frame(PING)]) == ([], b"")
     assert codec.state is State.ENDED
 
 
 def test_pongs_that_were_not_taken_go_before_the_close_frame() -> None:
     codec = WebSocketCodec(CAP)
-    codec.receive_data(frame(PING, b"a"))
+    codec.receive_data(ws_frame(PING, b"a"))
     drain(codec)
     assert [item.opcode for item in frames_of(codec.close(1000))] == [Opcode.PONG, Opcode.CLOSE]
     assert codec.take_output() == b""
@@ -827,7 +812,9 @@ def test_a_reason_is_cut_at_a_characters_boundary(reason: str, kept: str) -> Non
     assert bytes(goodbye.data[2:]).decode() == kept
 
 
-@pytest.mark.parametrize("wire", [b"", frame(TEXT, b"whole"), frame(TEXT, b"whole") + frame(TEXT, b"half")[:-1]])
+@pytest.mark.parametrize(
+    "wire", [b"", ws_frame(TEXT, b"whole"), ws_frame(TEXT, b"whole") + ws_frame(TEXT, b"half")[:-1]]
+)
 def test_the_end_of_input_is_a_lost_connection_once_all_that_came_was_given(wire: bytes) -> None:
     codec = WebSocketCodec(CAP)
     codec.receive_data(wire)
@@ -842,7 +829,7 @@ def test_our_pings_are_pings_and_their_pongs_are_silent() -> None:
     codec = WebSocketCodec(CAP)
     assert [(item.opcode, item.data) for item in frames_of(codec.ping(b"17"))] == [(PING, b"17")]
     assert frames_of(codec.ping())[0].data == b""
-    assert feed(codec, [frame(PONG, b"17")]) == ([], b"")
+    assert feed(codec, [ws_frame(PONG, b"17")]) == ([], b"")
 
 
 # -- caps and bounds ---------------------------------------------------------------------------------------------------
@@ -853,13 +840,13 @@ def test_our_pings_are_pings_and_their_pongs_are_silent() -> None:
 def test_message_at_its_cap_passes_and_one_byte_over_is_refused_from_the_header(cap: int, parts: int) -> None:
     payload = b"x" * cap
     # Empty fragments and control frames between cost nothing of the cap.
-    begun = frame(TEXT, payload[:1], fin=False) + frame(PING, b"y" * 125) + frame(CONT, b"", fin=False)
-    first, rest = (begun, frame(CONT, payload[1:])) if parts > 1 else (b"", frame(TEXT, payload))
+    begun = ws_frame(TEXT, payload[:1], fin=False) + ws_frame(PING, b"y" * 125) + ws_frame(CONT, b"", fin=False)
+    first, rest = (begun, ws_frame(CONT, payload[1:])) if parts > 1 else (b"", ws_frame(TEXT, payload))
     codec = WebSocketCodec(cap)
     for _ in range(2):
         assert feed(codec, [first, rest])[0] == [Message(payload, True)]
     assert not codec.closed
-    over = header(CONT, max(cap, 1)) if parts > 1 and cap else header(CONT if parts > 1 else TEXT, cap + 1)
+    over = ws_header(CONT, max(cap, 1)) if parts > 1 and cap else ws_header(CONT if parts > 1 else TEXT, cap + 1)
     assert feed(codec, [first])[0] == []
     assert close_code(feed(codec, [over])[1]) == TOO_BIG
 
@@ -875,13 +862,13 @@ def peak_of_feeding(codec: WebSocketCodec, *chunks: bytes) -> int:
 
 def test_a_claim_over_the_cap_stores_nothing_of_what_comes_with_it() -> None:
     codec = WebSocketCodec(64 * MIB)
-    assert peak_of_feeding(codec, header(TEXT, 2**63 - 1), bytes(MIB), bytes(MIB)) < 65536
+    assert peak_of_feeding(codec, ws_header(TEXT, 2**63 - 1), bytes(MIB), bytes(MIB)) < 65536
     assert codec.closed
 
 
 def test_a_claim_of_the_cap_waits_and_allocates_nothing_for_it() -> None:
     codec = WebSocketCodec(64 * MIB)
-    assert peak_of_feeding(codec, header(TEXT, 64 * MIB), b"only this") < 65536
+    assert peak_of_feeding(codec, ws_header(TEXT, 64 * MIB), b"only this") < 65536
     assert codec.buffered == len(b"only this")
     assert not codec.closed
 
@@ -893,7 +880,7 @@ def test_a_large_message_takes_little_more_than_its_size_and_nothing_stays(
 ) -> None:
     payload = character * (MIB // len(character))
     parts = [payload[start : start + fragment] for start in range(0, MIB, fragment)]
-    wire = b"".join(frame(CONT if i else opcode, part, fin=i == len(parts) - 1) for i, part in enumerate(parts))
+    wire = b"".join(ws_frame(CONT if i else opcode, part, fin=i == len(parts) - 1) for i, part in enumerate(parts))
     chunks = [wire[start : start + 65536] for start in range(0, len(wire), 65536)]
     codec = WebSocketCodec(MIB, binary=True)
     # The bytes so far with the slack of their growth, the message made of them, and wsproto's copies of one piece.
@@ -906,8 +893,8 @@ def test_a_large_message_takes_little_more_than_its_size_and_nothing_stays(
 @pytest.mark.parametrize("fragment", [b"", b"x"])
 def test_a_message_of_tiny_fragments_takes_several_turns(fragment: bytes) -> None:
     codec = WebSocketCodec(10_000)
-    wire = frame(TEXT, fin=False) + frame(CONT, fragment, fin=False) * 2000
-    codec.receive_data(wire + frame(CONT))
+    wire = ws_frame(TEXT, fin=False) + ws_frame(CONT, fragment, fin=False) * 2000
+    codec.receive_data(wire + ws_frame(CONT))
     turns = 0
     while (message := codec.next_message()) is None:
         turns += 1
@@ -921,7 +908,7 @@ def test_a_message_of_tiny_fragments_takes_several_turns(fragment: bytes) -> Non
 
 def test_a_flood_of_pings_takes_several_turns_and_says_less_than_came() -> None:
     codec = WebSocketCodec(CAP)
-    wire = frame(PING, b"x" * 125) * 2000
+    wire = ws_frame(PING, b"x" * 125) * 2000
     codec.receive_data(wire)
     assert codec.next_message() is None
     assert codec.more
@@ -932,7 +919,7 @@ def test_a_flood_of_pings_takes_several_turns_and_says_less_than_came() -> None:
 
 def test_a_close_frame_at_the_bound_of_work_leaves_nothing_to_do() -> None:
     codec = WebSocketCodec(CAP)
-    codec.receive_data(frame(PONG) * (PIECES_PER_CALL - 1) + frame(CLOSE))
+    codec.receive_data(ws_frame(PONG) * (PIECES_PER_CALL - 1) + ws_frame(CLOSE))
     codec.receive_eof()
     assert codec.next_message() is None
     assert (codec.state, codec.more, codec.next_message()) == (State.LEFT, False, None)
@@ -946,11 +933,6 @@ class Plain(WebSocketCodec):
 
     def _take_whole(self) -> None:
         return None
-
-
-def masked_frame(opcode: int, payload: bytes, mask: bytes) -> bytes:
-    masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(payload))
-    return header(opcode, len(payload))[:-4] + mask + masked
 
 
 def outcome(kind: type[WebSocketCodec], chunks: Iterable[bytes], *, client: bool, closing: bool = False) -> Any:
@@ -969,12 +951,12 @@ def outcome(kind: type[WebSocketCodec], chunks: Iterable[bytes], *, client: bool
 TEXTS = [b"", b"abc", "où".encode(), b"\x81\x83maskabc", b"x" * 125, b"x" * 126, b"\xc3", b"x" * 126 + b"\xff"]
 OVERLONG = b"\x00\x03maskabc"
 PARTS = [
-    *(masked_frame(TEXT, payload, b"mask") for payload in [*TEXTS, b"x" * CAP, b"x" * (CAP + 1)]),
-    *(frame(TEXT, payload, masked=False) for payload in [*TEXTS, b"x" * CAP, b"x" * (CAP + 1)]),
-    *(header(TEXT, 20, masked=masked) for masked in (True, False)),  # what comes next is its payload
-    *(frame(TEXT, payload, fin=False, masked=masked) for payload in (b"", b"abc") for masked in (True, False)),
-    *(frame(opcode, b"", masked=masked) for opcode in (CONT, BINARY, CLOSE, PING) for masked in (True, False)),
-    frame(TEXT, b"abc", rsv=4),
+    *(ws_frame(TEXT, payload, mask=b"mask") for payload in [*TEXTS, b"x" * CAP, b"x" * (CAP + 1)]),
+    *(ws_frame(TEXT, payload, masked=False) for payload in [*TEXTS, b"x" * CAP, b"x" * (CAP + 1)]),
+    *(ws_header(TEXT, 20, masked=masked) for masked in (True, False)),  # what comes next is its payload
+    *(ws_frame(TEXT, payload, fin=False, masked=masked) for payload in (b"", b"abc") for masked in (True, False)),
+    *(ws_frame(opcode, b"", masked=masked) for opcode in (CONT, BINARY, CLOSE, PING) for masked in (True, False)),
+    ws_frame(TEXT, b"abc", rsv=4),
     *(bytes([129, first]) + OVERLONG for first in (0x7E, 0xFE)),
 ]
 
@@ -982,7 +964,7 @@ PARTS = [
 @pytest.mark.parametrize("client", [False, True])
 @pytest.mark.parametrize("first", PARTS)
 def test_after_whatever_came_the_short_cut_gives_what_wsproto_gives(first: bytes, client: bool) -> None:
-    last = frame(TEXT, b"last", masked=not client)
+    last = ws_frame(TEXT, b"last", masked=not client)
     for second in PARTS:
         for chunks in ([first + second + last], [first, second, last]):
             assert outcome(WebSocketCodec, chunks, client=client) == outcome(Plain, chunks, client=client)
@@ -1003,7 +985,7 @@ def test_however_it_is_split_the_short_cut_gives_what_wsproto_gives(
 
 @pytest.mark.parametrize("client", [False, True])
 def test_after_our_close_frame_the_short_cut_gives_nothing(client: bool) -> None:
-    wire = frame(TEXT, b"late", masked=not client)
+    wire = ws_frame(TEXT, b"late", masked=not client)
     assert outcome(WebSocketCodec, [wire], client=client, closing=True)[0] == [([], [], 0)]
 
 
@@ -1012,7 +994,7 @@ def test_a_whole_short_text_frame_takes_the_short_cut(client: bool, monkeypatch:
     codec = WebSocketCodec(CAP, client=client)
     monkeypatch.setattr(codec, "_frames", None)
     sent = [b"", "où".encode(), b"x" * 125, b"x" * 126, b"x" * CAP]
-    assert feed(codec, [b"".join(frame(TEXT, payload, masked=not client) for payload in sent)])[0] == [
+    assert feed(codec, [b"".join(ws_frame(TEXT, payload, masked=not client) for payload in sent)])[0] == [
         Message(payload, True) for payload in sent
     ]
 
@@ -1056,18 +1038,18 @@ def test_our_two_sides_understand_each_other(said: list[Message], at: list[int])
 @pytest.mark.parametrize(
     ("code", "wire"),
     [
-        (PROTOCOL, frame(TEXT, b"x")),
-        (PROTOCOL, frame(PING)),
-        (PROTOCOL, header(TEXT, CAP + 1)),
-        (UNSUPPORTED, frame(BINARY, b"x", masked=False)),
-        (NOT_UTF8, frame(TEXT, b"\xff", masked=False)),
-        (TOO_BIG, header(TEXT, CAP + 1, masked=False)),
+        (PROTOCOL, ws_frame(TEXT, b"x")),
+        (PROTOCOL, ws_frame(PING)),
+        (PROTOCOL, ws_header(TEXT, CAP + 1)),
+        (UNSUPPORTED, ws_frame(BINARY, b"x", masked=False)),
+        (NOT_UTF8, ws_frame(TEXT, b"\xff", masked=False)),
+        (TOO_BIG, ws_header(TEXT, CAP + 1, masked=False)),
     ],
 )
 @pytest.mark.parametrize("split", [lambda wire: [wire], single_bytes], ids=["whole", "bytes"])
 def test_the_client_refuses_masked_frames_and_what_the_server_refuses(split: Any, code: int, wire: bytes) -> None:
     codec = WebSocketCodec(CAP, client=True)
-    messages, output = feed(codec, split(frame(TEXT, b"before", masked=False) + wire))
+    messages, output = feed(codec, split(ws_frame(TEXT, b"before", masked=False) + wire))
     assert messages == [Message(b"before", True)]
     (goodbye,) = frames_of_client(output)
     assert (goodbye.opcode, goodbye.data[:2]) == (Opcode.CLOSE, struct.pack("!H", code))
