@@ -1,1 +1,1 @@
-"""The subcommands that people type."""
+"""The subcommands for people."""

@@ -1,4 +1,4 @@
-"""``umaserve chat``: a conversation in the terminal over ``/ws/chat``, turn by turn, its speech into a WAV file."""
+"""``umaserve chat``: a conversation in the terminal over ``/ws/chat``; speech goes into a WAV file."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ Message = dict[str, Any]
 
 
 class ChatError(Exception):
-    """The daemon can't be reached, or says that something is wrong."""
+    """The daemon can't be reached, or reports an error."""
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write) -> int:
-    """Chat; ``write`` prints at once. Returns the exit status."""
+    """Chat; ``write`` must print at once. Returns the exit status."""
     parser.add_argument("prompt", nargs="?", help="one question, which is all then; without it they are asked for")
     parser.add_argument("--url", default=DEFAULT_URL, help="where the daemon serves HTTP (default: %(default)s)")
     parser.add_argument("--key", help="API key, where the daemon wants one")
@@ -88,7 +88,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
                 except ChatError as error:
                     if options.prompt or not sys.stdin.isatty():
                         raise
-                    # As if it had not been asked: whoever types may ask another one.
+                    # The question is dropped from the conversation; another one can be asked.
                     _complain(error)
                 else:
                     messages += [question, {"role": "assistant", "content": answer}]
@@ -110,7 +110,7 @@ _A_KIND = {"image": "an image", "audio": "a sound", "video": "a film"}
 
 
 def _tts(options: argparse.Namespace) -> Message | None:
-    """What is asked for of the speech; ``None`` where none is wanted."""
+    """The request's ``tts``; ``None`` where no speech is wanted."""
     if not options.speak:
         return None
     if not options.voice:
@@ -123,12 +123,13 @@ def _content(prompt: str, attached: Sequence[Message]) -> str | list[Message]:
 
 
 def _prompts(attached: list[Message]) -> Iterator[str]:
-    """What is typed, or comes through a pipe, a line each; files that are named in lines of their own are attached.
-    Raises ``FileError`` in a pipe, and ``ChatError`` where it ends without a question about them."""
+    """The lines typed or read from a pipe that are questions; files named in lines such as "/image FILE" are added to
+    ``attached``. From a pipe, raises ``FileError``, and ``ChatError`` where it ends without a question about the files.
+    """
     watched = sys.stdin.isatty()
     if watched:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  what is typed can be edited
+            import readline  # noqa: F401  makes the typed line editable
         sys.stderr.write(HINT)
     while True:
         try:
@@ -140,7 +141,7 @@ def _prompts(attached: list[Message]) -> Iterator[str]:
         except KeyboardInterrupt:
             if not watched:
                 raise
-            # Like a shell: what was typed is gone, and there is a fresh line for more.
+            # Like a shell: drop the typed line and begin a new one.
             sys.stderr.write("\n")
             continue
         command, *path = line.split(maxsplit=1) or [""]
@@ -148,7 +149,7 @@ def _prompts(attached: list[Message]) -> Iterator[str]:
             try:
                 attached.append(_attachment(command, "".join(path)))
             except FileError as error:
-                if not watched:  # A question without what it is about makes no sense.
+                if not watched:  # A question about a missing file makes no sense.
                     raise
                 _complain(error)
         elif line:
@@ -171,7 +172,7 @@ def _turn(
     write: Write,
     speech: SpeechFile | None,
 ) -> str:
-    """Ask, print the answer as it comes, and return it: what came of it, where Ctrl-C ended it."""
+    """Ask, print the answer as it comes, and return it; where Ctrl-C ended it, return what came."""
     generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
     request: Message = {"messages": messages, "generation": {k: v for k, v in generation.items() if v is not None}}
     if tts is not None:
@@ -204,10 +205,10 @@ def _turn(
 
 
 def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterator[Message]:
-    """The daemon's messages, up to its goodbye; raises ``ChatError`` with its error."""
+    """The daemon's messages until it closes the connection; raises ``ChatError`` with its error."""
     codec = WebSocketCodec(MAX_MESSAGE_BYTES, client=True)
     with _told(url), _connected(url) as sock:
-        # Whoever waits is told so meanwhile.
+        # Receiving times out regularly, to update the status line.
         sock.settimeout(TICK_S)
         parts = urllib.parse.urlsplit(url)
         headers = [("Authorization", f"Bearer {key}")] if key else []
@@ -242,7 +243,7 @@ def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterato
                     break
                 codec.receive_data(data)
     if message["type"] == "error":
-        # Only the close that follows says what kind of error it is.
+        # Raised only now: the close frame after the error says what kind of error it is.
         raise ChatError(message["error"] + _advice(codec))
     if message["type"] != "done":
         reason = codec.close_reason or (_ENDED if codec.close_code is None else f"close code {codec.close_code}")
@@ -251,7 +252,7 @@ def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterato
 
 @contextlib.contextmanager
 def _told(url: str) -> Iterator[None]:
-    """A connection that breaks, as a ``ChatError``."""
+    """Raise a broken connection's error as ``ChatError``."""
     try:
         yield
     except OSError as error:
@@ -268,7 +269,7 @@ def _send(sock: socket.socket, data: bytes, status: Status) -> None:
                 sent += sock.send(view[sent : sent + _CHUNK])
             status.tick(f"{sent / len(data):.0%}")
     except OSError:
-        # The daemon doesn't want the rest. Why, it may have said.
+        # The daemon refuses the rest; it may have sent the reason.
         return
 
 
@@ -293,7 +294,7 @@ def _connected(url: str) -> socket.socket:
 
 
 def _some(sock: socket.socket, status: Status) -> bytes:
-    """More of what comes; nothing at the end."""
+    """The next bytes received; empty at the end."""
     while True:
         try:
             return sock.recv(_CHUNK)

@@ -1,4 +1,4 @@
-"""Files of images, sounds and films for the messages of ``umaserve chat``."""
+"""Image, audio and video files for the messages of ``umaserve chat``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 KINDS = ("image", "audio", "video")
 MAX_BYTES = 768 << 20
-"""In base64, 1 GiB: the largest message that a daemon can be set to take."""
+"""1 GiB in base64, the upper limit of the daemon's --max-chat-bytes."""
 SOUND_RATE = 16_000
 
 
@@ -23,8 +23,8 @@ def item(kind: str, path: str) -> dict[str, Any]:
 
 
 def sound(path: str) -> str:
-    """A file's sound, whatever its format: float32 of 16 kHz, mono, in base64. Raises ``FileError``."""
-    # Imported here: a chat without sounds needs none of it.
+    """A file's sound, whatever its format, as base64 of mono float32 samples at 16 kHz. Raises ``FileError``."""
+    # Imported here, because a chat without audio doesn't need them.
     from umaserve.media.errors import MediaError
     from umaserve.media.sounds import decode_file, resampled
 
@@ -41,7 +41,7 @@ def _read(path: str) -> bytes:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}: name a file that you may read") from None
-    except ValueError:  # a NUL in it
+    except ValueError:  # a NUL in the path
         raise FileError(f"{path!r}: no such file: name a file that you may read") from None
     if not data:
         raise FileError(f"{path}: is empty: name a file with something in it")

@@ -1,4 +1,4 @@
-"""The WAV file that spoken answers are written into, which exists or is emptied only when there is sound."""
+"""The WAV file for spoken answers; it is created or overwritten only when there is sound."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from umaserve.wire.pcm import SAMPLE_RATE
 
 
 class SpeechFile:
-    """Mono, 16 bit. What was at ``path`` stays until the first sound comes; raises ``FileError`` where nothing can be
-    written there, before anything is asked."""
+    """Mono, 16 bit. An existing file at ``path`` keeps its content until the first sound. Raises ``FileError`` where
+    the path isn't writable, before a question is sent."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._is_new = not os.path.lexists(path)
         self._wav: wave.Wave_write | None = None
         try:
-            # Not open(): its "w" empties the file, and its "a" leaves no way back to the header.
+            # Not open(): "w" truncates the file, and "a" can't seek back to the header.
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "no such file"
@@ -35,12 +35,12 @@ class SpeechFile:
             if self._wav is not None:
                 self._wav.close()
             elif self._is_new:
-                # Whoever sees the file takes it for an answer.
+                # An empty file would look like an answer.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path)
 
     def write(self, pcm: bytes) -> None:
-        """Samples of 16 bit. Raises OSError: a full disk, say."""
+        """Append 16-bit samples. Raises OSError, for example where the disk is full."""
         if self._wav is None:
             if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 self._file.truncate(0)

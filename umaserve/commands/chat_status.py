@@ -1,4 +1,4 @@
-"""What ``umaserve chat`` tells of while there is no answer yet: one line that goes when it comes."""
+"""The status line of ``umaserve chat``, shown while there is no answer yet."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TextIO
 
 AFTER_S = 1.0
-"""What takes less is not worth a word."""
+"""Shorter work isn't shown."""
 
 
 class Status:
-    """One line of ``stream``, where that is a terminal; elsewhere it only says when the request has to queue."""
+    """One line on ``stream`` if that is a terminal; otherwise only a note when the request is queued."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -28,18 +28,18 @@ class Status:
         self.clear()
 
     def begin(self, what: str) -> None:
-        """``what`` is being done from now on."""
+        """Show ``what`` as the current work from now on."""
         self.clear()
         self._what, self._since = what, self._clock()
 
     def tick(self, how_far: str = "") -> None:
-        """It still is; to be called every second or so. Without ``how_far`` its seconds are told."""
+        """Update the line, about every second, with ``how_far``, or else with the seconds so far."""
         seconds = self._clock() - self._since
         if self._what and seconds >= AFTER_S:
             self._show(f"{self._what}: {how_far or f'{seconds:.0f} s'}")
 
     def queued(self, position: int, length: int, wait_s: float | None) -> None:
-        """The request waits for a place: ``position`` from 1 of ``length``."""
+        """Show the request's queue position: ``position``, from 1, of ``length``."""
         self._what = ""
         about = "" if wait_s is None else f", about {wait_s:.0f} s"
         text = f"waiting for a place: {position} of {length}{about}"
@@ -50,7 +50,7 @@ class Status:
             self._stream.write(f"{text}\n")
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         self._what = ""
         if self._shown:
             self._stream.write("\r\x1b[K")

@@ -1,4 +1,4 @@
-"""The command ``keys``: making, listing and revoking the API keys of a file."""
+"""``umaserve keys``: make, list and revoke the API keys in a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLASSES = {priority.name.lower(): priority for priority in Priority}
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Fill ``parser``, run one of the three and return its exit status. Raises ConfigError as `KeyFile` does."""
+    """Fill ``parser``, run one of the three commands and return its exit status. Raises ConfigError as `KeyFile`."""
     commands = parser.add_subparsers(dest="command", metavar="{add,list,revoke}", required=True)
 
     about = "make a key, and print it this one time; the file is made if it is missing"
@@ -74,7 +74,7 @@ def _add(options: argparse.Namespace) -> int:
         requests_per_minute=options.requests_per_minute,
         tokens_per_minute=options.tokens_per_minute,
     )
-    # Alone on standard output, for scripts that take it from there.
+    # Standard output gets only the key, for scripts.
     print(presented)
     print("umaserve: keep this key: it is not stored and can't be shown again", file=sys.stderr)
     return 0

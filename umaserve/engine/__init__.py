@@ -1,1 +1,1 @@
-"""llama.cpp: the only package that imports ``llama_cpp``."""
+"""The llama.cpp engine: the only package that imports ``llama_cpp``."""

@@ -1,7 +1,7 @@
-"""LoRA adapters: loaded beside the model, chosen by name, and set on its context before a decode.
+"""LoRA adapters: loaded with the model, chosen by name, and set on its context before a decode.
 
-Their files are checked before llama.cpp reads them: it aborts the process on values of other types than it expects,
-and, in the first decode, on matrices that it can't multiply.
+Their files are checked before llama.cpp loads them: it aborts the process on metadata of an unexpected type and, in the
+first decode, on matrices that it can't multiply.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _DIMS = 4
 
 
 class LoraAdapters:
-    """The adapters that ``files`` names, each "FILE" or "NAME=FILE"; a file's stem is its name where none is given.
+    """The adapters in ``files``, each "FILE" or "NAME=FILE"; without a name, the file's stem is the name.
 
-    Made on the compute thread. Raises ``ModelError`` for a name given twice and for a file that is no adapter of this
-    model; those loaded until then are freed with the model.
+    Made on the compute thread. Raises ``ModelError`` for a duplicate name and for a file that is not an adapter of this
+    model; adapters loaded before the error are freed with the model.
     """
 
     def __init__(self, model: Model, files: Sequence[str]) -> None:
@@ -56,9 +56,9 @@ class LoraAdapters:
         return tuple(sorted(self._natives))
 
     def resolve(self, wanted: Sequence[tuple[str, float]] | None) -> Adapters:
-        """What a request is computed with that wants these, without those of scale 0; ``None``: all at scale 1.
+        """The adapters and scales that a request is computed with: ``wanted`` without those of scale 0, sorted.
 
-        From any thread. Raises ``RequestError`` for a name that no adapter has.
+        ``None`` means all adapters at scale 1. From any thread. Raises ``RequestError`` for an unknown name.
         """
         if wanted is None:
             return tuple((name, 1.0) for name in self.names)
@@ -68,9 +68,9 @@ class LoraAdapters:
         return tuple(sorted((name, scale) for name, scale in dict(wanted).items() if scale))
 
     def apply(self, context: Any, adapters: Adapters) -> None:
-        """Decode with ``adapters``, which ``resolve`` returned, from now on; between decodes of the model's context.
+        """Decode with ``adapters`` (from ``resolve``) from now on. Only between two decodes.
 
-        After a change the next decode plans its graph anew: some milliseconds.
+        After a change, the next decode rebuilds its graph, which takes some milliseconds.
         """
         if adapters == self._applied:
             return
@@ -85,7 +85,7 @@ class LoraAdapters:
         self._applied = adapters
 
     def free(self) -> None:
-        """After the last decode, and before the model is freed."""
+        """Call it after the last decode and before the model is freed."""
         for native in self._natives.values():
             llama_cpp.llama_adapter_lora_free(native)
         self._natives.clear()
@@ -127,7 +127,7 @@ def _load(model: Model, path: str) -> Any:
     return native
 
 
-# The header, read by ggml. Prototypes of our own: the bindings have none for this part of it.
+# The GGUF header is read by ggml. The bindings lack this part of its API, so its prototypes are declared here.
 
 
 class _OpenParams(ctypes.Structure):
@@ -160,7 +160,7 @@ def _header(path: str) -> Iterator[int]:
 
 
 def _text(header: int, key: bytes) -> str | None:
-    """The value of ``key``; ``None`` where it is missing or no string."""
+    """The value of ``key``; ``None`` where it is missing or not a string."""
     index = _find_key(header, key)
     if index < 0 or _key_type(header, index) != _STRING:
         return None
@@ -187,7 +187,7 @@ def _check(model: Model, path: str) -> None:
 def _check_tensor(header: int, index: int, path: str, experts: int) -> None:
     name = _tensor_name(header, index).decode(errors="replace")
     target = name.removesuffix(".lora_a").removesuffix(".lora_b")
-    # The output layer may be the same tensor, which llama.cpp then multiplies with the transposed matrix.
+    # The output layer may share this tensor; llama.cpp then multiplies it with the adapter's transposed matrix.
     if target.endswith("token_embd.weight"):
         raise _error(path, "it changes the token embeddings, which can't be served; train one that leaves them")
     kind = _tensor_type(header, index)

@@ -1,4 +1,4 @@
-"""One ``llama_batch``, filled through numpy views and reused for every tick."""
+"""A ``llama_batch`` over numpy arrays, reused for every tick."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from umaserve.serving.ticks import Run
 
 
 class Batch:
-    """A batch of at most ``capacity`` tokens. Its arrays belong to it and live as long as it does."""
+    """A batch of at most ``capacity`` tokens. It owns the arrays that ``native`` points to."""
 
     def __init__(self, capacity: int) -> None:
         self._token = np.zeros(capacity, np.int32)
@@ -37,11 +37,11 @@ class Batch:
         )
 
     def fill(self, runs: Sequence[Run], positions: Positions | None = None, *, every_row: bool = False) -> int:
-        """Lay out ``runs`` one after another; returns how many rows are to be output: of each run with a sampler the
-        last one, and as many before it as it has guesses.
+        """Lay out ``runs`` one after another; returns the number of output rows.
 
-        ``positions``: those of the sequences, where they hold more than text. ``every_row``: all rows are to be output,
-        as embeddings want it.
+        A run with a sampler outputs its last row, and one more row before it for each of its draft tokens.
+        ``positions``: maps token indices to positions where sequences contain media. ``every_row``: output all rows,
+        as pooling of embeddings requires.
         """
         row = 0
         outputs = 0

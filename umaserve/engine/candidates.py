@@ -1,4 +1,4 @@
-"""llama.cpp's array of candidate tokens, laid over numpy."""
+"""llama.cpp's array of candidate tokens, backed by numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Logits = npt.NDArray[np.float32]
 
 
 class Candidates:
-    """Candidates over the whole vocabulary, reused for every row."""
+    """The whole vocabulary as candidates; one array, reused for every row."""
 
     def __init__(self, n_vocab: int) -> None:
         self.tokens = np.zeros(n_vocab, _CANDIDATE)
@@ -28,11 +28,11 @@ class Candidates:
 
 
 def one(token: int) -> npt.NDArray[Any]:
-    """An array of ``token`` alone."""
+    """An array with ``token`` as the only candidate."""
     return np.array([(token, 1.0, 0.0)], _CANDIDATE)
 
 
 def native(tokens: npt.NDArray[Any]) -> Any:
-    """The ``llama_token_data_array`` over ``tokens``, which must outlive it."""
+    """A ``llama_token_data_array`` that points into ``tokens``, which must outlive it."""
     pointer = tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
     return llama_cpp.llama_token_data_array(data=pointer, size=len(tokens), selected=-1, sorted=False)

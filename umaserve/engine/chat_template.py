@@ -16,11 +16,11 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import TOOL_CALL_OPEN, ChatTurn, Tool
 
 MAX_GROWTH_BYTES = 256 * 1024
-"""What a template may add to the text of the turns and tools."""
+"""How much longer than twice the text of turns and tools a rendered prompt may be."""
 
 
 class ChatTemplate:
-    """A jinja2 template out of the GGUF; a request never brings its own."""
+    """The jinja2 template from the GGUF file; requests can't supply one."""
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -30,7 +30,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._template = environment.from_string(source)
-        # One that wants calls written otherwise would have the model write what nobody here reads.
+        # A template with another format of tool calls would make the model write calls that we don't parse.
         names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._knows_tools = "tools" in names and TOOL_CALL_OPEN in source
         self._tokens = {"bos_token": bos, "eos_token": eos}
@@ -44,11 +44,11 @@ class ChatTemplate:
         continue_final_message: bool | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for ``turns``, open for the assistant's answer; raises ``RequestError``.
+        """The prompt for ``turns``; raises ``RequestError``.
 
-        A template that knows no ``tools``, or another form of calls, has them, and the calls in ``turns``, told in
-        words. ``enable_thinking`` is a variable that some know; ``None`` leaves it undefined. The last two are as in
-        ``messages.Generate``.
+        Where the template knows no ``tools``, or another format of tool calls, the tools and the calls in ``turns``
+        are written as plain text. ``enable_thinking`` is a variable that some templates use; ``None`` leaves it
+        undefined. The last two arguments are as in ``messages.Generate``.
         """
         if _is_continued(turns, continue_final_message):
             return self._render(turns[:-1], tools, enable_thinking, open_answer=True) + turns[-1].content
@@ -76,13 +76,13 @@ class ChatTemplate:
                 if length > limit:
                     raise RequestError(Fault.BAD_REQUEST, "chat", "the model's template made too much text of it")
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            # A template raises of its own accord, and fails as Python does on turns that its author didn't think of.
+            # Templates raise on purpose, and raise Python's errors on turns that their author didn't expect.
             raise RequestError(Fault.BAD_REQUEST, "chat", f"the model's template refused it: {error}") from None
         return "".join(parts)
 
 
 def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
-    """Whether the answer goes on with the last turn; raises ``RequestError`` where it can't."""
+    """Whether the answer continues the last turn; raises ``RequestError`` where that is wanted but impossible."""
     by_assistant = [turn.role == "assistant" for turn in turns[-2:]]
     if not by_assistant[-1]:
         if wanted:
@@ -123,5 +123,5 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    # jinja2's own filter escapes for HTML, which a model was not trained on.
+    # jinja2's own filter escapes HTML characters, which models were not trained on.
     return json.dumps(value, ensure_ascii=False, indent=indent)

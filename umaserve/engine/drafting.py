@@ -1,4 +1,4 @@
-"""Guesses at the next tokens of sequences, by a second, smaller model."""
+"""Speculative decoding: a second, smaller model makes draft tokens for sequences."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _ADVICE = "; choose a smaller model of the same family"
 CATCHING_UP = 32
 
 _SAMPLED = object()
-"""In a run's ``sampler``: the batch only asks whether there is one."""
+"""Stands for a run's ``sampler``: the batch only checks whether there is one."""
 
 
 @dataclass(slots=True)
 class _Guessing:
-    """One draft while its guesses are made."""
+    """One draft while its tokens are computed."""
 
     slot: int
     sequence: Sequence[int]
     limit: int
     kept: int = 0
-    """Tokens of the sequence, from its start, that are in the KV cache already."""
+    """Number of tokens, from the start of the sequence, that are already in the KV cache."""
     draft_tokens: list[int] = field(default_factory=list)
 
     @property
     def cells(self) -> int:
-        return len(self.sequence) + self.limit - 1  # nothing follows the last guess
+        return len(self.sequence) + self.limit - 1  # the last draft token is never decoded
 
 
 class Drafter:
-    """The model ``config.draft_model`` with a context like the main one's; its sequences are numbered as there.
+    """The model ``config.draft_model``, with as many KV cells and the same sequence ids as ``model``.
 
-    Made and used on the compute thread. Raises ``ModelError`` for a model that can't be loaded, has another vocabulary
-    than ``model``, or can't take tokens back. ``progress`` is as in ``Model``.
+    Made and used on the compute thread. Raises ``ModelError`` for a model that can't be loaded, whose vocabulary
+    differs from that of ``model``, or that can't remove tokens from a sequence. ``progress`` is as in ``Model``.
     """
 
     def __init__(self, config: Config, model: Model, progress: Callable[[float], bool]) -> None:
@@ -65,14 +65,14 @@ class Drafter:
         self._longest = min(self._model.n_ctx, self._model.n_ctx_train)
         self._threads = 0
         self._held: dict[int, list[int]] = {}
-        """The tokens that each slot has in the KV cache, the slot used last at the end."""
+        """The tokens of each slot in this model's KV cache, least recently used slot first."""
 
     def draft(self, wanted: Sequence[Draft], runs: Sequence[Run], threads: int) -> list[list[int]]:
-        """For each of ``wanted`` the ``limit`` tokens that the model finds likeliest after ``sequence``, one by one.
+        """For each of ``wanted``, up to ``limit`` draft tokens after ``sequence``, chosen greedily one by one.
 
-        There are fewer where an answer ends before, and none where the sequence doesn't fit this model's context, or
-        where it isn't ready: a call computes at most ``CATCHING_UP`` of the tokens that are new to this model, those of
-        the sequences that lack fewest first, since all streams wait for it.
+        A draft is shorter where the answer ends earlier, and empty where the sequence doesn't fit this model's context
+        or isn't computed yet: since all streams wait meanwhile, a call computes at most ``CATCHING_UP`` tokens of
+        sequences that this model hasn't seen, sequences with the fewest missing tokens first.
         """
         self._set_threads(threads)
         jobs = [_Guessing(runs[one.run].slot, one.sequence, one.limit) for one in wanted]
@@ -90,14 +90,14 @@ class Drafter:
                 going.append(job)
         draft_tokens = self._decode(missing)
         while going:
-            # A decode that failed has no guesses, which ends this.
+            # A failed decode returns no tokens, which ends the loop.
             going = [job for job, token in zip(going, draft_tokens, strict=False) if self._goes_on(job, token)]
             last = [(job.slot, job.draft_tokens[-1:]) for job in going]
             draft_tokens = self._decode([Run(slot, len(self._held[slot]), token, _SAMPLED) for slot, token in last])
         return [job.draft_tokens for job in jobs]
 
     def forget(self, slot: int) -> None:
-        """Free what the sequence takes here; nothing happens where it takes nothing."""
+        """Free this model's cells of the sequence, if it has any."""
         if self._held.pop(slot, None) is not None:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
@@ -112,10 +112,10 @@ class Drafter:
         llama_cpp.llama_set_n_threads(self._model.context, min(threads, self._model.n_threads), n_batch)
 
     def _placed(self, jobs: Sequence[_Guessing]) -> list[_Guessing]:
-        """Those of ``jobs`` that there is room for, least to compute first; the KV cache then has what they keep."""
+        """The jobs that fit into the KV cache, least to compute first; cells of others are freed as needed."""
         fitting = [job for job in jobs if job.sequence and job.limit > 0 and job.cells <= self._longest]
         for job in fitting:
-            # The last token is computed again, for what follows it.
+            # The last token is always computed again: its logits are needed.
             held = self._held.get(job.slot, [])[: len(job.sequence) - 1]
             job.kept = next(compress(count(), map(ne, held, job.sequence)), len(held))
         placed = []
@@ -138,7 +138,7 @@ class Drafter:
         return placed
 
     def _keep(self, job: _Guessing) -> None:
-        """Drop what the slot holds behind the tokens to keep, of which those forgotten meanwhile are none."""
+        """Remove the slot's tokens after the first ``job.kept``; the slot may have been forgotten meanwhile."""
         held = self._held.pop(job.slot, [])
         job.kept = min(job.kept, len(held))
         if job.kept < len(held):
@@ -146,14 +146,14 @@ class Drafter:
         self._held[job.slot] = held[: job.kept]
 
     def _goes_on(self, job: _Guessing, token: int) -> bool:
-        """Add a guess; whether another is wanted. An end token is none: nothing is computed after it."""
+        """Add a draft token; returns whether another is wanted. An end token is not added and ends the draft."""
         if token in self._model.end_tokens:
             return False
         job.draft_tokens.append(token)
         return len(job.draft_tokens) < job.limit
 
     def _decode(self, runs: Sequence[Run]) -> list[int]:
-        """The likeliest token after each of ``runs`` that has a sampler; none at all where llama.cpp fails."""
+        """The likeliest next token of each run with a sampler; empty where llama.cpp fails."""
         if not runs:
             return []
         self._batch.fill(runs)
@@ -173,7 +173,7 @@ class Drafter:
 
 
 def _check(draft: Model, model: Model) -> None:
-    """Raise ``ModelError`` unless every guess of ``draft`` is a token of ``model``, and can be taken back."""
+    """Raise ``ModelError`` unless both models have the same tokens and ``draft`` can remove rejected ones."""
     native = draft.native
     if (
         llama_cpp.llama_model_is_recurrent(native)

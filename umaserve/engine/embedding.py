@@ -1,4 +1,4 @@
-"""Vectors of texts, by a model whose context pools its tokens' embeddings into one."""
+"""Embeddings: one vector per text, by a context that pools the embeddings of its tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from umaserve.serving.ticks import Run
 
 
 class Embedder:
-    """Decodes each text by itself, on a sequence of its own; at most ``max_tokens`` of a text, in one pass.
-
-    Of the context's sequences it takes the last one.
-    """
+    """Decodes one text of at most ``max_tokens`` tokens at a time, on the context's last sequence."""
 
     def __init__(self, model: Model, batch: Batch, max_tokens: int) -> None:
         self._model = model
@@ -29,9 +26,9 @@ class Embedder:
         self._length: int = llama_cpp.llama_model_n_embd_out(model.native)
 
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of unit length for each of ``inputs``, which are tokens; on the compute thread, between ticks.
+        """A vector of unit length for each of ``inputs`` (token ids); on the compute thread, between ticks.
 
-        Raises ``RequestError``: nothing is computed for inputs of which one has no tokens or too many.
+        Raises ``RequestError`` before anything is computed where an input is empty or too long.
         """
         for tokens in inputs:
             if not tokens:
@@ -66,6 +63,6 @@ class Embedder:
 
 
 def pools(model: Model) -> bool:
-    """Whether the model's context makes one vector of a text."""
+    """Whether the model's context pools a text's embeddings into one vector."""
     kind = llama_cpp.llama_pooling_type(model.context)
     return kind not in (llama_cpp.LLAMA_POOLING_TYPE_NONE, llama_cpp.LLAMA_POOLING_TYPE_RANK)

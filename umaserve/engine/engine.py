@@ -1,4 +1,4 @@
-"""The engine: a loaded model behind the scheduler's seam."""
+"""The engine: a loaded model that runs the scheduler's ticks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import llama_cpp
 import numpy as np
-import numpy.ctypeslib  # By itself numpy reads it at the first logits, when no descriptor may be left.
+import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
@@ -50,17 +50,18 @@ from umaserve.settings.daemon import Config
 log = logging.getLogger(__name__)
 
 KEPT_ON_CPU, KEPT_BESIDE_HOST = 16, 128
-"""The part of the KV cells that may be kept on a CPU, without and with host memory for them. Attention walks over all
-cells in every decode: 1,024 cost 5 to 20% of a tick, while what lies in host memory comes back in 10 us a token."""
+"""On a CPU, cached prefixes may take 1/16 of the KV cells, or 1/128 where they can be saved to host memory: attention
+visits all used cells in every decode (1,024 of them cost 5 to 20% of a tick), and host memory is restored at 10 us a
+token."""
 
 
 def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
-    """Load the configured model, or the default one; raises ``ModelError``. ``progress`` may end it with ``False``."""
+    """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``."""
     return LlamaEngine(Model(find(config.model), config, progress), config)
 
 
 class LlamaEngine:
-    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is the compute thread's, ``close`` comes after it."""
+    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is called on the compute thread, ``close`` after it."""
 
     def __init__(self, model: Model, config: Config) -> None:
         self._model = model
@@ -74,14 +75,14 @@ class LlamaEngine:
         host_bytes = config.host_cache_bytes if reuses else 0
         self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
-            # Where llama.cpp's limit leaves no sequence for embeddings, one stream less runs at once.
+            # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
             slots=min(config.parallel, model.n_seq_max - embeds),
             cells=model.n_ctx,
             sequence_tokens=min(model.n_ctx, model.n_ctx_train),
             batch_tokens=config.n_batch,
             threads=max(model.n_threads, model.n_threads_batch),
             sequences=model.n_seq_max - embeds,
-            # Embeddings need cells too, and nobody makes way for them.
+            # Embeddings need free cells too, and the scheduler evicts nothing for them.
             cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if reuses else 0,
             host_bytes=host_bytes,
             saved_bytes=saved_bytes(model, self._batch) if host_bytes else (0, 0),
@@ -108,7 +109,7 @@ class LlamaEngine:
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if not self._memory:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} generates no text, it only makes embeddings")
-        # Grammars first: they check the depth of the tools' schemas, which the template then walks.
+        # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
         constraint = self._constraint(request)
         prompt = self._prompt(request, tenant, wanted)
         tokens = prompt.tokens
@@ -122,7 +123,7 @@ class LlamaEngine:
         return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
-        """Keeps the grammar, and how far it has come; a seed gives another random stream than it gave first."""
+        """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
         assert isinstance(prepared.sampler, Sampler)
         assert isinstance(prepared.text, TextStream)
         max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
@@ -165,7 +166,7 @@ class LlamaEngine:
 
     def shed(self) -> None:
         self._media.shed()
-        # What is freed in pieces stays with the process otherwise. Other C libraries than glibc have no such call.
+        # Without it, glibc keeps freed memory in the process. Other C libraries have no such function.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
@@ -222,7 +223,7 @@ class LlamaEngine:
         return text.ids
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
-        """llama.cpp doesn't: it would read beyond its tables."""
+        """llama.cpp doesn't check them: it would read out of bounds."""
         limit = self._model.n_vocab
         for index, token in enumerate(ids):
             if not 0 <= token < limit:
@@ -243,7 +244,7 @@ class LlamaEngine:
     def run(self, tick: Tick) -> TickResult:
         self._use_threads(tick.threads)
         if self._drafter is not None:
-            # Or what one client computed would speed up another's guesses.
+            # Otherwise one client's drafts would be faster where another client computed the same prefix.
             for move in tick.kv_operations:
                 if isinstance(move, Release) and move.start == 0:
                     self._drafter.forget(move.slot)
@@ -264,7 +265,7 @@ class LlamaEngine:
             log.error("llama_decode returned %d", code)
             media = [Release(run.slot, run.start) for run in runs if run.span is not None]
             self._cells.move(media)
-            # What was decoded before the rest found no place can't be taken back where no sequence can be cut.
+            # Media decoded before the batch failed can be removed only where sequences can be cut.
             unchanged = code == 1 and (not media or self._model.sequences_can_be_cut)
             return TickResult(Outcome.NO_CELLS if unchanged else Outcome.FAILED, (), 0.0)
         tokens: list[Sequence[int]] = []
@@ -282,7 +283,7 @@ class LlamaEngine:
         return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started)
 
     def _decode_media(self, runs: Sequence[Run]) -> int:
-        """What ``llama_decode`` returned last: 0, or why it failed."""
+        """Decode the runs of media; returns 0, or the first error code of ``llama_decode``."""
         code = 0
         for run in runs:
             if run.span is not None and not code:
@@ -296,7 +297,7 @@ class LlamaEngine:
             llama_cpp.llama_set_n_threads(self._model.context, min(threads, self._model.n_threads), n_batch)
 
     def _with_drafts(self, tick: Tick) -> tuple[Sequence[Run], Sequence[int]]:
-        """The runs with what the draft model guesses, and how much that is for each draft."""
+        """The runs with their draft tokens appended, and the number of draft tokens for each of ``tick.drafts``."""
         if self._drafter is None or not tick.drafts:
             return tick.runs, ()
         runs = list(tick.runs)
@@ -309,14 +310,14 @@ class LlamaEngine:
         return runs, [len(draft_tokens) for draft_tokens in guessed]
 
     def _logits(self, outputs: int) -> Sequence[Logits]:
-        """Of each row that was to be output, in their order; valid until the next decode."""
+        """The logits of each output row, in order; valid until the next decode."""
         if not outputs:
             return ()
         native = llama_cpp.llama_get_logits(self._model.context)
         return list(np.ctypeslib.as_array(native, (outputs, self._model.n_vocab)))
 
     def _sampled(self, run: Run, rows: Sequence[Logits], scores: list[Logprobs]) -> Sequence[int]:
-        """The next token, and those after it as long as they were guessed; what was guessed wrongly is forgotten."""
+        """The accepted draft tokens and the token after them; rejected draft tokens are removed from the KV cache."""
         assert isinstance(run.sampler, Sampler)
         tokens: list[int] = []
         for offset, logits in enumerate(rows):

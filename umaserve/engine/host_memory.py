@@ -1,4 +1,4 @@
-"""Host memory that is written in order, over and over, with its pages ready before they are needed."""
+"""Host memory that is written in order, again and again; its pages are populated before they are needed."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HostMemory:
-    """So many bytes, of which the kernel gives those that are used.
+    """A mapping of ``n_bytes``; only used pages take memory.
 
-    Its pages are asked for on a thread of their own, ``AHEAD_BYTES`` before what is used: on a virtual machine a fresh
-    page can take longer than all that is written to it, and whoever writes holds up every stream.
+    A thread of its own populates pages ``AHEAD_BYTES`` ahead of use: on a virtual machine a page fault can take longer
+    than filling the page, and the writer holds up all streams.
     """
 
     def __init__(self, n_bytes: int) -> None:
         self._bytes = n_bytes
-        # Private, since shared pages outlive being given back.
+        # Private, because MADV_DONTNEED doesn't free shared pages.
         self._map = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._ready = 0
-        """Bytes from the start whose pages are there, or asked for."""
+        """Number of bytes from the start whose pages are populated, or queued for it."""
         self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         threading.Thread(target=self._populate, name="host memory", daemon=True).start()
         self._look_ahead(0)
 
     def place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
-        """The bytes from ``offset`` on, to be read or written."""
+        """The ``size`` bytes from ``offset`` on, to read or write."""
         self._look_ahead(offset + size)
         return (ctypes.c_uint8 * size).from_buffer(self._map, offset)
 
     def give_back(self) -> None:
-        """Let the kernel have all of it; what it held is lost."""
+        """Return all pages to the kernel; their content is lost."""
         self._map.madvise(mmap.MADV_DONTNEED)
         self._ready = 0
 
@@ -57,7 +57,7 @@ class HostMemory:
     def _populate(self) -> None:
         while True:
             offset, size = self._wanted.get()
-            # By ctypes, which lets the other threads run meanwhile, as mmap's own method does not.
+            # Through ctypes, which releases the GIL; mmap's own method doesn't.
             if _libc.madvise(self._address + offset, size, _POPULATE_WRITE):
-                # They come when they are written to.
+                # Then they are populated by page faults.
                 log.debug("pages are not made ready: %s", os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-"""The voice that llama.cpp computes (mtmd's generation of audio): Pocket TTS or Qwen3-TTS, which can take on a recorded
+"""The voice computed by llama.cpp (mtmd's audio generation): Pocket TTS or Qwen3-TTS, which can clone a recorded
 voice."""
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from umaserve.speech.voice import MAX_HEARD_S, SAMPLE_RATE, Samples
 
 FRAMES_A_SECOND = 12.5
 MAX_S, MAX_S_A_CHARACTER = 3.0, 0.25
-"""Speech has some 15 characters a second, numbers in digits 3: what goes on longer has lost its way."""
+"""The longest speech: a constant part and a part per character. Normal speech has some 15 characters a second, and
+numbers in digits 3, so that longer output means that the model doesn't find its end."""
 PROMPT_STEP = 16
-"""Tokens of the prompt that are computed at once."""
+"""Tokens of the prompt per decode."""
 DRAWS, MAX_DRAWN = 2**15, 1 - 1e-4
-"""Qwen3-TTS draws each code by a number in [0, 1) that follows from the seed, which makes fewer than ``DRAWS`` in a
-sentence. The sum of the probabilities is rounded: a number that is no less takes the code behind the last, at which
-llama.cpp aborts the process. So no seed will do whose first ``DRAWS`` numbers are not all below ``MAX_DRAWN``."""
+"""Qwen3-TTS draws each code with a random number in [0, 1), fewer than ``DRAWS`` of them in a sentence. The sum of the
+probabilities is rounded: a random number above it selects a code out of range, at which llama.cpp aborts the process.
+So the first ``DRAWS`` random numbers of a seed must all be below ``MAX_DRAWN``."""
 SEED, OTHER_SEED = 68, 91
 
 _MAX_TOKENS = 4 * LIMIT + 32
-"""Never more tokens than bytes, save for the few that are added; llama.cpp may compute them all in one batch."""
+"""At most one token per byte, and a few that are added; llama.cpp may compute them all in one batch."""
 _CELLS = _MAX_TOKENS + int(MAX_HEARD_S * FRAMES_A_SECOND) + int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND)
 _KINDS: dict[int, type[PocketTts | Qwen3Tts]] = {
     mtmd_cpp.MTMD_GEN_AUDIO_TYPE_POCKETTTS: PocketTts,
@@ -47,16 +48,15 @@ _CHOICE = " or ".join(kind.name for kind in _KINDS.values())
 class LlamaVoice:
     """Implements ``speech.voice.Voice`` with the backbone ``config.tts_model`` and the generator ``config.tts_mmproj``.
 
-    ``load``, before all else, and ``speak`` are the compute thread's; ``close`` comes after it. ``own`` is a recording
-    at ``SAMPLE_RATE`` of the one who speaks where nobody else is asked for; without it that is nobody, who may sound
-    different in each sentence.
+    ``load`` (first) and ``speak`` are called on the compute thread, ``close`` after it. ``own`` is a recording of the
+    default speaker at ``SAMPLE_RATE``; without it, the voice may differ from sentence to sentence.
     """
 
     clones = True
 
     def __init__(self, config: Config, own: Samples | None = None) -> None:
         self.languages: Sequence[str] = ("en",)
-        """Known once it is loaded."""
+        """The model's own after ``load``."""
         self._config = config
         self._own = own
         self._loaded: _Loaded | None = None
@@ -67,8 +67,8 @@ class LlamaVoice:
         self.languages = self._loaded.kind.languages
 
     def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
-        """As ``Voice`` has it: the same samples for the same text, speaker and language; of the speaker the first
-        ``MAX_HEARD_S`` seconds are heard. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
+        """As in ``Voice``: the same samples for the same text, speaker and language. Only the first ``MAX_HEARD_S``
+        seconds of ``speaker`` are used. Raises ``RuntimeError`` where llama.cpp fails, and what ``pause`` raises."""
         assert self._loaded is not None, "a voice that was not loaded"
         assert len(text) <= LIMIT, "more text than a piece of an answer has"
         if not text.strip():
@@ -102,7 +102,7 @@ class _Loaded:
             self._generate(int((MAX_S + MAX_S_A_CHARACTER * len(text)) * FRAMES_A_SECOND))
             return self._output()
         except BaseException:
-            # Attention multiplies also by what it masks: what is no number there would silence all later sentences.
+            # Attention multiplies masked cells too: a NaN in one would make all later sentences silent.
             llama_cpp.llama_memory_clear(self._memory, True)
             raise
         finally:
@@ -179,7 +179,7 @@ class _Loaded:
                 mtmd_cpp.mtmd_bitmap_free(bitmap)
 
     def _seed(self) -> None:
-        """Begin the random numbers anew: llama.cpp goes on with those it has unless it is given another seed."""
+        """Restart the random numbers: llama.cpp reseeds its generator only when the seed changes."""
         other = mtmd_cpp.mtmd_gen_inp_default(self._generator)
         other.embd = self._silence
         other.seed = OTHER_SEED
@@ -187,7 +187,7 @@ class _Loaded:
         self._check(mtmd_cpp.mtmd_gen_audio_process(self._generator, ctypes.byref(other), ctypes.byref(ignored)))
 
     def _read_prompt(self) -> None:
-        # Only the last token's embedding is wanted; with embeddings on, llama.cpp makes all, and warns of it.
+        # Only the last token's embedding is needed; with embeddings on, llama.cpp outputs all, and logs a warning.
         context = self._model.context
         llama_cpp.llama_set_embeddings(context, False)
         left = self._step_prompt(1)
@@ -232,7 +232,7 @@ class _Loaded:
         return np.nan_to_num(samples).clip(-1, 1)
 
     def _check(self, failed: int) -> None:
-        """Raise what ended a call into llama.cpp."""
+        """Raise what stopped a call into llama.cpp, or ``RuntimeError`` for a code other than 0."""
         self._pauses.check()
         if failed:
             raise RuntimeError(f"llama.cpp's voice failed with {failed}; --log-level debug shows why")

@@ -12,14 +12,14 @@ from umaserve.messages import Logprobs, Scored
 
 
 class Scores:
-    """The natural logarithm of the softmax over one row, as the model gave it: made before sampling uses it up."""
+    """The natural logarithm of the softmax over one row; make it before the sampler changes the row."""
 
     def __init__(self, logits: Logits) -> None:
         self._below_best = logits - logits.max()
         self._log_sum = math.log(np.exp(self._below_best).sum(dtype=np.float64))
 
     def report(self, chosen: int, n: int, written: Callable[[int], bytes]) -> Logprobs:
-        """The token ``chosen`` and the ``n`` likeliest; ``written`` gives a token's bytes."""
+        """The log-probabilities of ``chosen`` and of the ``n`` likeliest tokens; ``written`` gives a token's bytes."""
 
         def scored(token: int) -> Scored:
             return Scored(token, written(token), float(self._below_best[token]) - self._log_sum)

@@ -1,4 +1,4 @@
-"""The media of a conversation as pieces of its prompt: decoded, laid out by the projector, kept for the next turn."""
+"""The media of a conversation as pieces of its prompt: decoded, laid out by the projector, cached for the next turn."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from umaserve.serving.ticks import Span, media_ids
 
 BASE64_STEP = 1 << 16
 MAX_DECODING_S = 120
-"""Of decoding, after which no other of a request's media is begun: those of all others wait meanwhile."""
+"""After this time, a request's remaining media are refused: the media of all other requests wait meanwhile."""
 SHRINKINGS = 6
-"""Tries at a size that the projector cuts into few enough slices."""
+"""How often a picture is made smaller until the projector cuts it into few enough slices."""
 _OPEN_ID, _CLOSE_ID = "<image_id>", "</image_id>"
-"""What MiniCPM-V was trained to see around an image's number, which counts from 0. llama.cpp's mtmd puts none in."""
+"""MiniCPM-V was trained with these around an image's number, from 0. llama.cpp's mtmd doesn't insert them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, with those of media where the ``spans`` are."""
+    """Token ids; within ``spans``, the ids that stand for media (``ticks.media_ids``)."""
 
     tokens: Sequence[int]
     spans: Sequence[Span]
@@ -43,14 +43,14 @@ class Prompt:
 class MediaReader:
     """Makes prompts of turns with attachments; ``projector`` is the model's, if it has one.
 
-    On the thread that prepares media, save for ``shed``. What was laid out, and encoded since, is kept for the same
-    tenant, in ``cache_bytes`` of host memory.
+    Used on the thread that prepares media, except ``shed``. Media that were laid out, and their embeddings, are cached
+    for the same tenant, in ``cache_bytes`` of host memory.
     """
 
     def __init__(
         self, model: Model, projector: Projector | None, *, max_tokens_each: int, n_ubatch: int, cache_bytes: int
     ) -> None:
-        """``max_tokens_each``: of a prompt; ``n_ubatch``: that are computed in one pass."""
+        """``max_tokens_each``: the limit of one prompt's media; ``n_ubatch``: the tokens of one ubatch."""
         self._model = model
         self._projector = projector
         self._max_tokens = max_tokens_each
@@ -65,15 +65,15 @@ class MediaReader:
         tenant: str | None,
         wanted: Callable[[], bool],
     ) -> Prompt:
-        """What ``render`` makes of the turns, with their media in place; raises ``RequestError``. Nothing is kept, nor
-        looked for, for the tenant ``None``."""
+        """The prompt that ``render`` makes of the turns, with their media in place; raises ``RequestError``. With the
+        tenant ``None``, the cache is not used."""
         media = [attachment.media for turn in turns for attachment in turn.attachments]
         laid_out: list[list[Piece]] = []
         room = _Room(self._max_tokens, wanted)
         for one in media:
             room.begin(one.field)
             laid_out.append(self._pieces(one, tenant, room))
-        # Nobody can guess it, so that no text of theirs is taken for a place.
+        # Random, so that no text of a client can contain it.
         mark = f"[{secrets.token_hex(16)}]"
         texts = render(_marked(turns, mark)).split(mark)
         if len(texts) != len(media) + 1:
@@ -95,7 +95,7 @@ class MediaReader:
         return _joined(pieces)
 
     def _number(self, image: Image, index: int, before: str) -> str:
-        """What tells the number of an image of several, behind the text ``before``; ``index`` counts from 0."""
+        """The text that numbers one of several images, after the text ``before``; ``index`` counts from 0."""
         if image.numbered is False:
             return ""
         if self._knows_image_ids:
@@ -105,13 +105,13 @@ class MediaReader:
         return f"Image {index + 1}: " if before.endswith("\n") or not before else f"\nImage {index + 1}: "
 
     def shed(self) -> None:
-        """The box's memory is short: keep nothing that no prompt uses."""
+        """Memory is short: clear the cache."""
         self._cache.clear()
 
     def _text(self, text: str) -> list[int]:
         return self._model.tokenize(text, begins=False)
 
-    # -- one image, sound or film --------------------------------------------------------------------------------
+    # -- one image, recording or video ---------------------------------------------------------------------------
 
     def _pieces(self, media: Media, tenant: str | None, room: _Room) -> list[Piece]:
         projector = self._capable(media)
@@ -136,7 +136,7 @@ class MediaReader:
         return pieces
 
     def _capable(self, media: Media) -> Projector:
-        """The projector, where it takes such media; raises ``RequestError``."""
+        """The projector; raises ``RequestError`` where it doesn't take such media."""
         sound = isinstance(media, Audio)
         what = {Image: "images", Audio: "audio", Video: "video"}[type(media)]
         if self._projector is None:
@@ -158,7 +158,8 @@ class MediaReader:
                 yield from self._film(videos.decode(data, media.stack_frames), media, projector, digest)
 
     def _film(self, film: videos.Film, media: Video, projector: Projector, digest: bytes) -> Iterator[list[Piece]]:
-        """Its pictures with the sound behind them: of all, or of as many as the projector hears in one go."""
+        """A video's pictures, with the sound after them: all of it at the end, or with ``omni`` the sound of each
+        ``projector.window_s`` after its pictures."""
         samples, rate, begin = None, projector.sample_rate, 0.0
         if film.samples is not None and projector.hears:
             samples = sounds.resampled(film.samples, film.rate, rate)
@@ -174,25 +175,25 @@ class MediaReader:
 
 
 class _Room:
-    """What the media of one prompt may still take."""
+    """The tokens and the time that the media of one prompt may still take."""
 
     def __init__(self, max_tokens_each: int, wanted: Callable[[], bool]) -> None:
         self._field = ""
-        """The one that is being laid out."""
+        """The field of the media being laid out."""
         self._max_slots = max_tokens_each
         self._tokens = 0
         self._until = time.monotonic() + MAX_DECODING_S
         self._wanted = wanted
 
     def begin(self, field: str) -> None:
-        """Raises ``RequestError`` where those before it took too long."""
+        """Raises ``RequestError`` where the media before this one took too long."""
         self._field = field
         if time.monotonic() > self._until:
             what = f"those before it took more than {MAX_DECODING_S} s to decode: send fewer, or smaller ones"
             raise RequestError(Fault.BAD_REQUEST, field, f"{what}")
 
     def take(self, pieces: Sequence[Piece]) -> None:
-        """Raises ``RequestError`` where there is no room for them, or nobody waits for the prompt any more."""
+        """Raises ``RequestError`` where ``pieces`` don't fit, or nobody waits for the prompt any more."""
         if not self._wanted():
             raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
@@ -202,7 +203,7 @@ class _Room:
 
 
 class _Cache:
-    """What was laid out, the one used longest ago dropped first. Used on two threads: memory is shed on the loop's."""
+    """An LRU cache of media that were laid out. Locked: it is used on the preparing thread and cleared on another."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_slots = max_bytes
@@ -221,7 +222,7 @@ class _Cache:
             if _n_bytes(pieces) > self._max_slots:
                 return
             self._kept[key] = pieces
-            # Counted anew, since what was encoded meanwhile takes less.
+            # Counted again, because the size of a chunk changes when it is encoded.
             total = sum(map(_n_bytes, self._kept.values()))
             while total > self._max_slots:
                 total -= _n_bytes(self._kept.pop(next(iter(self._kept))))
@@ -240,7 +241,7 @@ def _refused(media: Media, message: str) -> RequestError:
 
 
 def _decoded(data: Base64) -> bytes:
-    """Bit by bit, since other threads wait for as long as one call takes."""
+    """Decoded in steps, because each call holds the GIL."""
     decoded = io.BytesIO()
     for start in range(0, len(data), BASE64_STEP):
         piece = data[start : start + BASE64_STEP]
@@ -262,10 +263,10 @@ def _heard(data: bytes, rate: int | None, wanted: int) -> Samples:
 
 
 def _few_slices(projector: Projector, picture: Picture, digest: bytes, limit: int | None) -> list[Piece]:
-    """The picture laid out, and made smaller until the projector cuts it into at most so many slices."""
+    """The picture laid out, made smaller until the projector cuts it into at most ``limit`` slices."""
     pieces = projector.lay_out(picture, digest)
     for _ in range(SHRINKINGS):
-        # The first one is the whole picture, where there are several.
+        # The first chunk is an overview of the whole picture.
         slices = len(media_chunks(pieces)) - 1
         if limit is None or slices <= limit:
             return pieces
@@ -275,7 +276,7 @@ def _few_slices(projector: Projector, picture: Picture, digest: bytes, limit: in
 
 
 def _digest(media: Media) -> bytes:
-    """Of the content and all that decides what is made of it."""
+    """The digest of the content and of all parameters that affect how it is laid out."""
     found = hashlib.sha256(repr(replace(media, data="", field="")).encode())
     for start in range(0, len(media.data), BASE64_STEP):
         piece = media.data[start : start + BASE64_STEP]

@@ -1,4 +1,4 @@
-"""Embeddings of a chunk of media, decoded as a part of a sequence."""
+"""Decoding a media chunk's embeddings as part of a sequence."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from umaserve.serving.ticks import Run, Span
 
 
 class MediaBatch:
-    """Decodes runs of media one by one: llama.cpp takes no tokens and embeddings in one batch."""
+    """Decodes runs of media one by one: a llama.cpp batch can't mix tokens and embeddings."""
 
     def __init__(self, model: Model, positions: Positions) -> None:
         self._context = model.context
         self._positions = positions
 
     def decode(self, run: Run, span: Span) -> int:
-        """Compute ``run``, which lies in ``span``; returns what ``llama_decode`` does."""
+        """Decode ``run``, which lies in ``span``; returns ``llama_decode``'s code."""
         chunk = span.chunk
         assert isinstance(chunk, MediaChunk)
         assert chunk.embeddings is not None

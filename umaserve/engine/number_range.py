@@ -1,16 +1,16 @@
-"""Ranges of numbers as GBNF: rules of digits that match the numbers of a range and no other."""
+"""Number ranges as GBNF: rules that match the numbers of a range and no others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 LARGEST = 10**16 - 1
-"""What the grammars without bounds end at too: 16 digits, since a model may go on with digits for ever."""
+"""16 digits, the limit of grammars without bounds too: a model may otherwise generate digits without end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two whole ones of at most 16 digits, without an end that is open. Never empty."""
+    """The numbers between two integers of at most 16 digits; an open end is excluded. Never empty."""
 
     low: int
     high: int
@@ -19,7 +19,7 @@ class Range:
 
 
 def integers(low: int, high: int) -> str:
-    """GBNF for the whole numbers from ``low`` to ``high``, at most 16 digits each."""
+    """GBNF for the integers from ``low`` to ``high``, at most 16 digits each."""
     alternatives = []
     if low < 0:
         alternatives.append(f'"-" ({_whole(max(1, -high), -low)})')
@@ -56,7 +56,7 @@ def _magnitudes(of: Range) -> str:
 
 
 def _whole(low: int, high: int) -> str:
-    """GBNF for the whole numbers from ``low`` to ``high``, neither negative: short ones, those between, long ones."""
+    """GBNF for the integers from ``low`` to ``high``, neither negative: by number of digits, shortest first."""
     shortest, longest = len(str(low)), len(str(high))
     if shortest == longest:
         return " | ".join(_digits(str(low), str(high)))
@@ -65,7 +65,7 @@ def _whole(low: int, high: int) -> str:
 
 
 def _digits(low: str, high: str) -> list[str]:
-    """Alternatives for the strings of digits from ``low`` to ``high``, which are of one length."""
+    """Alternatives for the digit strings from ``low`` to ``high``, which have the same length."""
     first, last, rest = int(low[0]), int(high[0]), len(low) - 1
     zeros, nines = "0" * rest, "9" * rest
     if first == last and rest:

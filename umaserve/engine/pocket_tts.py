@@ -1,4 +1,4 @@
-"""What is Pocket TTS's own among the voices that llama.cpp computes."""
+"""What is specific to Pocket TTS among the voices that llama.cpp computes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from umaserve.engine.model import Model
 from umaserve.speech.voice import Samples
 
 _LANGUAGES = {"english": "en", "french": "fr", "german": "de", "italian": "it", "portuguese": "pt", "spanish": "es"}
-"""By the name of the weights' variant, such as "english_2026-04"; each speaks one."""
+"""By the first word of the weights' variant, such as "english_2026-04"; each speaks one language."""
 
 
 class PocketTts:
-    """Its backbone makes no tokens: all is in the state that goes to the generator."""
+    """The backbone makes no tokens: the generator gets only its state."""
 
     name, architecture = "Pocket TTS", "pockettts"
 
@@ -24,14 +24,14 @@ class PocketTts:
         self.languages = (_LANGUAGES.get(variant.decode(errors="replace").partition("_")[0], "en"),)
 
     def prompt(self, text: str) -> bytes:
-        # Read as plain text: control tokens that are written in it have no effect.
+        # llama.cpp tokenizes it as plain text: names of control tokens in it have no effect.
         return text.encode(errors="replace")
 
     def heard(self, speaker: Samples) -> Samples:
         return speaker
 
     def begin(self) -> None:
-        """Nothing goes on from sentence to sentence."""
+        """Nothing to reset between sentences."""
 
     def token(self, _state: Any) -> int:
         return int(llama_cpp.LLAMA_TOKEN_NULL)

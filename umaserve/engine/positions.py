@@ -1,33 +1,33 @@
-"""Where the tokens of each sequence stand for llama.cpp: an image may take fewer positions than tokens (M-RoPE)."""
+"""The llama.cpp positions of each sequence's tokens: with M-RoPE, an image takes fewer positions than tokens."""
 
 from __future__ import annotations
 
 from umaserve.serving.ticks import Copy, KVOperation, Load, Release, Save, Shed
 
 Gaps = tuple[tuple[int, int], ...]
-"""Behind which token of the sequence, and by how many positions all that follow stand nearer to its start."""
+"""For each gap: the index of the first token after it, and the number of positions skipped there."""
 
 
 class Positions:
-    """Follows the moves of ``Cells``. Sequences without gaps, which are all in most models, are not even mentioned."""
+    """Follows the KV operations of ``Cells``. Sequences without gaps, all of them in most models, have no entry."""
 
     def __init__(self) -> None:
         self._gaps: dict[int, Gaps] = {}
         self._saved: dict[int, Gaps] = {}
-        """By their offset in host memory."""
+        """The gaps of saved sequences by their offset in host memory."""
 
     def at(self, slot: int, index: int) -> int:
-        """The position of the token of this index."""
+        """The position of the token at ``index``."""
         gaps = self._gaps.get(slot)
         return index if gaps is None else index - sum(size for end, size in gaps if end <= index)
 
     def skip(self, slot: int, end: int, size: int) -> None:
-        """What was decoded up to the token ``end`` took so many positions less than tokens."""
+        """The chunk that ends before token ``end`` took ``size`` fewer positions than tokens."""
         if size:
             self._gaps[slot] = (*self._gaps.get(slot, ()), (end, size))
 
     def follow(self, move: KVOperation) -> None:
-        """Do to the gaps what ``move`` does to the cells."""
+        """Apply a KV operation to the gaps."""
         match move:
             case Release(slot, start):
                 _set(self._gaps, slot, self._before(slot, start))

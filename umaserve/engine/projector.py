@@ -1,4 +1,4 @@
-"""llama.cpp's multimodal projector (mtmd): pictures and sounds laid out in chunks, chunks encoded to embeddings."""
+"""llama.cpp's multimodal projector (mtmd): lays out pictures and sounds in chunks, and encodes chunks to embeddings."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from umaserve.serving.ticks import YieldPoint
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.01
-"""Of encoding, before the others have their turn: less than most ticks take."""
+"""Encoding time between two pauses: less than most ticks take."""
 MIN_SHARE = 0.25
-"""Of the time that the others took last: beside long ticks it would have no end."""
+"""A slice takes at least this share of the last pause: otherwise encoding would hardly advance beside long ticks."""
 MAX_ASPECT = 100
 MIN_SAMPLES = 1600
-"""Of a sound, which is filled up with silence."""
+"""Shorter sounds are padded with silence."""
 _DIGEST_BYTES = 16
 PICTURE_BYTES = 512 * 512 * 3 * 4
-"""Of floats, for a picture or a slice."""
+"""The estimated size of a preprocessed picture or slice: 512 x 512 pixels of three float32."""
 MAX_WINDOW_S = 32
 
 Samples = npt.NDArray[np.float32]
@@ -40,16 +40,16 @@ Embeddings = npt.NDArray[np.float32]
 
 
 class MediaChunk:
-    """What is encoded at once: laid out at first, and encoded when a prompt comes to it. Implements ``ticks.Chunk``.
+    """What is encoded in one call: laid out first, encoded when a prompt gets to it. Implements ``ticks.Chunk``.
 
-    ``places``: for M-RoPE, the positions of its tokens beside the first one, shape (4, ``tokens``); ``None`` where they
-    count up. ``positions`` is how many of those it takes.
+    ``places``: for M-RoPE, the positions of its tokens relative to the first, shape (4, ``tokens``); ``None`` where
+    they just count up. ``positions``: the number of positions it takes.
     """
 
     def __init__(
         self, native: Any, digest: int, whole: bool, places: npt.NDArray[np.int32] | None, n_bytes: int
     ) -> None:
-        """``n_bytes``: what it takes in memory before it is encoded, about."""
+        """``n_bytes``: its estimated memory before it is encoded."""
         self.native = native
         self._n_bytes = n_bytes
         self.digest = digest
@@ -62,7 +62,7 @@ class MediaChunk:
 
     @property
     def n_bytes(self) -> int:
-        """What it takes in memory, about."""
+        """Its estimated memory."""
         return self._n_bytes if self.embeddings is None else self.embeddings.nbytes
 
     @property
@@ -70,19 +70,19 @@ class MediaChunk:
         return self.embeddings is not None
 
     def keep(self, embeddings: Embeddings) -> None:
-        """The preprocessed pixels or spectrum are let go."""
+        """Keep the embeddings, shape (``tokens``, n_embd), and free the preprocessed pixels or spectrum."""
         self.embeddings = embeddings
         self.native = None
         self._free()
 
 
 Piece = list[int] | MediaChunk
-"""A part of a prompt: token ids, or what has to be encoded."""
+"""A part of a prompt: token ids, or a chunk to be encoded."""
 
 
 class Projector:
-    """The projector ``path`` beside ``model``. Made, used and freed on the compute thread, save for ``lay_out``, which
-    only reads it. Raises ``ModelError``."""
+    """The projector ``path`` of ``model``. Made, used and freed on the compute thread, except ``lay_out``, which only
+    reads it. Raises ``ModelError``."""
 
     def __init__(self, path: str, model: Model, *, gpu: bool) -> None:
         gguf.check(path)
@@ -92,7 +92,7 @@ class Projector:
         self._wanted: Callable[[], bool] = lambda: True
         self._given_up = False
         self._paused_at, self._slice_s = 0.0, SLICE_S
-        # Kept, since llama.cpp holds no reference to it.
+        # Kept here because llama.cpp holds no reference to it.
         self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_node)
         params = mtmd_cpp.mtmd_context_params_default()
         params.use_gpu = gpu
@@ -110,16 +110,15 @@ class Projector:
         self.sees: bool = mtmd_cpp.mtmd_support_vision(self._native)
         self.hears: bool = mtmd_cpp.mtmd_support_audio(self._native)
         self.sample_rate: int = mtmd_cpp.mtmd_get_audio_sample_rate(self._native) if self.hears else 0
-        """Samples a second that it hears; 0 where it hears nothing."""
+        """Of its audio input, in Hz; 0 where it takes no audio."""
         self._mrope: bool = mtmd_cpp.mtmd_decode_use_mrope(self._native)
         self.window_s = self._window_s()
-        """Sound that it takes in one go: what is shorter is filled up with silence, and costs as much."""
+        """Seconds of sound that it encodes at once: shorter sound is padded with silence and costs as much."""
 
     def lay_out(self, content: Picture | Samples, digest: bytes) -> list[Piece]:
-        """The pieces that stand for a picture, or for sound at ``sample_rate``; ``digest`` is that of the content. From
-        any thread, also while another encodes.
+        """The pieces of a prompt for a picture, or for sound at ``sample_rate``; ``digest`` is that of the content.
 
-        Raises ``ValueError`` where the projector refuses it.
+        From any thread, also while another encodes. Raises ``ValueError`` where the projector refuses it.
         """
         bitmap = _picture(content) if isinstance(content, Picture) else _sound(content)
         chunks = mtmd_cpp.mtmd_input_chunks_init()
@@ -130,7 +129,7 @@ class Projector:
             if mtmd_cpp.mtmd_tokenize(self._native, chunks, ctypes.byref(text), bitmaps, 1):
                 raise ValueError("the projector refuses it; run with --log-level debug to see why")
             n = mtmd_cpp.mtmd_input_chunks_size(chunks)
-            # mtmd doesn't tell how large it makes a picture; most kinds see about so much at once.
+            # mtmd doesn't tell the size of a preprocessed picture; this is about right for most projectors.
             n_bytes = PICTURE_BYTES if isinstance(content, Picture) else content.nbytes // n
             return [self._piece(mtmd_cpp.mtmd_input_chunks_get(chunks, i), digest, i, n_bytes) for i in range(n)]
         finally:
@@ -138,7 +137,8 @@ class Projector:
             mtmd_cpp.mtmd_bitmap_free(bitmap)
 
     def encode(self, chunk: MediaChunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
-        """Encode ``chunk``, unless that was done, with pauses, and only as long as it is ``wanted``."""
+        """Encode ``chunk`` unless it is encoded, with pauses, and stop when it isn't ``wanted`` any more. Raises
+        ``RequestError``."""
         if chunk.encoded or not wanted():
             return
         self._pause, self._wanted, self._paused_at = pause, wanted, time.perf_counter()
@@ -148,7 +148,7 @@ class Projector:
         finally:
             self._pause, self._wanted = None, lambda: True
         if self._given_up:
-            # llama.cpp calls that a success, of numbers that mean nothing.
+            # llama.cpp reports success, but the output is meaningless.
             return
         if failed:
             raise RequestError(Fault.DECODE_FAILED, "messages", "the projector failed on an image or a recording")
@@ -175,11 +175,11 @@ class Projector:
         return sum(c.tokens for c in media_chunks(self.lay_out(np.zeros(seconds * self.sample_rate, np.float32), b"")))
 
     def _on_node(self, _tensor: object, ask: bool, _user_data: object) -> bool:
-        """Asked before each node whether to stop behind it, and told when it did; false then ends the encoding, or on a
-        GPU a part of it, so that it is said again."""
+        """llama.cpp's callback. With ``ask``: whether to stop after this node. Without: the node is computed, and false
+        stops the encoding; with several devices only a part of the graph, so false is returned again."""
         if ask:
-            # Behind every one, which costs nothing: one node, which can't be parted, takes up to 36 ms of SmolVLM's
-            # 1.6 s on two cores, and 1.5 s of Gemma 3's 68 s on one.
+            # After every node, which costs nothing: a single node takes up to 36 ms of SmolVLM's 1.6 s (two cores), and
+            # 1.5 s of Gemma 3's 68 s (one core).
             return True
         if self._pause is not None and time.perf_counter() - self._paused_at >= self._slice_s:
             paused_at = time.perf_counter()
@@ -193,7 +193,7 @@ class Projector:
         if mtmd_cpp.mtmd_input_chunk_get_type(native) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_TEXT:
             n = ctypes.c_size_t()
             tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(native, ctypes.byref(n))
-            # What marks a slice is looked up in the vocabulary, which may lack it.
+            # mtmd looks up tokens that mark slices in the vocabulary; -1 stands for those that it lacks.
             return [tokens[i] for i in range(n.value) if tokens[i] >= 0]
         whole = mtmd_cpp.mtmd_decode_use_non_causal(self._native, native)
         digest = hashlib.blake2b(content_digest + index.to_bytes(4, "little"), digest_size=_DIGEST_BYTES).digest()
@@ -202,7 +202,7 @@ class Projector:
         return MediaChunk(copy, int.from_bytes(digest, "little"), whole, places, n_bytes)
 
     def _places(self, native: Any) -> npt.NDArray[np.int32]:
-        """In the order of llama.cpp's sections: time, row, column, and one that is not used."""
+        """Positions in the order of llama.cpp's M-RoPE sections (time, row, column, unused), shape (4, tokens)."""
         n = mtmd_cpp.mtmd_input_chunk_get_n_tokens(native)
         if mtmd_cpp.mtmd_input_chunk_get_type(native) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_AUDIO:
             return np.tile(np.arange(n, dtype=np.int32), (4, 1))
@@ -222,7 +222,7 @@ def media_chunks(pieces: Sequence[Piece]) -> list[MediaChunk]:
 
 
 def _picture(picture: Picture) -> Any:
-    # Some projectors make a thousand slices of a thread.
+    # Some projectors cut a very long, thin image into a thousand slices.
     if max(picture.width, picture.height) > MAX_ASPECT * min(picture.width, picture.height):
         longest = f"expected an image whose longer edge is at most {MAX_ASPECT} times the other"
         raise ValueError(f"{longest}, got {picture.width} x {picture.height}")
@@ -231,7 +231,7 @@ def _picture(picture: Picture) -> Any:
 
 
 def _sound(samples: Samples) -> Any:
-    # One sample alone would end the process.
+    # On a single sample, llama.cpp would abort the process.
     samples = np.pad(samples, (0, max(0, MIN_SAMPLES - len(samples))))
     data = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     return mtmd_cpp.mtmd_bitmap_init_from_audio(len(samples), data)

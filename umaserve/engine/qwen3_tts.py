@@ -1,4 +1,4 @@
-"""What is Qwen3-TTS's own among the voices that llama.cpp computes."""
+"""What is specific to Qwen3-TTS among the voices that llama.cpp computes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from umaserve.messages import Sampling
 from umaserve.speech.voice import SAMPLE_RATE, Samples
 
 CODES = 2048
-"""In the first of a frame's codebooks, which are tokens of the backbone's; what comes behind them has other uses."""
+"""Size of a frame's first codebook. Its codes are tokens of the backbone; the tokens after them have other uses."""
 MIN_HEARD = SAMPLE_RATE // 10
-"""Samples of a speaker: llama.cpp fails on fewer than 385, and aborts the process on fewer than 1,280."""
+"""The shortest recording of a speaker, in samples: llama.cpp fails below 385, and aborts the process below 1,280."""
 
 _LANGUAGES = {
     "en": "english",
@@ -47,11 +47,11 @@ _CONTROL = (
     _END,
 )
 _SAMPLING = Sampling(temperature=0.9, top_k=TOP_K, top_p=1.0, min_p=0.0, repeat_penalty=1.05, seed=0)
-"""As the model's own settings have it."""
+"""The model's own default settings."""
 
 
 class Qwen3Tts:
-    """Its backbone makes a frame's first code, which goes to the generator with its state. Raises ``ModelError``."""
+    """The backbone makes a frame's first code; the generator gets that code and the state. Raises ``ModelError``."""
 
     name, architecture = "Qwen3-TTS", "qwen3tts"
 
@@ -67,7 +67,7 @@ class Qwen3Tts:
         self.languages = tuple(code for code, name in _LANGUAGES.items() if f"<|codec_language_{name}|>" in ids)
         if not self.languages:
             raise _lacks(backbone, "<|codec_language_english|>, nor that of another language that it is known to speak")
-        # The generator takes a token's distance from the first.
+        # The generator uses a token's offset from the first.
         if [ids[code] for code in codes] != list(range(ids[codes[0]], ids[codes[0]] + CODES)):
             raise ModelError(
                 f"--tts-model {backbone.path}: its codec's tokens are in no order: choose one that llama.cpp's "
@@ -78,8 +78,8 @@ class Qwen3Tts:
         self._sampler = self._new_sampler()
 
     def prompt(self, text: str) -> bytes:
-        # All of its control tokens begin with it, and none has a space behind it. At the ends white space would become
-        # one token with that of the prompt, whose tokens llama.cpp counts.
+        # All control tokens begin with "<", and none with "< ". White space at the ends would merge with the prompt's
+        # into one token, but llama.cpp counts the prompt's tokens.
         return text.strip().replace("<", "< ").encode(errors="replace")
 
     def heard(self, speaker: Samples) -> Samples:
@@ -89,10 +89,11 @@ class Qwen3Tts:
         self._sampler = self._new_sampler()
 
     def token(self, state: Any) -> int:
-        """The next code, or the end, by what the backbone made of the last position; ``state`` is of that too.
+        """The next code's token, or the end token, sampled from the logits of the last position. ``state``: n_embd
+        floats of the same position.
 
-        Raises ``RuntimeError`` where they are no numbers: see ``graph_pauses``. Never another token: the generator
-        would abort the process on some.
+        Raises ``RuntimeError`` where the logits or the state hold NaN or infinity: see ``graph_pauses``. Other tokens
+        are never returned: the generator would abort the process on some.
         """
         logits = llama_cpp.llama_get_logits_ith(self._context, -1)
         if not logits:
@@ -107,7 +108,7 @@ class Qwen3Tts:
 
 
 def _control_tokens(backbone: Model) -> dict[str, int]:
-    """By their names, which all begin alike; of two with the same name the first, as llama.cpp takes it."""
+    """Ids by name, of tokens whose name begins with "<"; of duplicates the first, as in llama.cpp."""
     ids: dict[str, int] = {}
     for token in range(backbone.n_vocab):
         name: bytes = llama_cpp.llama_vocab_get_text(backbone.vocab, token)

@@ -1,4 +1,4 @@
-"""llama.cpp's RPC backend: other boxes that hold a part of the model, where this build of llama.cpp has it."""
+"""llama.cpp's RPC backend, which places parts of the model on other machines, where this build of llama.cpp has it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connect(servers: Sequence[str]) -> None:
     ggml = ctypes.CDLL(str(_library().with_name("libggml.so")))
     ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
     for server in servers:
-        # llama.cpp ends the process where nobody answers.
+        # llama.cpp aborts the process where no server answers.
         try:
             with contextlib.closing(socket.create_connection(parse_address(server), REACH_S)):
                 pass

@@ -1,4 +1,4 @@
-"""The choice of the next token from a row of logits."""
+"""Sampling: the choice of the next token from a row of logits."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Sampling
 
 PENALTY_WINDOW = 64
-"""The last tokens that the penalties look at, the prompt's among them."""
+"""The number of last tokens that penalties apply to, including the prompt's."""
 
 MIN_TEMPERATURE = 1e-3
-"""Below it sampling is greedy, which it would be in all but name; dividing by it could overflow."""
+"""Below it, sampling is greedy: the result would be the same, and dividing by the temperature could overflow."""
 
 
 class Sampler:
     """One sequence's sampler: length penalty and biases, then penalties, cut-offs and temperature, then the grammar's
-    word on the result.
+    check of the result.
 
-    Made and shown the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it;
-    ``constraint`` outlives it where another sampler goes on with it.
+    Made and given the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it;
+    ``constraint`` may be passed on to another sampler. Raises ``RequestError`` for a bias of an unknown token.
     """
 
     def __init__(self, n_vocab: int, end_tokens: Sequence[int], sampling: Sampling, constraint: Constraint | None):
@@ -54,15 +54,15 @@ class Sampler:
             weakref.finalize(self, llama_cpp.llama_sampler_free, self._chain)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Let the penalties see the end of what came before."""
+        """Let the penalties see the last ``PENALTY_WINDOW`` of ``tokens``."""
         if self._chain is not None:
             for token in tokens[-PENALTY_WINDOW:]:
                 llama_cpp.llama_sampler_accept(self._chain, token)
 
     def sample(self, logits: Logits, candidates: Candidates) -> int:
-        """The next token. ``logits``, one value for each token of the vocabulary, are used up."""
+        """The next token. ``logits``, one value for each token of the vocabulary, are overwritten."""
         if self._length_penalty != 1:
-            # Division alone would make an end whose logit is negative likelier.
+            # Dividing a negative logit would make the end token likelier.
             ends = logits[self._end_ids]
             logits[self._end_ids] = np.where(ends > 0, ends / self._length_penalty, ends * self._length_penalty)
         if len(self._bias_ids):
@@ -84,19 +84,17 @@ class Sampler:
         native = candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(native))
         token = int(native.data[native.selected].id)
-        # Extreme settings drive the probabilities out of floating point's range, and llama.cpp then takes any token,
-        # also one that is masked; accepting one that the grammar forbids would end the process.
+        # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one. If the
+        # grammar forbids that token, accepting it would abort the process.
         return token if logits[token] != -np.inf else int(np.argmax(logits))
 
     def _by_grammar(self, grammar: Constraint, token: int, logits: Logits, candidates: Candidates) -> int | None:
-        """``token`` if the grammar allows it, else the choice among those that it does; ``None`` if there are none.
-
-        Most tokens are right at once.
-        """
+        """``token`` if the grammar allows it, as it mostly does, else one chosen from the tokens that it allows;
+        ``None`` if there are none."""
         while logits[token] == -np.inf or not grammar.allows(token):
             logits = grammar.mask(logits, token, candidates)
             if logits.max() == -np.inf:
-                # The text is complete, and the end is masked by ignore_eos: llama.cpp would abort on any token.
+                # The text is complete and ignore_eos masks the end tokens: llama.cpp would abort on any token.
                 return None
             token = self._choose(logits, candidates)
         return token

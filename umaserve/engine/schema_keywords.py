@@ -1,6 +1,6 @@
-"""The keywords of JSON schemas: which of them restrict, which of those a grammar enforces, and the refusal of others.
+"""The keywords of JSON schemas: which restrict values, which of those a grammar enforces; the others are refused.
 
-JSON Schema 2020-12, Core and Validation, and what earlier drafts named otherwise.
+JSON Schema 2020-12, Core and Validation, and the older names in earlier drafts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ OF_KIND = {
     "boolean": set(),
     "null": set(),
 }
-"""What restricts values of one kind, and says nothing of others; ``integer`` is a kind of ``number``."""
+"""Keywords that restrict values of one kind and don't apply to others; ``integer`` is a kind of ``number``."""
 OF_ALL = {"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "const", "enum", "not", "if"}
 _RESTRICTING = OF_ALL.union(*OF_KIND.values()) - {"format"}
 _UNENFORCED = {
     *("$dynamicRef", "$recursiveRef", "not", "if", "uniqueItems", "contains", "unevaluatedItems", "multipleOf"),
     *OF_KIND["object"] - {"properties", "required", "additionalProperties"},
 }
-"""What no grammar is made for."""
+"""Keywords that no grammar is made for."""
 _IDLE: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems"), (True, {})),
     **dict.fromkeys(("properties", "patternProperties"), ({},)),
@@ -41,17 +41,17 @@ _IDLE: dict[str, tuple[object, ...]] = {
     "propertyNames": (True, {}, {"type": "string"}),
     "required": ([],),
 }
-"""The values of keywords that anything satisfies."""
+"""Keywords with the values that restrict nothing."""
 
 
 def refused(path: str, expected: str, got: object) -> RequestError:
-    """A bad request: what was ``expected`` at ``path``, and the start of what came, as JSON where it isn't words."""
+    """A bad request: what was ``expected`` at ``path``, and the start of what came, as JSON where it isn't a string."""
     words = got if isinstance(got, str) else json.dumps(got, ensure_ascii=False)
     return RequestError(Fault.BAD_REQUEST, path, f"expected {expected}, got {' '.join(words[:200].split())}")
 
 
 def absent(path: str, why: str = "since a grammar can't enforce it") -> RequestError:
-    """A bad request: a keyword at ``path`` that says what the answer could break."""
+    """A bad request: the keyword at ``path`` can't be enforced."""
     return RequestError(Fault.BAD_REQUEST, path, f"expected to be absent, {why}")
 
 
@@ -80,23 +80,23 @@ def members(value: Schema, path: str, keyword: str, least: int = 1) -> list[tupl
 
 
 def restricting(value: Schema, except_for: set[str]) -> list[str]:
-    """The keywords of ``value`` that restrict what may come, but for those in ``except_for``."""
+    """The keywords of ``value`` that restrict values, except those in ``except_for``."""
     names = [key for key in value if key in _RESTRICTING and key not in except_for]
     return [key for key in names if value[key] not in _IDLE.get(key, ())]
 
 
 def only_describes(value: Any) -> bool:
-    """Whether anything satisfies ``value``."""
+    """Whether any value satisfies the schema ``value``."""
     return isinstance(value, dict) and "type" not in value and not restricting(value, set())
 
 
 def refuse_unenforced(value: Schema, path: str, among: set[str]) -> None:
-    """Refuse what is ``among`` the given keywords and no grammar is made for."""
+    """Refuse keywords in ``among`` that no grammar is made for; raises ``RequestError``."""
     for key in restricting(value, _RESTRICTING - (among & _UNENFORCED)):
         raise absent(f"{path}.{key}")
 
 
 def refuse_beside(value: Schema, path: str, keyword: str, allowed: set[str] | None = None) -> None:
-    """Refuse what else restricts in a schema that is judged by ``keyword`` alone."""
+    """Refuse keywords that restrict values beside ``keyword``, except ``allowed``; raises ``RequestError``."""
     for key in restricting(value, {keyword} | (allowed or set())):
         raise absent(f"{path}.{key}", f"since a grammar can't enforce it beside {keyword}")

@@ -1,4 +1,4 @@
-"""From tokens to text: whole characters only, and never a part of a stop string."""
+"""From tokens to text: only whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class TextStream:
     """The text of one generation.
 
-    ``pieces`` are the bytes of each token id. Characters split over tokens are held until they are whole, and text
-    that may still become one of ``stops`` is held until it is decided.
+    ``pieces`` are the bytes of each token id. Characters split across tokens are held until they are complete, and
+    text that may become one of ``stops`` is held until that is decided.
     """
 
     def __init__(self, pieces: Sequence[bytes], stops: Sequence[str]) -> None:
@@ -20,15 +20,15 @@ class TextStream:
         self._held = ""
 
     def set_stops(self, stops: Sequence[str]) -> None:
-        """Stop at ``stops`` from now on. What is held and contains one already ends with the next call."""
+        """Stop at ``stops`` from now on. If the text held contains one, the next call stops there."""
         self._stops = stops
 
     def push(self, token: int) -> tuple[str, bool]:
-        """The text that ``token`` releases, and whether a stop string was reached (then the text ends before it)."""
+        """The text that ``token`` completes, and whether a stop string was reached (then the text ends before it)."""
         return self._release(self._decoder.decode(self._pieces[token]))
 
     def finish(self) -> str:
-        """All that is still held, up to a stop string in it; afterwards nothing is held."""
+        """The text still held, up to a stop string in it; afterwards nothing is held."""
         text, _stopped = self._release(self._decoder.decode(b"", final=True))
         text, self._held = text + self._held, ""
         return text
@@ -38,8 +38,8 @@ class TextStream:
         if not self._stops:
             self._held = ""
             return text, False
-        # The stop that is complete first ends the text, and not the one that begins first: a stream whose tokens are
-        # shorter would have seen only that one.
+        # The stop string that is complete first ends the text, not the one that begins first: with shorter tokens, only
+        # the former would have been seen.
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             _end, at = min(found)
@@ -52,7 +52,7 @@ class TextStream:
 
 
 def _border(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

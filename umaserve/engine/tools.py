@@ -1,4 +1,4 @@
-"""Tools as a chat template takes them, and as text for a template that knows none."""
+"""Tools in the form that chat templates take, and as plain text for templates without tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ChatTurn, Tool, T
 
 
 def signatures(tools: Iterable[Tool]) -> list[dict[str, Any]]:
-    """``tools`` in the form that templates are written for, which is that of OpenAI's API."""
+    """``tools`` in the form of OpenAI's API, which templates expect."""
     return [
         {
             "type": "function",
@@ -25,7 +25,7 @@ def signatures(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 
 def arguments(call: ToolCall) -> dict[str, Any] | str:
-    """The call's arguments, or their text where a model did not write the object that it should have."""
+    """The call's arguments, or their text where it isn't a JSON object."""
     try:
         value = json.loads(call.arguments)
     except (ValueError, RecursionError):
@@ -34,8 +34,8 @@ def arguments(call: ToolCall) -> dict[str, Any] | str:
 
 
 def in_words(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> list[ChatTurn]:
-    """``turns`` without anything that needs a template for tools: these are in the system message, earlier calls in
-    the assistant's own words, and what came of them in a user's turn, one for all that follow each other."""
+    """``turns`` for a template without tools: ``tools`` are described in the system message, earlier calls are text in
+    the assistant's turns, and consecutive tool results are text in one user's turn."""
     told: list[ChatTurn] = []
     before = ""
     for turn in turns:

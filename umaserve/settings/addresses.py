@@ -1,4 +1,4 @@
-"""What the text of an address says, before any socket is made: its host, its port, and how far it reaches."""
+"""Parsing the text of an address before any socket is made: its host and port; whether it is loopback or wildcard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_NAME = 253
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """The host and port of ``HOST:PORT``; an IPv6 address stands in brackets, and comes back without them.
+    """The host and port of ``HOST:PORT``; an IPv6 address is written in brackets, and returned without them.
 
     HOST is an IP address or a DNS name, PORT 0 to 65535. Raises ValueError, which says what is wrong with which part.
     """
@@ -44,7 +44,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether to listen on ``host``, an address without brackets, is to listen on all addresses of this machine."""
+    """Whether listening on ``host``, an address without brackets, means listening on all addresses of this machine."""
     address = _ip(host)
     return address is not None and address.is_unspecified
 
@@ -59,7 +59,7 @@ def _ip(host: str) -> _Address | None:
 
 def _is_name(host: str) -> bool:
     labels = host.removesuffix(".").split(".")
-    # The resolver takes "127.1" and "0x7f000001" for IPv4 addresses, which is_loopback and is_wildcard do not.
+    # The resolver takes "127.1" and "0x7f000001" for IPv4 addresses, but is_loopback and is_wildcard don't.
     return (
         len(host) <= _MAX_NAME
         and all(_LABEL.fullmatch(label) for label in labels)

@@ -1,4 +1,4 @@
-"""The kinds of values that a setting may have: how each is written, checked and shown."""
+"""The kinds of settings' values: how each is written, checked and shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 
 def _quoted(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML wants DEL escaped and takes no surrogate pairs.
+    # TOML has JSON's escapes, except that DEL must be escaped and surrogate pairs are not allowed.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -28,15 +28,15 @@ class Kind(Generic[T]):
 
     metavar: str
     expected: str
-    """Ends the sentence "expected …"."""
+    """The end of the sentence "expected …"."""
     check: Callable[[object], T]
-    """The setting's value from one as TOML gives it; ValueError where it doesn't fit."""
+    """The setting's value, from a TOML value; ValueError where it is invalid."""
     parse: Callable[[str], object] = str
-    """TOML's value from the text of a flag or variable; ValueError where it spells none."""
+    """The TOML value, from the text of a flag or variable; ValueError where there is none."""
     render: Callable[[T], str] = str
     """The value as TOML."""
     secret: bool = False
-    """Whether the value is never to be shown; ``render`` then gives what stands for it."""
+    """Whether the value must never be shown; ``render`` then returns a placeholder."""
 
 
 def path(*, or_empty: bool = False) -> Kind[str]:
@@ -73,7 +73,7 @@ def switch() -> Kind[bool]:
 
 def whole(low: int, high: int, *, or_zero: bool = False) -> Kind[int]:
     def check(value: object) -> int:
-        # Not isinstance: a boolean would pass for a number.
+        # Not isinstance: a bool is an int too.
         if type(value) is int and (low <= value <= high or (or_zero and value == 0)):
             return value
         raise ValueError
@@ -94,7 +94,7 @@ _UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB}
 
 
 def short_size(size: int) -> str:
-    """Bytes in the largest unit that leaves no rest."""
+    """Bytes in the largest unit that leaves no remainder."""
     exact = (f"{size // unit}{name}" for name, unit in _UNITS.items() if size >= unit and size % unit == 0)
     return next(exact, str(size))
 
@@ -130,10 +130,10 @@ def mode() -> Kind[int]:
 
 
 def address(*, or_empty: bool = False) -> Kind[str]:
-    """HOST:PORT, kept as it was written."""
+    """HOST:PORT, kept as written."""
 
     def check(value: object) -> str:
-        # An IPv6 scope may hold anything.
+        # parse_address alone would accept any characters in an IPv6 scope.
         if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
             raise ValueError
         if value or not or_empty:
@@ -158,17 +158,17 @@ def word(*, or_empty: bool = False) -> Kind[str]:
 
 
 def words() -> Kind[tuple[str, ...]]:
-    """Words, as a TOML array of strings, or with commas between them in a flag or variable."""
+    """Words, as a TOML array of strings, or separated by commas in a flag or variable."""
     return _several(str)
 
 
 def addresses() -> Kind[tuple[str, ...]]:
-    """As `words`, each as `address` has it."""
+    """As `words`; each is an `address`."""
     return _several(address().check, ", each an address as HOST:PORT")
 
 
 def url(*schemes: str) -> Kind[str]:
-    """The absolute URL of a server, kept as it was written, with neither user information nor a query."""
+    """The absolute URL of a server, without user information and query, kept as written."""
 
     def check(value: object) -> str:
         if not _is_word(value):
@@ -179,7 +179,7 @@ def url(*schemes: str) -> Kind[str]:
 
 
 def urls(*schemes: str) -> Kind[tuple[str, ...]]:
-    """As `words`, each as `url` has it."""
+    """As `words`; each is a `url`."""
     return _several(lambda item: _url(item, schemes), f", each {_expected_url(schemes)}")
 
 
@@ -187,7 +187,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def networks() -> Kind[tuple[Network, ...]]:
-    """As `words`, each the address of a machine or a network in CIDR notation (RFC 4632 section 3.1)."""
+    """As `words`; each is an IP address or a network in CIDR notation (RFC 4632 section 3.1)."""
     return _several(_network, ", each an IP address or a network such as 10.0.0.0/8 or fd00::/8")
 
 
@@ -195,7 +195,7 @@ MAX_SECRET = 4096
 
 
 def secret() -> Kind[str]:
-    """A word that is never shown. It may stand in an HTTP field; the ellipsis that `render` shows may not."""
+    """A word that is never shown. It can be sent in an HTTP header field, unlike the "…" that `render` returns."""
 
     def check(value: object) -> str:
         if not isinstance(value, str) or len(value) > MAX_SECRET or not _is_visible(value):
@@ -210,7 +210,7 @@ _OF_A_WORD = "printable ASCII characters without spaces and commas"
 
 
 def _several(one: Callable[[str], T], each: str = "") -> Kind[tuple[T, ...]]:
-    """Words that ``one`` makes values of, or ValueError; ``str`` of a value is its word again."""
+    """Words, each converted by ``one``, which raises ValueError; ``str`` of a value must give its word again."""
 
     def check(value: object) -> tuple[T, ...]:
         if not isinstance(value, list) or len(value) > MAX_WORDS or not all(map(_is_word, value)):
@@ -242,7 +242,7 @@ def _is_visible(text: str) -> bool:
 
 def _url(text: str, schemes: tuple[str, ...]) -> str:
     split = urllib.parse.urlsplit(text)
-    # A query or a user's name would hold a secret where secrets are shown.
+    # A query or user information may hold a secret, and URLs are shown.
     if split.scheme not in schemes or "?" in text or "#" in text:
         raise ValueError
     has_port = ":" in split.netloc.rpartition("]")[2]
@@ -257,6 +257,6 @@ def _expected_url(schemes: tuple[str, ...]) -> str:
 
 
 def _network(text: str) -> Network:
-    if "%" in text:  # a scope, which a peer's address need not name
+    if "%" in text:  # an IPv6 scope: peers' addresses are compared without it
         raise ValueError
     return ipaddress.ip_network(text)

@@ -1,4 +1,4 @@
-"""Reading a file that a setting names once more, while the program runs."""
+"""Reading a file that a setting names again, while the program runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def reread(read: Callable[[], T], kept: T) -> T:
-    """What ``read`` returns, or ``kept`` where it raises ConfigError, which is logged."""
+    """The result of ``read``; where it raises ConfigError, that is logged and ``kept`` returned."""
     try:
         return read()
     except ConfigError as error:

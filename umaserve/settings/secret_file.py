@@ -1,4 +1,4 @@
-"""A secret that is given by itself or in a file of its own, which other users of the box can't see."""
+"""A secret given as a setting, or in a file, which can be hidden from other users of the machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def read_secret(value: str, file: str, setting: str) -> str:
-    """``value``, or where ``file`` is named what stands in it, without white space around it; "" where neither is.
+    """The content of ``file``, stripped of white space, if a file is named, else ``value``.
 
-    ``setting`` names the file's setting in errors. Raises ConfigError, which quotes nothing of it, for a file that
-    can't be read, is empty or larger than 4 KiB, or holds anything but printable ASCII without spaces.
+    ``setting`` is the name of the file's setting, for errors. Raises ConfigError, which never quotes the content, for a
+    file that can't be read, is empty or larger than 4 KiB, or has other characters than printable ASCII without spaces.
     """
     if not file:
         return value

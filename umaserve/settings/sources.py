@@ -1,6 +1,6 @@
-"""Settings declared as the fields of a dataclass, and where each came from: flag, environment, file or default.
+"""Settings declared as fields of a dataclass; each value comes from a flag, the environment, a file or the default.
 
-A setting's flag, variable, file key, help and checks follow from its field.
+A setting's flag, variable, file key, help and checks are derived from its field.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ T = TypeVar("T")
 C = TypeVar("C", bound="DataclassInstance")
 
 
-# Declaring them.
+# Declaring settings.
 
 
 def setting(default: T, kind: Kind[T], group: str, help: str, *, env: str = "") -> T:
-    """Declare a field. ``env`` names a variable that isn't the program's prefix and the key."""
+    """Declare a field. ``env``: its environment variable, if it isn't the program's prefix and the key."""
     of = {"kind": kind, "group": group, "help": help, "env": env}
     return field(default=default, repr=not kind.secret, metadata=of)
 
 
 class Conflict(ConfigError):
-    """Settings that are each good and can't hold together; ``keys`` names them."""
+    """Settings that are valid each, but not together; ``keys`` names them."""
 
     def __init__(self, message: str, *keys: str) -> None:
         super().__init__(message)
@@ -41,20 +41,21 @@ class Conflict(ConfigError):
 
 
 def both_or_neither(one: str, other: str, value: object, others: object) -> None:
-    """Raise `Conflict` where only one of two settings, whose values these are, is set."""
+    """Raise `Conflict` where only one of the settings ``one`` and ``other`` is set; ``value`` and ``others`` are their
+    values."""
     if bool(value) != bool(others):
         given, missing = (one, other) if value else (other, one)
         raise Conflict(f"{given} is set and {missing} is not: set both or neither", given, missing)
 
 
 def not_both(one: str, other: str, value: object, others: object) -> None:
-    """Raise `Conflict` where both of two settings, whose values these are, are set."""
+    """Raise `Conflict` where both settings are set; the arguments are as in `both_or_neither`."""
     if value and others:
         raise Conflict(f"{one} and {other} are both set: set only one of them", one, other)
 
 
 class Setting(NamedTuple):
-    """A field, with the names that follow from the field's."""
+    """A declared setting, with the names derived from its field."""
 
     key: str
     flag: str
@@ -65,7 +66,7 @@ class Setting(NamedTuple):
     help: str
 
 
-# Where the values come from.
+# Loading settings.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,14 @@ class _Given(NamedTuple):
     value: object
     origin: str
     place: str
-    """Begins an error about the value."""
+    """The start of an error about the value."""
 
 
 class Settings(Generic[C]):
     """The settings of a program: the fields of ``config``, all declared by `setting`.
 
-    Its variables begin with ``prefix``, and those that do and are no setting are refused, unless they begin with
-    one of ``elsewhere``: these are other programs'.
+    Their environment variables begin with ``prefix``. Unknown variables with that prefix are refused, except those that
+    begin with one of ``elsewhere``, which belong to other programs.
     """
 
     by_key: Mapping[str, Setting]
@@ -102,7 +103,7 @@ class Settings(Generic[C]):
         self.by_key = {one.key: one for one in self._declared()}
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add ``--config`` and a flag for each setting. A flag not given leaves nothing in the namespace."""
+        """Add ``--config`` and a flag for each setting. A flag that isn't given is not in the namespace."""
         about = f"TOML file of settings; empty: none (environment {self._file_variable})"
         parser.add_argument("--config", metavar="PATH", default=argparse.SUPPRESS, help=about)
         titles = dict.fromkeys(one.group for one in self.by_key.values())
@@ -113,15 +114,15 @@ class Settings(Generic[C]):
             if isinstance(one.default, bool):
                 add(one.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
             else:
-                # load() parses the text, so that a flag fails in the same words as a variable or the file.
+                # load() parses the text, so that a flag's error reads like a variable's or the file's.
                 add(one.flag, metavar=one.kind.metavar, default=argparse.SUPPRESS, help=about)
 
     def load(self, flags: argparse.Namespace | Mapping[str, object], environ: Mapping[str, str]) -> Loaded[C]:
-        """The settings from the flags, the environment, the file that they name, and the defaults.
+        """The settings: flags override the environment, which overrides the file that either names.
 
-        Whatever is given is checked, overridden or not; flags that are no settings are left alone. Raises
-        ConfigError, one line, for a file that can't be read or isn't TOML, a file key or variable of ours that is
-        no setting, a value of the wrong type or out of range, and values that can't hold together.
+        All values are checked, also overridden ones; flags that aren't settings are ignored. Raises ConfigError, in one
+        line, for a file that can't be read or isn't TOML, an unknown file key or variable with our prefix, a value of
+        the wrong type or out of range, and values that conflict.
         """
         named = vars(flags) if isinstance(flags, argparse.Namespace) else flags
         file = str(named.get("config", environ.get(self._file_variable, "")))
@@ -141,9 +142,9 @@ class Settings(Generic[C]):
             raise ConfigError(f"{conflict} ({places})") from None
 
     def render(self, loaded: Loaded[C]) -> str:
-        """The settings as a TOML file that gives them again, each with its origin in a comment.
+        """The settings as a TOML file, each with its origin in a comment.
 
-        A secret that is set is not shown, and what stands for it is refused when the file is loaded.
+        A secret is replaced by a placeholder, which is refused when the file is loaded.
         """
         lines = []
         for key, one in self.by_key.items():
@@ -202,17 +203,17 @@ def _parsed(kind: Kind[Any], text: str) -> object:
     try:
         return kind.parse(text)
     except ValueError:
-        return text  # which the check refuses, and the error then shows
+        return text  # the check refuses it, and the error shows it
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that was meant, if one is near; begins with a comma."""
+    """A hint at the most similar known name, beginning with a comma; empty if none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {near[0]}?" if near else ""
 
 
 def printable(name: str) -> str:
-    """``name`` as it may stand in a line: quoted and escaped where it would break it."""
+    """``name`` for use in a line of text: quoted and escaped where it is empty or has unprintable characters."""
     return name if name and name.isprintable() else json.dumps(name)
 
 
@@ -223,7 +224,7 @@ def _described(value: object) -> str:
         case bool():
             return f"the boolean {str(value).lower()}"
         case int() if value.bit_length() > 64:
-            return "a number of more than 64 bits"  # the longest can't be written out in decimal
+            return "a number of more than 64 bits"  # Python refuses to write very long ones in decimal
         case int() | float():
             return f"the number {value}"
         case list() if value and all(isinstance(item, str) for item in value):

@@ -1,1 +1,1 @@
-"""What the operating system has and tells: the only room that knows it."""
+"""The operating system: the only room that deals with it directly."""

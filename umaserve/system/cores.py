@@ -1,4 +1,4 @@
-"""How many cores this process may really use: a box's core count says little inside a container."""
+"""How many cores this process may really use: inside a container, the machine's core count says little."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CGROUPS = Path("/sys/fs/cgroup")
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Cores this process may be scheduled on, or its CPU quota in whole cores if that is less; at least 1.
 
-    The quota is the smallest of the control groups (v2, v1 or both) from the process's own up to the root.
+    The quota is the smallest among the control groups (v2, v1 or both) from the process's own up to the root.
     """
     allowed = len(os.sched_getaffinity(0))
-    # Rounded down: with one thread more than the quota pays for, all are stopped for a part of every period.
+    # Rounded down: with one thread more than the quota allows, all are throttled for a part of every period.
     return max(1, min([allowed, *(quota // period for quota, period in _quotas(proc, cgroups))]))
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
-    """The quota and its period, in the same unit, of each of the process's control groups that has one."""
+    """(quota, period), in the same unit, of each of the process's control groups that has a quota."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -33,7 +33,7 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
         else:
             continue
         own = root / group.lstrip("/")
-        # Inside a container the group may be named as the host sees it and be missing here; the root is not.
+        # Inside a container, the path may be the host's and not exist here; the root always exists.
         for directory in (own, *own.parents):
             match " ".join(_text(directory / name) for name in files).split():
                 case [quota, period] if quota.isdigit():  # no limit reads "max" in v2 and "-1" in v1
@@ -43,7 +43,7 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _text(path: Path) -> str:
-    """What the file says; nothing where it is missing or shut, since no limit can be read from it then."""
+    """The file's text; empty where it can't be read, which means no limit."""
     try:
         return path.read_text()
     except OSError:
@@ -51,14 +51,15 @@ def _text(path: Path) -> str:
 
 
 class CoreUse(NamedTuple):
-    """Of the box's cores, those that did nothing and those that other programs had; a half is one for half the time."""
+    """The machine's cores that were idle, and those used by other programs, averaged over time: 0.5 is one core for
+    half the time."""
 
     idle: float
     others: float
 
 
 class CoreCounter:
-    """How the box's cores were used, over the last ``WINDOW_S`` or more, by the kernel's count (proc(5))."""
+    """How the machine's cores were used over the last ``WINDOW_S`` or more, from the kernel's counters (proc(5))."""
 
     WINDOW_S = 0.25
 
@@ -69,7 +70,7 @@ class CoreCounter:
         self._use: CoreUse | None = None
 
     def __call__(self) -> CoreUse | None:
-        """``None`` where the kernel does not say, or has not for long enough."""
+        """``None`` where the kernel's counters can't be read, and until the first ``WINDOW_S`` have passed."""
         now = self._clock()
         window_s = now - self._read_at
         if window_s >= self.WINDOW_S:
@@ -83,13 +84,13 @@ class CoreCounter:
         return self._use
 
     def _count(self) -> tuple[float, float, float] | None:
-        """Seconds in which the cores were idle, were busy, and were busy with this process."""
+        """Core seconds: idle, busy, and busy with this process."""
         try:
             fields = (self._proc / "stat").read_text().partition("\n")[0].split()
         except OSError:
             return None
-        # "cpu", user, nice, system, idle, iowait, irq, softirq, steal; who waits for a disk is idle too, and guests'
-        # time, after these, is in the user's.
+        # "cpu", user, nice, system, idle, iowait, irq, softirq, steal; iowait counts as idle. The guest times that
+        # follow are already included in user.
         ticks = [int(field) for field in fields[1:9]]
         idle = ticks[3] + ticks[4]
         hertz = os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""File descriptors: how many this process may have open, and the three that every program expects."""
+"""File descriptors: the limit of open ones, and the three standard streams."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import sys
 log = logging.getLogger(__name__)
 
 OWN_DESCRIPTORS = 64
-"""Besides connections: the log, the loop, listeners, threads' and decoders' pipes, files that are read."""
+"""Descriptors needed besides connections: log, loop, listeners, pipes of threads and decoders, files being read."""
 
 
 def raise_descriptor_limit(connections: int, setting: str) -> None:
-    """Take all the descriptors that the system allows, since the usual soft limit is for programs that use select(2);
-    warn where that is too few for as many ``connections`` as the setting of this name allows."""
+    """Raise the soft limit to the hard limit: the usual soft limit is meant for programs that use select(2).
+
+    Logs a warning where that is too few for ``connections``, the value of the setting named ``setting``.
+    """
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -36,9 +38,9 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
 
 
 def open_standard_streams() -> None:
-    """Put the null device where standard input, output or error is closed, as by ``2>&-``.
+    """Open the null device for each of standard input, output and error that is closed, as by ``2>&-``.
 
-    What is opened next would have its number otherwise, and get all that libraries in C write there.
+    Otherwise the next file or socket would get its number, and with it all that C libraries write there.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -1,4 +1,4 @@
-"""The log: one line for each record, as text for people or as JSON for programs."""
+"""The log: one line per record, as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object) -> str:
-    # What a client chose (its id) must not forge a line or a field.
+    # A value chosen by a client, such as an id, must not forge a line or a field.
     text = str(value)
     return text if text.isascii() and text.isprintable() and " " not in text and text else orjson.dumps(text).decode()
 
 
 def configure(level: str, form: str) -> None:
-    """Log to standard error from ``level`` up, in ``form`` (text or json)."""
+    """Log records of ``level`` and above to standard error; ``form`` is "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,5 +1,5 @@
-"""How much memory this process can still get, and whether it is short now: a box's free memory says little inside a
-container."""
+"""How much memory this process can still get, and whether memory is short: inside a container, the machine's free
+memory says little."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 STALLED_PERCENT = 10.0
-"""A tick waits for its slowest thread, so that streams are late by at least what their process waits for memory. With
-memory to spare it is below 1; one slow page in the 10 s of the average doesn't make it."""
+"""Memory is short from this share of the last 10 s in which a task waited for memory. A tick waits for its slowest
+thread, so this time delays all streams. It is below 1% normally, and a single slow page doesn't reach the limit."""
 AVAILABLE_SHARE = 0.1
-"""With more than this left, who waits is a neighbour at a limit of its own, and nothing that we give up would help."""
+"""With more than this share available, the waiting task is another program at a limit of its own, which freeing our
+memory wouldn't help."""
 USED_SHARE = 0.95
-"""At its limit, a group loses the pages of the mapped model, and without pages to lose it is killed."""
+"""Share of a control group's limit. At the limit, the kernel evicts pages of the mapped model; when none are left, it
+kills the process."""
 
 
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Bytes that can be had without swapping: the kernel's estimate (proc(5), MemAvailable), or what the control group
-    (v2) and those above it leave, if that is less. Where a sandbox hides both, as much as there can be."""
+    """Bytes available without swapping: the kernel's estimate (proc(5), MemAvailable), or what our control group (v2)
+    and those above it have left, if that is less. ``sys.maxsize`` where a sandbox hides both."""
     left = [max(0, limit - used) for limit, used in _limits(proc, cgroups)]
     of_the_box = counter(_text(proc / "meminfo"), "MemAvailable")
     if of_the_box is not None:
@@ -33,8 +35,8 @@ def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def resident_bytes() -> int:
-    """Resident set size of this process (proc(5), statm), or the largest that it ever was where no descriptor is left
-    to read it."""
+    """Resident set size of this process in bytes (proc(5), statm); the largest so far where no descriptor is left to
+    read it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -42,9 +44,9 @@ def resident_bytes() -> int:
 
 
 class MemoryPressure:
-    """Whether the box or our control group is short of memory now; what isn't told is taken for plenty.
+    """Whether the machine or our control group is short of memory; where files are missing, it isn't.
 
-    The files are read at most once in ``READ_S`` seconds of ``clock``.
+    The files are read at most once per ``READ_S`` seconds of ``clock``.
     """
 
     READ_S = 1.0
@@ -55,7 +57,7 @@ class MemoryPressure:
         self._cgroups = cgroups
         self._read_at: float | None = None
         self.reason = ""
-        """Why memory was short at the last ``short``, in one line for the log; empty where it wasn't."""
+        """Why memory was short at the last call of ``short``, in one line for the log; empty where it wasn't."""
 
     def short(self) -> bool:
         now = self._clock()
@@ -71,7 +73,7 @@ class MemoryPressure:
         return ""
 
     def _of_the_group(self) -> str:
-        # Not of the groups above it, where a neighbour's stalls count too.
+        # Not of the groups above it, which count the stalls of other programs too.
         for own in _groups(self._proc, self._cgroups)[:1]:
             percent = stalled_percent(_text(own / "memory.pressure"))
             if percent is not None and percent >= STALLED_PERCENT:
@@ -90,7 +92,8 @@ class MemoryPressure:
 
 
 def stalled_percent(pressure: str) -> float | None:
-    """How much of the last 10 s at least one task waited for memory (Linux, Documentation/accounting/psi.rst)."""
+    """The percentage of the last 10 s in which at least one task waited for memory, from the text of a file as in
+    Linux's Documentation/accounting/psi.rst."""
     found = re.search(r"^some avg10=([0-9]{1,3}\.[0-9]{2}) ", pressure, re.MULTILINE)
     return None if found is None else float(found[1])
 
@@ -102,13 +105,13 @@ def counter(text: str, name: str) -> int | None:
 
 
 def own_group(memberships: str) -> str | None:
-    """The path of the control group of version 2 (cgroups(7), /proc/[pid]/cgroup)."""
+    """The path of the v2 control group in the text of /proc/[pid]/cgroup (cgroups(7)); ``None`` where there is none."""
     found = re.search(r"^0::/(.*)$", memberships, re.MULTILINE)
     return None if found is None else found[1]
 
 
 def _groups(proc: Path, cgroups: Path) -> list[Path]:
-    """Our control group and those above it, up to the root that we see."""
+    """Our control group and those above it, up to the visible root."""
     path = own_group(_text(proc / "self/cgroup"))
     if path is None:
         return []
@@ -117,11 +120,11 @@ def _groups(proc: Path, cgroups: Path) -> list[Path]:
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
-    """The limit of each of our control groups that has one, and what is used of it, in bytes."""
+    """(limit, used), in bytes, of each of our control groups that has a limit."""
     for group in _groups(proc, cgroups):
         limit, current = _bytes(group / "memory.max"), _bytes(group / "memory.current")
         if limit is not None and current is not None:
-            # Page cache that the kernel drops when memory is wanted.
+            # Page cache that the kernel drops when memory is needed.
             dropped = counter(_text(group / "memory.stat"), "inactive_file") or 0
             yield limit, current - dropped
 
@@ -133,7 +136,7 @@ def _bytes(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Nothing where there is no such file: the box, or a sandbox, doesn't tell."""
+    """The file's text; empty where it can't be read, as in a sandbox."""
     try:
         return path.read_text(errors="surrogateescape")  # the name of a group may be any bytes
     except OSError:

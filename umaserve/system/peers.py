@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection."""
+"""The peer of a connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UCRED = struct.Struct("iII")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED)."""
+    """The process at the other end, as the kernel reports it (unix(7), SO_PEERCRED)."""
 
     pid: int
     uid: int
@@ -27,9 +27,10 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def peer_name(sock: socket.socket) -> str:
-    """Whose the connection is, as limits count it: "uid:1000", "ip:192.0.2.1", "ip:2001:db8:1:2::/64", "ip:::1".
+    """The peer's name that limits are counted by: "uid:1000", "ip:192.0.2.1", "ip:2001:db8:1:2::/64", "ip:::1".
 
-    An IPv6 address stands for its /64, which one household has to itself. "ip:gone" where the peer has left already.
+    IPv6 addresses are counted by their /64, since one customer usually has all of it. "ip:gone" where the peer has
+    already disconnected.
     """
     if sock.family == socket.AF_UNIX:
         return f"uid:{peer_of(sock).uid}"

@@ -1,4 +1,4 @@
-"""A progress bar for whoever watches a terminal."""
+"""A progress bar for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WIDTH = 30
 
 
 class ProgressBar:
-    """Draws on one line of ``stream``; draws nothing where that is no terminal."""
+    """Draws on one line of ``stream``, if that is a terminal."""
 
     def __init__(self, label: str, stream: TextIO) -> None:
         self._label = label
@@ -16,14 +16,14 @@ class ProgressBar:
         self._active = stream.isatty()
 
     def show(self, fraction: float) -> None:
-        """``fraction`` from 0.0 to 1.0."""
+        """Draw the bar; ``fraction`` is from 0.0 to 1.0."""
         done = round(WIDTH * fraction)
         bar = "█" * done + "░" * (WIDTH - done)
-        # The cursor goes back, so that a line of the log takes the bar's place.
+        # The cursor returns to the start, so that a log line overwrites the bar.
         self._draw(f"{self._label} {bar} {fraction:4.0%}\r")
 
     def clear(self) -> None:
-        """Take the line away, so that the log goes on where it was."""
+        """Erase the line, so that the log continues there."""
         self._draw("\x1b[K")
 
     def _draw(self, text: str) -> None:
@@ -33,5 +33,5 @@ class ProgressBar:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            # The terminal was closed, and nobody watches any more.
+            # The terminal was closed.
             self._active = False

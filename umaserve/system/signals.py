@@ -1,4 +1,4 @@
-"""The signals of a program: SIGTERM and SIGINT end it, SIGHUP has it read its files again, others do it no harm."""
+"""Signals: SIGTERM and SIGINT stop the program, SIGHUP makes it read its files again, others are only logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class SignalLoop(Protocol):
-    """A loop that sleeps until somebody writes to ``wake_fd``, or calls ``wake`` from any thread."""
+    """A loop that is woken by a write to ``wake_fd``, or by ``wake`` from any thread."""
 
     @property
     def wake_fd(self) -> int: ...
@@ -23,13 +23,13 @@ class SignalLoop(Protocol):
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT, of which the second ends the process at once; calls ``reread`` on the loop for SIGHUP;
-    and logs SIGUSR1 and SIGUSR2, which would otherwise end the process. Each of them wakes the loop."""
+    """Counts SIGTERM and SIGINT; the second one ends the process at once. Calls ``reread`` on the loop for SIGHUP. Logs
+    SIGUSR1 and SIGUSR2, which would otherwise end the process. Each signal wakes the loop."""
 
     def __init__(self, loop: SignalLoop, last_words: Callable[[], None], reread: Callable[[], None]) -> None:
-        """``last_words`` is called, in a signal handler, before the second signal to end does so."""
+        """``last_words`` is called in the signal handler before the second SIGTERM or SIGINT ends the process."""
         self.count = 0
-        """Signals to end that have come."""
+        """Number of SIGTERM and SIGINT received, and of calls of ``stop``."""
         self._loop = loop
         self._last_words = last_words
         self._reread = reread
@@ -39,7 +39,7 @@ class Signals:
         try:
             signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
         except ValueError:
-            return  # Signals are the main thread's; in another one we are somebody's library.
+            return  # Only the main thread can handle signals; in another one, we run as a library.
         self._handling = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_end)
@@ -48,12 +48,12 @@ class Signals:
             signal.signal(number, self._on_unused)
 
     def restore(self) -> None:
-        """The loop is about to close."""
+        """Call it before the loop closes: no signal may write to its ``wake_fd`` afterwards."""
         if self._handling:
             signal.set_wakeup_fd(-1)
 
     def stop(self) -> None:
-        """As the first signal does; safe from any thread."""
+        """Does the same as the first signal; safe from any thread."""
         self.count += 1
         self._loop.wake()
 
@@ -64,6 +64,6 @@ class Signals:
             os._exit(128 + number)
 
     def _on_unused(self, number: int, _frame: object) -> None:
-        # On the loop, since a handler may have interrupted the very writing of a line of the log.
+        # On the loop: the handler may have interrupted a write to the log.
         name = signal.Signals(number).name
         self._loop.call_soon(lambda: log.warning("%s means nothing here: SIGTERM ends, SIGHUP reads files again", name))

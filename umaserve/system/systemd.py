@@ -1,7 +1,7 @@
-"""What a service manager and the daemon say to each other: readiness, watchdog, sockets made in advance.
+"""The service manager's protocols: readiness, watchdog, socket activation.
 
-Written out here because the protocols are a few environment variables and one datagram. Without those
-variables, so under no manager, each function does nothing.
+No library is used: the protocols are a few environment variables and one datagram. Without those variables, that is
+without a manager, each function does nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _SEND_TIMEOUT_S = 1.0
 def notify(message: str) -> None:
     """Send the manager NAME=VALUE lines: ``READY=1``, ``STOPPING=1``, ``WATCHDOG=1``, ``STATUS=some words``.
 
-    A failure to send is logged and never raised. Protocol: sd_notify(3), NOTIFY_SOCKET.
+    Errors are logged, not raised. Protocol: sd_notify(3), NOTIFY_SOCKET.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    # The variable spells the NUL byte, which begins an abstract address, as "@".
+    # "@" stands for the NUL byte at the start of an abstract address.
     target = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            # The caller is the loop: a manager that hangs must not hold the clients.
+            # Called on the loop: a manager that hangs must not block the clients.
             sender.settimeout(_SEND_TIMEOUT_S)
             sender.sendto(message.encode(errors="replace"), target)
     except OSError as error:
@@ -41,7 +41,7 @@ def notify(message: str) -> None:
 
 
 def watchdog_interval() -> float | None:
-    """Seconds between two ``WATCHDOG=1``, half of what the manager tolerates; None where it doesn't watch us.
+    """Seconds between two ``WATCHDOG=1``, half of the manager's limit; None where there is no watchdog.
 
     Raises ConfigError for a malformed variable.
     Protocol: sd_watchdog_enabled(3), WATCHDOG_USEC and WATCHDOG_PID.
@@ -55,8 +55,8 @@ def watchdog_interval() -> float | None:
 def feed_watchdog(
     call_later: Callable[[float, Callable[[], None]], object], stuck: Callable[[], Collection[str]]
 ) -> None:
-    """Where the manager watches us, send ``WATCHDOG=1`` by the timer of a loop, so as long as it turns, except while
-    ``stuck`` names threads. Raises ConfigError as `watchdog_interval`."""
+    """Where the manager has a watchdog, send ``WATCHDOG=1`` from a timer of the loop, except while ``stuck`` names
+    threads: a hung loop or thread stops it. Raises ConfigError as `watchdog_interval`."""
     interval = watchdog_interval()
     if interval is not None:
         if not stuck():
@@ -67,9 +67,9 @@ def feed_watchdog(
 def listen_fds() -> list[tuple[str, socket.socket]]:
     """The (name, socket) pairs that the manager passed to this process, non-blocking and close-on-exec.
 
-    A socket without a name is called "unknown". The variables are unset, so that no child takes the sockets
-    for its own; a second call finds none. Raises ConfigError for a malformed variable and for a descriptor
-    that isn't a listening stream socket.
+    A socket without a name is called "unknown". The variables are unset, so that no child process takes the sockets for
+    its own; a second call finds none. Raises ConfigError for a malformed variable and for a descriptor that isn't a
+    listening stream socket.
     Protocol: sd_listen_fds_with_names(3), LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES.
     """
     try:
@@ -91,7 +91,7 @@ def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
     if text is None:
         return None
-    # Not by int() alone, which takes signs, spaces and underscores as well.
+    # int() alone would accept signs, spaces and underscores.
     if not re.fullmatch("[1-9][0-9]{0,18}", text):
         raise ConfigError(f"environment {variable}: expected a whole number above 0, got {text!r}")
     return int(text)
@@ -103,7 +103,7 @@ def _listener(fd: int, name: str) -> socket.socket:
         listener = socket.socket(fileno=fd)
     except OSError as error:
         raise ConfigError(f"{passed}: {error.strerror}") from None
-    # SEQPACKET sockets listen too.
+    # Checked separately: SEQPACKET sockets can listen too.
     accepts = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if listener.type != socket.SOCK_STREAM or not accepts:
         raise ConfigError(f"{passed}: not a listening stream socket")

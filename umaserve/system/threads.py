@@ -1,4 +1,4 @@
-"""Threads for calls that block. A thread owns nothing: it takes a job, does it, and wakes the loop."""
+"""Threads for blocking calls. A thread has no state of its own: it runs a job and wakes the loop."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LengthyJob = Callable[[YieldPoint], Any]
 Done = Callable[[Any], None]
 
 MAX_JOB_S = 600.0
-"""What a job may take on a thread that says nothing else: longer than any resolver or disk that still works."""
+"""The default limit of a job's time: longer than any working resolver or disk takes."""
 
 
 class JobThread:
-    """Runs jobs in the order of their submission, and lets them in between the parts of lengthy ones. ``collect``, on
-    the loop's thread, calls back with the results."""
+    """Runs jobs in order of submission; the pauses of lengthy jobs let other jobs run. ``collect``, on the loop's
+    thread, calls back with the results."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class JobThread:
         max_s: float = MAX_JOB_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``nice``: how far others go first, from 0 to 19, as nice(1) has it. ``max_s``: how long a job, or a lengthy
-        one between two pauses, may take before the thread counts as stuck."""
+        """``nice``: the thread's niceness, 0 to 19, as in nice(1). ``max_s``: how long a job, or a lengthy one between
+        two pauses, may take before the thread counts as stuck."""
         self.name = name
         self._wake = wake
         self._nice = nice
         self._max_s = max_s
         self._clock = clock
         self._advanced_at: float | None = None
-        """When the job under way began or last paused; ``None`` while there is none."""
+        """When the current job began or last paused; ``None`` while there is none."""
         self._jobs: queue.SimpleQueue[tuple[Job, Done] | None] = queue.SimpleQueue()
-        """``None`` stands for the next lengthy one, or, where there is none, for the end."""
+        """``None`` stands for the next lengthy job or, where there is none, for the end of the thread."""
         self._lengthy: deque[tuple[LengthyJob, Done]] = deque()
         self._results: deque[tuple[Done, Any]] = deque()
-        # A daemon thread: a decode that hangs must not keep the process from ending.
+        # A daemon thread: a hung decode must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -60,39 +60,39 @@ class JobThread:
         self._jobs.put((job, done))
 
     def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
-        """The same for a job that takes long: it calls what it is given every few milliseconds, and within that call
-        the jobs run that have come meanwhile, lengthy ones excepted."""
+        """As ``submit``, for a long job: it calls its argument every few milliseconds, and that call runs the jobs
+        submitted meanwhile, except lengthy ones."""
         self._lengthy.append((job, done))
         self._jobs.put(None)
 
     def collect(self) -> None:
-        """Call back for the jobs that have finished; one that finishes meanwhile has its own wake-up."""
+        """Call back for the jobs that have finished. A job that finishes during the call wakes the loop again."""
         for _ in range(len(self._results)):
             done, result = self._results.popleft()
             done(result)
 
     def stuck_s(self) -> float | None:
-        """For how many seconds the job under way has not advanced, where that is too long; else ``None``."""
+        """For how many seconds the current job has not advanced, where that exceeds ``max_s``; else ``None``."""
         since = self._advanced_at
         if since is None or (seconds := self._clock() - since) <= self._max_s:
             return None
         return seconds
 
     def stop(self, timeout: float) -> bool:
-        """Let the jobs that are queued finish; whether they did within ``timeout`` seconds."""
+        """End the thread after the queued jobs; returns whether it ended within ``timeout`` seconds."""
         self._jobs.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         if self._nice:
-            # On Linux a thread has a niceness of its own. Where a sandbox forbids it, the others wait a little longer.
+            # On Linux each thread has its own niceness. Where a sandbox forbids changing it, others wait a bit longer.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
             self._advanced_at = None
-            # Idle, the thread must not keep the last job's sessions and samplers alive.
+            # An idle thread must not keep the last job's sessions and samplers alive.
             del item
 
     def _next_lengthy(self) -> tuple[Job, Done] | None:
@@ -121,14 +121,14 @@ class JobThread:
 
 
 class ThreadWatch:
-    """Tells which of some threads are stuck, and the log once of each."""
+    """Tells which of ``threads`` are stuck, and logs each once."""
 
     def __init__(self, threads: Sequence[JobThread]) -> None:
         self._threads = threads
         self._logged: set[str] = set()
 
     def stuck(self) -> dict[str, float]:
-        """By its name, for how many seconds each thread that is stuck has not advanced."""
+        """For each stuck thread, by name, for how many seconds it has not advanced."""
         stuck = {thread.name: seconds for thread in self._threads if (seconds := thread.stuck_s()) is not None}
         for name in stuck.keys() - self._logged:
             log.error("the %s thread has not advanced for %d s: restart the program if it stays so", name, stuck[name])
