@@ -1,4 +1,4 @@
-"""Clients of the Unix socket: ``Client`` blocks, ``AsyncClient`` is for asyncio. One connection for each request.
+"""Clients of the Unix socket: ``Client`` blocks, ``AsyncClient`` is for asyncio. Each request has its own connection.
 
     with Client().generate("Why is the sky blue?", chat=True) as stream:
         for event in stream:
@@ -6,7 +6,7 @@
     print(stream.end["usage"])
 
 Options are the contract's request fields (``max_tokens``, ``temperature``, ``stop``, ``json_schema``, …). An ``error``
-event raises ``ServerError``; a connection that ends too early, or whose other end doesn't speak framed JSON, raises
+event raises ``ServerError``. A connection that ends too early, or a server that doesn't speak framed JSON, raises
 ``ConnectionError``.
 """
 
@@ -52,7 +52,7 @@ def _send(sock: socket.socket, value: Event) -> None:
     try:
         sock.sendall(_frame(value))
     except BrokenPipeError:
-        return  # The server has closed already; why, it said in what is still to be read.
+        return  # The server has closed already; the reason is in what is still to be read.
 
 
 def _request(prompt: str | None, options: Event) -> Event:
@@ -94,7 +94,7 @@ def _foreign() -> ConnectionError:
 
 
 class Stream:
-    """One generation. Iterating gives the ``token`` events as they come; then ``end`` is the ``eos`` event."""
+    """One generation. Iterating yields the ``token`` events; afterwards ``end`` is the ``eos`` event."""
 
     def __init__(self, sock: socket.socket, request: Event) -> None:
         self.id: str = request["id"]
@@ -118,29 +118,29 @@ class Stream:
                 self.end = event
 
     def cancel(self) -> None:
-        """Ask for the end at the next token; go on iterating to see it."""
+        """Ask the server to stop at the next token; keep iterating until the end."""
         _send(self._sock, {"event": "cancel", "id": self.id})
 
     def wait(self, seconds: float) -> bool:
-        """Whether anything comes from the server, also its end, within so many seconds."""
+        """Wait for up to ``seconds``; returns whether there is input from the server, or the connection's end."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(self._codec.buffered or poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        """Leave; a generation that still runs ends with it."""
+        """Close the connection, which cancels a running generation."""
         self._sock.close()
 
 
 class Client:
-    """A blocking client of the daemon at ``path``. ``timeout`` is in seconds for each read; ``None`` waits for ever."""
+    """A blocking client of the daemon at ``path``. ``timeout``: seconds for each read or write; ``None``: no limit."""
 
     def __init__(self, path: str = DEFAULT_SOCKET, timeout: float | None = None) -> None:
         self.path = path
         self.timeout = timeout
 
     def generate(self, prompt: str | None = None, **options: Any) -> Stream:
-        """Start a generation. ``chat=[…]`` may stand in for ``prompt``."""
+        """Start a generation. ``chat=[…]`` may be given instead of ``prompt``."""
         return Stream(self._connect(), _request(prompt, options))
 
     def complete(self, prompt: str | None = None, **options: Any) -> Event:
@@ -152,7 +152,7 @@ class Client:
             return stream.end
 
     def metrics(self) -> Event:
-        """One snapshot."""
+        """One snapshot of the server's metrics."""
         with self._connect() as sock:
             _send(sock, {"type": "metrics"})
             return _receive(sock, FrameCodec(MAX_EVENT_BYTES))
@@ -169,7 +169,7 @@ class Client:
 
 
 class AsyncStream:
-    """As ``Stream``, for ``async for``."""
+    """Like ``Stream``, for ``async for``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Event) -> None:
         self.id: str = request["id"]
@@ -193,23 +193,23 @@ class AsyncStream:
                 self.end = event
 
     async def cancel(self) -> None:
-        """Ask for the end at the next token; go on iterating to see it."""
+        """Ask the server to stop at the next token; keep iterating until the end."""
         self._writer.write(_frame({"event": "cancel", "id": self.id}))
         await self._writer.drain()
 
     async def close(self) -> None:
-        """Leave; a generation that still runs ends with it."""
+        """Close the connection, which cancels a running generation."""
         await _close(self._writer)
 
 
 class AsyncClient:
-    """A client for asyncio. ``run`` takes uvloop for it where that is installed."""
+    """A client for asyncio. ``run`` runs it on uvloop if that is installed."""
 
     def __init__(self, path: str = DEFAULT_SOCKET) -> None:
         self.path = path
 
     async def generate(self, prompt: str | None = None, **options: Any) -> AsyncStream:
-        """Start a generation. ``chat=[…]`` may stand in for ``prompt``."""
+        """Start a generation. ``chat=[…]`` may be given instead of ``prompt``."""
         reader, writer = await asyncio.open_unix_connection(self.path, limit=_READ)
         return AsyncStream(reader, writer, _request(prompt, options))
 
@@ -222,7 +222,7 @@ class AsyncClient:
             return stream.end
 
     async def metrics(self) -> Event:
-        """One snapshot."""
+        """One snapshot of the server's metrics."""
         reader, writer = await asyncio.open_unix_connection(self.path, limit=_READ)
         try:
             writer.write(_frame({"type": "metrics"}))
@@ -247,11 +247,11 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     try:
         await writer.wait_closed()
     except ConnectionError:
-        return  # The server was faster; the end is the same.
+        return  # The server closed first.
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, on uvloop where it is installed."""
+    """``asyncio.run``, on uvloop if that is installed."""
     try:
         import uvloop
     except ImportError:

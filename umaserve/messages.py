@@ -1,4 +1,4 @@
-"""What dialects and sessions say to each other. A new dialect adds nothing here that a session must know."""
+"""The messages between dialects and sessions. A new dialect adds nothing here that a session must know."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Literal
 
 from umaserve.errors import RequestError
 
-# Commands: what a client asks for.
+# Commands: what clients ask for.
 
 
 class Priority(enum.IntEnum):
-    """Scheduling class: background work runs when no interactive prompt waits, or when it has aged."""
+    """Scheduling class: a background request runs when no interactive prompt waits, or once it has waited long
+    enough."""
 
     INTERACTIVE = 0
     BACKGROUND = 1
@@ -21,7 +22,8 @@ class Priority(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. The cut-offs default to llama.cpp's own; a temperature of 0 is greedy."""
+    """Sampling parameters. The defaults of ``top_p``, ``top_k`` and ``min_p`` are llama.cpp's; temperature 0 is
+    greedy."""
 
     temperature: float = 0.0
     top_p: float = 0.95
@@ -38,7 +40,7 @@ class Sampling:
     """A JSON schema as JSON text; excludes ``grammar``."""
     ignore_eos: bool = False
     length_penalty: float = 1.0
-    """Above 1 answers get longer, below 1 shorter: the logits of the tokens that end one are scaled by it."""
+    """Above 1 answers get longer, below 1 shorter: it scales the logits of the tokens that end an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,24 @@ class ToolCall:
 
 
 Base64 = str | memoryview
-"""A long one as it lies in the memory of the message that it came in: a copy would hold up everybody."""
+"""Long data is a view into the received message: a copy would block the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture in any format. ``data`` is base64, of which nothing has been checked; errors name ``field``."""
+    """An image in any format. ``data`` is unchecked base64; errors name ``field``."""
 
     data: Base64
     field: str
     max_slices: int | None = None
-    """Parts into which the projector may cut it, for those that do; ``None``: as many as it likes."""
+    """The most slices into which a projector may cut the image; ``None``: the projector decides."""
     numbered: bool | None = None
-    """Whether several images of one conversation have their numbers before them; ``None``: only for models that were
-    trained with such."""
+    """Whether to put numbers before the images of a conversation with several; ``None``: only for models trained so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """A recording: little-endian float32 mono of ``sample_rate``, or a file of any format where that is ``None``."""
+    """A recording: mono little-endian float32 samples at ``sample_rate``; if that is ``None``, a file in any format."""
 
     data: Base64
     field: str
@@ -78,13 +79,13 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A film's file: its pictures, and its sound. ``omni``: interleaved by time, which otherwise follow each other."""
+    """A video file: its frames and its sound. ``omni``: interleaved by time; otherwise the sound follows the frames."""
 
     data: Base64
     field: str
     omni: bool = False
     stack_frames: int = 1
-    """Pictures of each second; those after the first are tiled into one."""
+    """Frames per interval (a second, more in long videos); those after the first are tiled into one image."""
     max_slices: int | None = None
 
 
@@ -93,8 +94,7 @@ Media = Image | Audio | Video
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What stands before the character ``at`` of a turn's content, counted from 0; behind all where ``at`` is its
-    length."""
+    """Media before the character ``at`` (from 0) of a turn's content; at the end if ``at`` is the content's length."""
 
     at: int
     media: Media
@@ -107,7 +107,7 @@ class ChatTurn:
     role: str
     content: str
     attachments: tuple[Attachment, ...] = field(default=(), kw_only=True)
-    """In their order."""
+    """In the order of their places."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """The call that a turn of the role "tool" answers."""
@@ -115,7 +115,7 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A prompt that the client has tokenized itself."""
+    """A prompt that the client has tokenized."""
 
     ids: tuple[int, ...]
 
@@ -130,11 +130,11 @@ class Tool:
 
 
 TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
-"""What a call stands between in the generated text; inside is one JSON object, ``{"name", "arguments"}``."""
+"""The tags around a call in the generated text; inside is one JSON object, ``{"name", "arguments"}``."""
 
 
 SoundFormat = Literal["mp3", "opus", "aac", "flac"]
-"""A compressed sound file; Opus is in Ogg, AAC in ADTS."""
+"""The format of a compressed audio file; Opus is in Ogg, AAC in ADTS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +142,16 @@ class Speaking:
     """How an answer is spoken."""
 
     speaker: Audio | None = None
-    """A recording of the one whose voice it is; ``None``: the daemon's own."""
+    """A recording of the speaker; ``None``: the daemon's own voice."""
     language: str = ""
-    """As an ISO 639-1 code that the daemon's voice speaks; empty: the one that it speaks of itself."""
+    """An ISO 639-1 code that the daemon's voice speaks; empty: the voice's default."""
     sound_format: SoundFormat | None = None
-    """``None``: mono samples at 24 kHz, little-endian float32."""
+    """``None``: little-endian float32 samples, mono, 24 kHz."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A request for text. Fields left ``None`` take the server's defaults."""
+    """A request for text. Where no other meaning is given, ``None`` means the server's default."""
 
     id: str
     prompt: str | tuple[ChatTurn, ...] | TokenIds
@@ -160,24 +160,24 @@ class Generate:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
-    """How many alternatives to report with each token's log-probability; ``None``: no log-probabilities at all."""
+    """The number of alternatives to report with each token's log-probability; ``None``: no log-probabilities."""
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
-    """Whether the answer has to be a tool call; otherwise the model may choose."""
+    """Whether the answer must be a tool call; otherwise the model chooses."""
     recorded: bytes | None = None
-    """The client's own words, where the operator may want to keep the conversation."""
+    """The client's payload, if the operator records conversations."""
     cache_prompt: bool = True
-    """Whether it may begin with what was computed for another request, and leave its own for others."""
+    """Whether it may reuse a cached prefix of another request, and leave its own in the cache."""
     enable_thinking: bool | None = None
-    """For chat templates that know a variable of this name; ``None``: as they do of themselves."""
+    """For chat templates with a variable of this name; ``None``: the template's default."""
     continue_final_message: bool | None = None
-    """Whether the answer goes on with the last turn; ``None``: where that is the assistant's."""
+    """Whether the answer continues the last turn; ``None``: if that is the assistant's."""
     add_generation_prompt: bool = True
-    """Whether the chat template opens a turn of the assistant's, where none is continued."""
+    """Whether the chat template opens a turn of the assistant, unless one is continued."""
     spoken: Speaking | None = None
-    """How the answer is spoken as well; ``None``: not at all."""
+    """How to speak the answer; ``None``: text only."""
     lora: tuple[tuple[str, float], ...] | None = None
-    """Adapters by name, each with its scale; ``None``: all that the server has, at 1."""
+    """Adapters by name, each with its scale; ``None``: all of the server's, with scale 1."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None
@@ -185,23 +185,23 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the running request of this id at the next token boundary."""
+    """End the running request with this id at the next token boundary."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Drop the running request unheard, and start this one in its place."""
+    """Drop the running request without further output, and start this one in its place."""
 
     request: Generate
 
 
 @dataclass(frozen=True, slots=True)
 class Modify:
-    """Go on with the running request as if it had been asked for like this: sampling, ``max_tokens`` and ``stop``.
+    """Continue the running request with this one's sampling, ``max_tokens`` and ``stop``.
 
-    It stands by itself, whatever earlier changes said: of several that wait, only the last one is applied.
+    It is complete, and independent of earlier changes: of several that wait, only the last one is applied.
     """
 
     request: Generate
@@ -209,7 +209,7 @@ class Modify:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Compute no more tokens until ``Resume``."""
+    """Generate no more tokens until ``Resume``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +219,14 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A client's opinion of a generation, to be kept."""
+    """A client's feedback on a generation, to be stored."""
 
     values: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Reattach:
-    """Take over the generation that a lost connection left, from its token number ``position`` (from 0) on."""
+    """Take over a lost connection's generation, from its token number ``position`` (from 0) on."""
 
     request_id: str
     position: int
@@ -234,7 +234,7 @@ class Reattach:
 
 @dataclass(frozen=True, slots=True)
 class GetMetrics:
-    """Ask for one snapshot."""
+    """Ask for one snapshot of the metrics."""
 
 
 Steering = Modify | Pause | Resume
@@ -243,7 +243,7 @@ Command = Generate | Cancel | Replace | Steering | Feedback | Reattach | GetMetr
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The tokens of a text; ``special``: with the model's start token, and control tokens as written."""
+    """Ask for the tokens of a text. ``special``: with the model's start token, and control tokens recognized."""
 
     text: str
     special: bool
@@ -251,20 +251,20 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """The text of tokens."""
+    """Ask for the text of tokens."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """A vector for each text."""
+    """Ask for a vector for each text."""
 
     inputs: tuple[str | TokenIds, ...]
 
 
 Query = Tokenize | Detokenize | Embed
-"""Questions to the engine that make no stream."""
+"""Questions to the engine, each with one answer instead of a stream."""
 
 
 # Outputs: what comes back.
@@ -281,17 +281,17 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """True token counts of one request."""
+    """Token counts of one request."""
 
     prompt_tokens: int
     completion_tokens: int
     prefix_reused_tokens: int = 0
-    """Tokens of the prompt that had been computed before, for another request."""
+    """Tokens of the prompt that were in the cached prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from the request: until its prompt was begun, until its first token, until its end."""
+    """Seconds since the request: when its prompt was started, at its first token, at its end."""
 
     started_s: float = 0.0
     first_token_s: float = 0.0
@@ -300,7 +300,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token with the natural logarithm of its probability; ``piece`` may be part of a character."""
+    """A token and the natural logarithm of its probability; ``piece`` may be a part of a character."""
 
     token_id: int
     piece: bytes
@@ -309,7 +309,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The chosen token, and the likeliest ones, best first."""
+    """The chosen token, and the likeliest tokens, best first."""
 
     chosen: Scored
     top: tuple[Scored, ...]
@@ -317,12 +317,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request was taken up: a model is there, and what follows is its stream."""
+    """The request was accepted: the model is loaded, and the request's stream follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The request waits for the model. ``eta_s`` is a guess at the seconds left, ``None`` without a ground for one."""
+    """The request waits for the model. ``fraction`` is loaded; ``eta_s`` estimates the seconds left, if possible."""
 
     fraction: float
     eta_s: float | None
@@ -330,7 +330,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The request waits for a place: ``position`` from 1 in a queue of ``length``."""
+    """The request waits in the queue of ``length`` requests, at ``position`` (from 1). ``eta_s``: seconds, if known."""
 
     position: int
     length: int
@@ -339,12 +339,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The request waits no more: its prompt is being computed."""
+    """The request has left the queue: its prompt is being computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prompt is computed; the first token comes next, or the end."""
+    """The prompt is computed; the first token or the end follows."""
 
     input_tokens: int
 
@@ -353,7 +353,7 @@ class Prefilled:
 class Token:
     """One generated token. ``text`` is empty while a character or a possible stop string is incomplete.
 
-    ``elapsed_s`` is since the request, ``since_last_s`` since the token before or, for the first one, the request.
+    ``elapsed_s`` is since the request, ``since_last_s`` since the previous token (for the first: since the request).
     """
 
     text: str
@@ -365,25 +365,25 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A part of the answer's speech, as ``Speaking.sound_format`` says; of a compressed file the next bytes."""
+    """A part of the answer's speech in ``Speaking.sound_format``; of a compressed file the next bytes."""
 
     sound: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a stream; every token, and all of its speech, came before it."""
+    """The end of a stream, after all tokens and all speech."""
 
     reason: FinishReason
     usage: Usage
     timing: Timing = Timing()
     recording: str | None = None
-    """The id of what was kept of the conversation, if it was."""
+    """The id of the conversation's recording, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """``command`` holds from the next token on; or was refused for the reason given, and all goes on as before."""
+    """``command`` takes effect from the next token on; with ``refusal``, it was refused and changes nothing."""
 
     command: Steering
     refusal: RequestError | None = None
@@ -391,14 +391,14 @@ class Steered:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackKept:
-    """Feedback was written down, or there is nowhere to write it."""
+    """Whether feedback was stored, or the server stores none."""
 
     kept: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A snapshot: flat names to numbers and strings."""
+    """A snapshot of the metrics: flat names to numbers and strings."""
 
     values: Mapping[str, int | float | str]
 
@@ -421,7 +421,7 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """One vector of unit length for each input, and the tokens that they had together."""
+    """One vector of unit length for each input, and the total tokens of all inputs."""
 
     vectors: Sequence[Sequence[float]]
     prompt_tokens: int
@@ -432,7 +432,7 @@ Answer = Tokenized | Detokenized | Embedded
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of the loaded model, for clients that ask."""
+    """Properties of the loaded model."""
 
     name: str
     architecture: str
@@ -440,7 +440,7 @@ class ModelInfo:
     parameters: int
     size_bytes: int
     context_tokens: int
-    """The longest that prompt and answer together may get."""
+    """The limit of prompt and answer together."""
     training_tokens: int
     """The context that the model was trained with."""
     vocabulary: int
@@ -452,15 +452,15 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class VoiceInfo:
-    """What is known of the daemon's voice, for requests that ask for speech."""
+    """Properties of the daemon's voice."""
 
     languages: Sequence[str]
-    """What it speaks, as ISO 639-1 codes."""
+    """The languages that it speaks, as ISO 639-1 codes."""
     clones: bool
-    """Whether a recording of somebody can be its speaker."""
+    """Whether it can speak with the voice in a recording."""
     formats: Sequence[SoundFormat] = ()
-    """The compressed ones in which it can be heard."""
+    """The compressed formats that it can make."""
     reference: Audio | None = None
-    """The daemon's own such recording."""
+    """The daemon's own recording of a speaker."""
     reference_path: str = ""
-    """How the operator calls it."""
+    """The recording's path, as the operator gave it."""

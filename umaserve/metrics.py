@@ -1,4 +1,4 @@
-"""What the daemon counts: totals, sliding windows of latencies, and the same as Prometheus counters and histograms."""
+"""The daemon's metrics: totals, sliding windows of latencies, and Prometheus counters and histograms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 WINDOW = 1024
 MAX_NEW = 256
-"""Observations that wait to be counted."""
+"""Observations that are buffered before they are counted."""
 
 
 class Window:
@@ -33,7 +33,7 @@ class Window:
 
 
 class TickTimes:
-    """Last, smallest, largest and exponentially weighted mean time of a decode, in milliseconds."""
+    """Last, minimum, maximum and exponentially weighted mean time of a decode, in milliseconds."""
 
     WEIGHT = 0.1
 
@@ -51,7 +51,7 @@ class TickTimes:
 
 
 class Share:
-    """How many of the last ``WINDOW`` were so."""
+    """The share of true values among the last ``WINDOW``."""
 
     def __init__(self) -> None:
         self._values: deque[bool] = deque(maxlen=WINDOW)
@@ -61,7 +61,7 @@ class Share:
 
     @property
     def ratio(self) -> float:
-        """From 0 to 1; 1 without observations, when nothing was missed."""
+        """From 0 to 1; 1 without observations."""
         return round(sum(self._values) / len(self._values), 4) if self._values else 1.0
 
 
@@ -73,7 +73,7 @@ _WAIT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 
 
 class ServingMetrics:
-    """What the scheduler counts as it goes. Times are in seconds."""
+    """The scheduler's metrics. Times are in seconds."""
 
     WEIGHT = 0.1
 
@@ -89,14 +89,14 @@ class ServingMetrics:
         self.draft_tokens = 0
         self.draft_tokens_accepted = 0
         self.ticks_over_budget = 0
-        """Those that took longer than the time between tokens that one of their streams wants."""
+        """Ticks that took longer than the time-between-tokens target of one of their streams."""
         self.ticks_throttled = 0
-        """Those in which prompts had to wait for the streams' sake."""
+        """Ticks in which prefill was limited for the streams' targets."""
         self.ttft_attained = Share()
         self.tbt_attained = Share()
-        """By requests, their mean time between tokens against what they want."""
+        """Per request: whether its mean time between tokens met its target."""
         self.request_s = 0.0
-        """Exponentially weighted mean time of a request, from its start; 0 before the first has ended."""
+        """Exponentially weighted mean duration of a request from its start; 0 before the first has ended."""
         self.ticks = TickTimes()
         self.ttft = Window()
         self.tbt = Window()
@@ -112,8 +112,8 @@ class ServingMetrics:
         self._tbt_of = _Children(self._tbt_s)
         self._new_ticks: list[float] = []
         self._new_gaps: list[tuple[str, float]] = []
-        """By dialect. Decoding takes the processor's caches, and each piece of code that runs between two ticks is
-        fetched anew: many observations cost hardly more than one."""
+        """With their dialects. Counted in batches, since decoding evicts the code from the processor's caches: between
+        two ticks many observations cost hardly more than one."""
         self._requests = self._counter("requests", "Requests that have ended, by how.", "end")
         self._prompt = self._counter("request_prompt_tokens", "Tokens of the prompts of ended requests.")
         self._completion = self._counter("request_completion_tokens", "Tokens generated for ended requests.")
@@ -146,7 +146,7 @@ class ServingMetrics:
             self.fold()
 
     def fold(self) -> None:
-        """Count what was only noted down, before the numbers are read."""
+        """Count the buffered observations."""
         for seconds in self._new_ticks:
             self.ticks.add(seconds)
             self._tick_s.observe(seconds)
@@ -157,7 +157,7 @@ class ServingMetrics:
         self._new_gaps.clear()
 
     def observe_end(self, dialect: str, end: str, prompt_tokens: int, completion_tokens: int, took_s: float) -> None:
-        """``took_s`` is from its start; 0 for one that never started."""
+        """Count an ended request. ``took_s`` is its duration from its start; 0 if it never started."""
         if took_s:
             self.request_s += (took_s - self.request_s) * (self.WEIGHT if self.request_s else 1.0)
         self._requests.labels(dialect, end).inc()
@@ -194,7 +194,7 @@ class ServingMetrics:
 
 
 class _Children(dict[str, Histogram]):
-    """Those of a histogram by dialect; it takes a while to find one."""
+    """A cache of a histogram's children by dialect, since ``labels`` is slow."""
 
     def __init__(self, histogram: Histogram) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class _Children(dict[str, Histogram]):
 
 
 def exposition(registry: CollectorRegistry | None, values: Mapping[str, int | float | str]) -> bytes:
-    """``registry`` and the flat snapshot in Prometheus' text format; texts become one info metric."""
+    """``registry`` and the flat snapshot in Prometheus' text format; strings become one info metric."""
     whole = CollectorRegistry()
     if registry is not None:
         whole.register(registry)
@@ -215,7 +215,7 @@ def exposition(registry: CollectorRegistry | None, values: Mapping[str, int | fl
 
 
 class _Snapshot(Collector):
-    """Flat metrics; those named ``…_total`` count up."""
+    """A collector of flat metrics; those named ``…_total`` are counters."""
 
     def __init__(self, values: Mapping[str, int | float | str]) -> None:
         self._values = values
