@@ -1,1 +1,1 @@
-"""The relay: many boxes behind one address."""
+"""The relay: many workers behind one address."""

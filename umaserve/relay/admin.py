@@ -1,4 +1,4 @@
-"""The operators' pages: workers, totals, draining, refreshing, and the clients' keys."""
+"""The operators' API: workers, statistics, drain, refresh, and the clients' keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_TIMEOUT_S = 3600.0
 
 
 class Admin:
-    """``/admin/…``; without a token there is none of it. Refuses by raising ``Refusal`` or ``RequestError``."""
+    """Serves ``/admin/…``; disabled without a token. Raises ``Refusal`` or ``RequestError``."""
 
     def __init__(
         self,
@@ -37,14 +37,15 @@ class Admin:
     ) -> None:
         self._pool = pool
         self.token = token
-        """May be changed."""
+        """May be replaced at any time."""
         self._keys = keys
         self._attempts = attempts
         self._stats = stats
         self._drain_timeout = drain_timeout
 
     def check(self, head: Request, address: str) -> None:
-        """Whether the token came with it, in constant time, and not after too many that were wrong."""
+        """Check the request's token, in constant time. Raises for a wrong one, and after too many wrong ones from
+        ``address``."""
         if not self.token:
             raise Refusal(404, "path: the admin API is off here: see --admin-token-file")
         if self._attempts.blocked(address):
@@ -73,7 +74,7 @@ class Admin:
         try:
             self._answer(connection, request)
         except ConfigError as error:
-            # The clients' keys: their disk is full, say.
+            # From the clients' keys, for example where the disk is full.
             log.error("%s", error)
             raise RequestError(Fault.DECODE_FAILED, "keys", "their file can't be used: see the relay's log") from None
 

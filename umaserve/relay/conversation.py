@@ -1,4 +1,4 @@
-"""A client's WebSocket through the relay, frame by frame: one request, from its first message to its close."""
+"""A client's WebSocket: one relayed request, from its first message to its close."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from umaserve.wire.websocket import CloseCode, WebSocketCodec
 FRAMES_PER_TURN = 32
 MAX_FRAMES_BEFORE_OUTPUT = 64
 WORKER_BEHIND_S = 0.05
-"""After which it is looked whether the worker has caught up with what clients say."""
+"""Interval of the checks whether a worker has read what it was sent."""
 CHAT = "/ws/chat"
 _FAULTS = {
     400: Fault.BAD_REQUEST,
@@ -33,11 +33,11 @@ _FAULTS = {
     503: Fault.SHUTTING_DOWN,
     504: Fault.TIMED_OUT,
 }
-"""By the status with which a request failed; any other is a worker's failure."""
+"""By the status of a failed request; all others mean that the worker failed."""
 
 
 class Conversation:
-    """Handler of a channel after its upgrade; implements ``relay.request.Client``."""
+    """The channel's handler after the upgrade; implements ``relay.request.Client``."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Conversation:
         idle_timeout: float,
         max_bytes: int,
     ) -> None:
-        """``path`` is that of the contract, ``new_request`` makes the request out of the first message, and
-        ``max_bytes`` may follow it before an answer; ``memory`` is told of what has come and waits."""
+        """``path`` selects the contract. ``new_request`` makes the request from the first message. ``max_bytes`` limits
+        the messages after it until the answer begins. ``memory`` counts received bytes that wait."""
         self.channel = channel
         self._loop = loop
         self._pool = pool
@@ -65,13 +65,13 @@ class Conversation:
         self._lost = lost
         self._input = memory
         self._kept = 0
-        """Bytes of messages that another worker may have to be given."""
+        """Bytes of messages kept for a requeue."""
         self._idle_timeout = idle_timeout
         self._max_bytes = max_bytes
         self._request: RelayedRequest | None = None
         self._backlog = Backlog(loop, channel, self._handle_frames, FRAMES_PER_TURN)
         self._behind: Timer | None = None
-        """Looks again whether the worker has caught up."""
+        """Runs while the worker is behind; handles frames again."""
         self._idle = loop.call_later(idle_timeout, self._on_idle)
         self._pings = Pings(loop, channel, ping_interval, codec.ping, "a client")
         channel.handler = self
@@ -116,7 +116,7 @@ class Conversation:
         self._input.hold(self._codec.buffered)
 
     def _handle_one(self) -> bool:
-        """The next frame; whether another one may be handled after it."""
+        """Handle the next frame; returns whether another one may be handled after it."""
         if not self.channel.open or self.channel.overfull:
             return False
         if self._request is not None and not self._pool.takes_frames(self._request):
@@ -155,14 +155,14 @@ class Conversation:
     # -- from the pool -------------------------------------------------------------------------------------------
 
     def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
-        """A worker that has no such conversation says so in a reply."""
+        """A reply instead of a stream: a worker without such WebSockets answers so."""
         if status >= 400 or body:
             self.fail(status, _said(body) or f"the worker answered with status {status}")
         else:
             self.end()
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """A WebSocket has begun with its handshake."""
+        """Nothing to do: a WebSocket begins with its handshake."""
 
     def write(self, chunk: str) -> None:
         if self._kept:
@@ -192,7 +192,7 @@ class Conversation:
             self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
             return
         if waited := self._input.take_waited():
-            # It is no fault of the client's that nobody read what it sent.
+            # The time in which we didn't read the client's input doesn't count as idle.
             self._idle = self._loop.call_later(waited, self._on_idle)
             return
         self._say_and_close(RequestError(Fault.TIMED_OUT, "request", "it did not come in time"), CloseCode.GOING_AWAY)
@@ -214,14 +214,14 @@ class Conversation:
 
 
 def _error(path: str, error: RequestError) -> bytes:
-    """The message for it by the contract of the conversation's path."""
+    """The error message in the format of the contract for ``path``."""
     if path == CHAT:
         return orjson.dumps({"type": "error", "error": error.message})
     return error_message(error, None)
 
 
 def _said(body: str) -> str:
-    """What a worker's reply says is wrong, without the form in which HTTP's errors have it."""
+    """The error message in a worker's reply, taken out of an HTTP error's JSON."""
     try:
         value = parse_json(body.encode(), MAX_VALUES)
     except RequestError:

@@ -1,4 +1,4 @@
-"""One HTTP request through the relay: the client's side of it."""
+"""One relayed HTTP request: the client's side."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from umaserve.wire.forwarding import end_to_end, via
 from umaserve.wire.http_head import Headers
 
 MAX_UNREAD = 4 * 1024 * 1024
-"""Bytes that may wait for a client whose worker can't be told to pause."""
+"""Bytes that may be queued for a client, as its worker may not support pausing."""
 WITHOUT_BODY = (204, 304)
 BAD_GATEWAY = 502
 CORS_PREFIX = "access-control-"
-"""Whose pages may read a reply is for the relay to say, and browsers read nothing where it is said twice."""
+"""Only the relay sets CORS headers: browsers reject a reply that has them twice."""
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class RelayExchange:
-    """Implements ``relay.request.Client`` on an HTTP connection, whose ``pending`` it is."""
+    """Implements ``relay.request.Client`` on an HTTP connection; it is the connection's ``pending``."""
 
     def __init__(self, connection: HttpConnection, pool: Pool) -> None:
         self._connection = connection
@@ -35,15 +35,15 @@ class RelayExchange:
         self._request: RelayedRequest | None = None
         self._begun = False
         self._bodiless = False
-        """Whether the reply that has begun has a status that allows no body, whatever its worker sends."""
+        """Whether the status of the reply allows no body, whatever its worker sends."""
         self._events = False
-        """Whether it is a stream of events."""
+        """Whether the reply is an event stream."""
         self._last = ""
-        """Its last chunk."""
+        """The reply's last chunk."""
 
     def start(self, request: RelayedRequest) -> None:
         self._request = request
-        # Until an answer has begun another worker may be asked.
+        # The body is kept until the answer begins, for a requeue.
         self._connection.input.keep(len(request.body))
         self._pool.submit(request)
 
@@ -77,7 +77,7 @@ class RelayExchange:
         if self._bodiless:
             return
         connection = self._connection
-        # Before what comes now, which may be larger than that by itself.
+        # Checked before this chunk is queued, which alone may be larger than the limit.
         if connection.channel.queued > MAX_UNREAD:
             connection.channel.abort()
             return
@@ -99,21 +99,21 @@ class RelayExchange:
         elif self._bodiless:
             self._connection.end()
         elif self._events:
-            # The worker may have left an event unfinished, and this one is not to be part of that.
+            # The worker may have left an event unfinished; the error must be an event of its own.
             end = b"" if self._last.endswith("\n\n") else b"\n\n"
             self._connection.write(end + sse.event(body))
             self._connection.end()
         else:
-            # Its reader takes no events: that the body is not whole says it.
+            # The body is no event stream: closing leaves it incomplete, which tells the client.
             self._connection.channel.close()
 
 
 def _passed(headers: Mapping[str, str]) -> Headers:
-    """A worker's headers that may go to a client: it may say anything."""
+    """The headers of a worker, which are untrusted, that are passed on to a client."""
     passed = [
         (name, value)
         for name, value in end_to_end(headers.items())
-        if name.lower() not in ("date", "via")  # The one is made anew, the other added to.
+        if name.lower() not in ("date", "via")  # Date is set again; Via is extended below.
         and not name.lower().startswith(CORS_PREFIX)
         and _NAME.fullmatch(name)
         and _VALUE.fullmatch(value)

@@ -1,4 +1,4 @@
-"""Requests in flight: what workers are told of each, from its dispatch to its answer, cancel or the worker's loss."""
+"""Requests in flight: messages to their workers, from dispatch to answer, cancel or loss of the worker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ CANCEL_GRACE_S = 2.0
 
 
 class InFlight:
-    """``timed_out`` gets each request that has no answer within ``request_timeout`` seconds, or whose conversation was
-    silent for ``silence``; ``freed`` each worker that has kept the place of a cancelled request long enough."""
+    """All requests in flight.
+
+    ``timed_out`` is called with each HTTP request without an answer within ``request_timeout`` seconds, and with each
+    WebSocket that was silent for ``silence`` seconds. ``freed`` is called with a worker when it gets a cancelled
+    request's slot back after ``CANCEL_GRACE_S``.
+    """
 
     def __init__(
         self,
@@ -31,19 +35,19 @@ class InFlight:
         self._freed = freed
         self._dispatches = 0
         self._workers: dict[str, Worker] = {}
-        """Who has a request, by the request's id."""
+        """The worker of each request, by the request's id."""
 
     def __len__(self) -> int:
         return len(self._workers)
 
     def dispatch(self, worker: Worker, request: RelayedRequest) -> None:
-        """Give ``request`` to ``worker``, with all that its client has said."""
+        """Send ``request`` to ``worker``, with all messages from its client so far."""
         request.move(Event.DISPATCH)
         self._dispatches += 1
         worker.given_at = self._dispatches
         worker.in_flight[request.id] = request
         self._workers[request.id] = worker
-        # Of an earlier worker's output nothing has reached the client.
+        # Output of an earlier worker has not reached the client: drop it.
         request.held, request.output_bytes = "", 0
         request.waited_s += self._clock.now() - request.queued_at
         timeout = self._silence if request.is_websocket else self._request_timeout
@@ -57,29 +61,29 @@ class InFlight:
     # -- while it is in flight -----------------------------------------------------------------------------------
 
     def send_frame(self, request: RelayedRequest, frame: Request) -> None:
-        """One more message of a WebSocket's client."""
+        """Send the worker one more message from a WebSocket's client."""
         self.heard(request)
         self._workers[request.id].link.send(frame)
 
     def tell_paused(self, request: RelayedRequest) -> None:
-        """Tell its worker whether the client is behind, if it understands."""
+        """Tell the worker whether the client is behind, if the worker supports flow control."""
         worker = self._workers[request.id]
         if FLOW in worker.features:
             worker.link.send(Flow(request.id, request.paused))
 
     def overfull(self, request: RelayedRequest) -> bool:
-        """Whether its worker is behind with what it was sent."""
+        """Whether the worker is behind with reading what it was sent."""
         return self._workers[request.id].link.overfull
 
     def heard(self, request: RelayedRequest) -> None:
-        """A conversation's worker or client has said something."""
+        """The worker or the client of a WebSocket has sent something: restart its silence timer."""
         assert request.timer is not None
         request.timer.postpone(self._clock.now() + self._silence)
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 
     def take(self, worker: Worker, request_id: str) -> RelayedRequest | None:
-        """The request that ``worker`` has ended, which is in flight no more; ``None`` where it has none of that id."""
+        """Remove and return the worker's request of this id; ``None`` where it has none."""
         request = worker.in_flight.pop(request_id, None)
         if request is not None:
             del self._workers[request_id]
@@ -87,14 +91,14 @@ class InFlight:
         return request
 
     def take_all(self, worker: Worker) -> list[RelayedRequest]:
-        """All that ``worker`` had: it is lost."""
+        """Remove and return all requests of a lost worker."""
         for timer in worker.cancelled.values():
             timer.cancel()
         worker.cancelled.clear()
         return [request for request_id in list(worker.in_flight) if (request := self.take(worker, request_id))]
 
     def cancel(self, request: RelayedRequest, reason: CancelReason | OtherReason) -> None:
-        """Its worker keeps the place taken until it answers, or for ``CANCEL_GRACE_S``."""
+        """Cancel it at its worker. Its slot stays occupied until the worker answers, at most for ``CANCEL_GRACE_S``."""
         worker = self._workers[request.id]
         self.take(worker, request.id)
         worker.cancelled[request.id] = self._clock.call_later(
@@ -103,7 +107,7 @@ class InFlight:
         worker.link.send(Cancel(request.id, reason))
 
     def end_cancelled(self, worker: Worker, request_id: str) -> bool:
-        """Whether ``worker`` had a cancelled request of that id, whose place is free now."""
+        """Free the slot of a cancelled request; returns whether ``worker`` had one of this id."""
         timer = worker.cancelled.pop(request_id, None)
         if timer is not None:
             timer.cancel()

@@ -1,4 +1,4 @@
-"""What a client asks of the workers: a request for the pool, out of one of HTTP's or a WebSocket's first message."""
+"""Makes the pool's requests from clients' HTTP requests and first WebSocket messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from umaserve.wire.http_head import Request
 from umaserve.wire.long_texts import as_string
 
 DEFAULT = "default"
-"""The model's name by which clients ask for whichever there is."""
+"""The model name by which clients ask for the default model."""
 MAX_NAME_BYTES = 256
 CLIENT_HEADER = "x-relay-client"
-"""Tells a worker whose request it is, so that it keeps one client's prompts from another's."""
+"""Tells a worker the client's name, so that it separates the cached prefixes of clients."""
 _WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
-# Some workers make text of a body, whatever its coding.
+# accept-encoding: some workers treat a compressed body as text.
 _NOT_PASSED = _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect", "accept-encoding"}
 _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
 
 
 class Intake:
-    """Raises ``RequestError`` for what no worker is to see. With ``keyed`` the clients' keys stay here."""
+    """Raises ``RequestError`` for requests that can't be relayed. With ``keyed``, clients' keys are not passed on."""
 
     def __init__(self, workers: Registry, default_model: str, *, keyed: bool) -> None:
         self._workers = workers
@@ -36,14 +36,14 @@ class Intake:
         self._ids = itertools.count(1)
 
     def model_for(self, name: str | None) -> str | None:
-        """The model that a client means by ``name``; for "default" or none the operator's, or the only one there is,
-        or else ``None``."""
+        """The model that a client means by ``name``. For "default" or ``None``: the configured default, or the only
+        model there is, else ``None``. "default" is a name like any other where a worker has a model of that name."""
         if name is not None and (name != DEFAULT or DEFAULT in self._workers.models()):
             return name
         return self._default_model or self._workers.only_model()
 
     def request(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
-        """Of an HTTP request, whose body is JSON; ``client_name`` is its key's, or empty."""
+        """A request from an HTTP request with a JSON body; ``client_name`` is its key's name, or empty."""
         values = Fields.of(parse_json(request.body, MAX_VALUES), "body").values
         fields = Fields(values)
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
@@ -53,7 +53,7 @@ class Intake:
             raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")
         body = request.body.decode()
         if model != named:
-            # Other servers than a daemon know no default.
+            # Backends other than umaserve don't know the name "default".
             body = orjson.dumps({**values, "model": model}, default=as_string).decode()
         return RelayedRequest(
             id=self._new_id(),
@@ -66,14 +66,14 @@ class Intake:
         )
 
     def conversation(self, handshake: Request, client_name: str) -> Callable[[str, Client], RelayedRequest]:
-        """What makes the request of a WebSocket, out of its first message."""
+        """A function that makes a WebSocket's request from its first message."""
         headers = self._headers(handshake, client_name)
 
         def request(text: str, client: Client) -> RelayedRequest:
             named = handshake.query.get("model") or _model_in(text)
             return RelayedRequest(
                 id=self._new_id(),
-                # Where it can't be told, any.
+                # Empty means any model.
                 model=self.model_for(_shortened(named) if named else None) or "",
                 path=handshake.path,
                 is_streaming=True,
@@ -89,10 +89,10 @@ class Intake:
         return f"r-{next(self._ids)}"
 
     def _headers(self, request: Request, client_name: str) -> dict[str, str]:
-        """Those that go on to the worker: none of this connection, and the key's name instead of the key."""
+        """The headers passed on to the worker: none of this connection's, and the key's name instead of the key."""
         fields = end_to_end(request.headers)
         if any(len(name) > MAX_NAME_BYTES for name, _ in fields):
-            # A worker would take the whole message for a breach of the protocol.
+            # A worker would treat the whole message as a protocol error.
             raise RequestError(Fault.BAD_REQUEST, "header", f"expected a name of at most {MAX_NAME_BYTES} bytes")
         passed = joined(field for field in fields if field[0] not in self._not_passed)
         passed["via"] = via(request.version, passed.get("via"))
@@ -102,11 +102,11 @@ class Intake:
 
 
 def _model_in(text: str) -> str:
-    """What a conversation's first message names; empty where it names none."""
+    """The model that a WebSocket's first message names; empty where it names none."""
     try:
         value = parse_json(text.encode(), MAX_VALUES)
     except RequestError:
-        return ""  # The worker says what is wrong with it.
+        return ""  # The worker answers with the error.
     model = value.get("model") if isinstance(value, dict) else None
     return model if isinstance(model, str) else ""
 

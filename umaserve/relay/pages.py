@@ -20,7 +20,7 @@ DOCUMENT = resources.files(__package__).joinpath("openapi.json").read_bytes()
 
 
 class Pages:
-    """All of them answer GET."""
+    """Pages that answer GET."""
 
     def __init__(self, pool: Pool, intake: Intake, provider: str, metrics: Callable[[], bytes]) -> None:
         self._pool = pool
@@ -35,7 +35,7 @@ class Pages:
         }
 
     def find(self, path: str) -> Serve | None:
-        """What answers ``path``, if it is one of theirs."""
+        """The handler of ``path``; ``None`` where it is not one of these pages."""
         if path.startswith(f"{MODELS}/"):
             return self._model
         return self._by_path.get(path)

@@ -1,18 +1,20 @@
-"""The pool: which worker gets which request, and what becomes of both. No sockets: links and clients are told.
+"""The pool: dispatches requests to workers and tracks both. It has no sockets: it calls links and clients.
 
 The rules, and why:
 
-1. A request goes to the worker with the lowest load of those that have its model and a free place, and have read what
-   they were sent; among equals to the one that was given work longest ago.
-2. Who finds none waits, in the order of arrival. A place that becomes free goes to the first in that order that its
-   worker can serve: one model's wait is nobody else's. Who would wait for what no worker does is refused.
-3. A request that loses its worker goes back to its place in that order, ``MAX_REQUEUES`` times; never after output has
-   reached its client, who would get it twice.
-4. A worker that was told to cancel keeps the place taken until it answers, or for ``CANCEL_GRACE_S``: its backend may
-   still be busy, and some workers never answer.
-5. A worker that says no status with its first output may be passing on its backend's error, as ModelRelay's does when
-   it streams. What does not begin like events is held back until the end, which has the status.
-6. When a request ends, those who wait come first, and then its client is told: it may ask again at once.
+1. A request goes to the worker with the lowest load among those that have its model and a free slot, and have read
+   what they were sent; among equals, to the one whose last dispatch is oldest.
+2. If there is none, the request is queued, in order of arrival. A slot that becomes free goes to the first queued
+   request that its worker can serve, so a request never waits for requests of other models. A request that no worker
+   could serve is refused.
+3. A request that loses its worker returns to its position in the queue, at most ``MAX_REQUEUES`` times, and never after
+   output has reached its client, which would get that output twice.
+4. A cancelled request occupies its worker's slot until the worker answers, at most for ``CANCEL_GRACE_S``: its backend
+   may still be busy, and some workers never answer.
+5. A worker whose first output has no status may be passing on its backend's error, as ModelRelay's does when it
+   streams. Output that doesn't begin like events is held back until the end, which has the status.
+6. When a request ends, queued requests are dispatched before its client is told, since the client may send another one
+   at once.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEUES = 3
 MAX_HELD = 64 * 1024
-"""Characters that an error's whole body has at most; what is longer is a stream."""
+"""The longest body of an error, in characters; longer output is a stream."""
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
-"""The headers of a stream whose worker names none."""
+"""The headers of a stream whose worker sent none."""
 TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
 NO_WEBSOCKETS = (
     "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have an umaserve "
@@ -58,8 +60,8 @@ COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Times in seconds; ``queue_len`` requests may wait, ``response_bytes`` of UTF-8 go to one client. A conversation
-    may take any time, and be silent for ``silence``."""
+    """Times are in seconds. At most ``queue_len`` requests are queued, and a response has at most ``response_bytes`` of
+    UTF-8. A WebSocket has no time limit, but may be silent only for ``silence``."""
 
     queue_len: int
     queue_timeout: float
@@ -69,7 +71,7 @@ class PoolLimits:
 
 
 class Pool:
-    """All workers and requests of one relay."""
+    """All workers and requests of a relay."""
 
     COUNTED = (
         "requests",
@@ -91,9 +93,9 @@ class Pool:
             clock, limits.request_timeout, limits.silence, self._on_request_timeout, self._on_freed
         )
         self.totals: Counter[str] = Counter()
-        """What has happened so far, by name."""
+        """Counters since the start, by the names in ``COUNTED``."""
         self.closing = False
-        """Whether nothing new is taken."""
+        """Whether new requests and workers are refused."""
         self._clock = clock
         self._limits = limits
         self._numbers = 0
@@ -101,7 +103,7 @@ class Pool:
     # -- from clients --------------------------------------------------------------------------------------------
 
     def submit(self, request: RelayedRequest) -> None:
-        """Give it to a worker, or let it wait; its client is told of the end."""
+        """Dispatch it to a worker, queue it or refuse it; its client is told."""
         request.move(Event.SUBMIT)
         request.asked_at = request.queued_at = self._clock.now()
         self._numbers += 1
@@ -126,29 +128,29 @@ class Pool:
             self.queue.add(request)
 
     def leave(self, request: RelayedRequest) -> None:
-        """Its client has gone."""
+        """Its client has disconnected."""
         self.totals["client_disconnects"] += 1
         self._withdraw(request, CancelReason.CLIENT_DISCONNECT)
         request.move(Event.LEAVE)
 
     def frame(self, request: RelayedRequest, text: str) -> None:
-        """One more message of a WebSocket's client."""
+        """One more message from a WebSocket's client."""
         message = request.frame(text)
         if not fits(message):
             self._withdraw(request, OtherReason("message too large"))
             self._fail(request, 413, TOO_LARGE)
             return
         if not request.begun:
-            request.frames.append(text)  # for the next worker, should this one be lost
+            request.frames.append(text)  # for the next worker, if this one is lost
         if request.in_flight:
             self.in_flight.send_frame(request, message)
 
     def takes_frames(self, request: RelayedRequest) -> bool:
-        """Whether its worker keeps up with what its client says."""
+        """Whether its worker keeps up with its client's messages."""
         return not request.in_flight or not self.in_flight.overfull(request)
 
     def pause(self, request: RelayedRequest, paused: bool) -> None:
-        """Its client reads too slowly, or does so no more."""
+        """Its client has fallen behind, or caught up."""
         if request.paused == paused:
             return
         request.paused = paused
@@ -160,7 +162,7 @@ class Pool:
     def register(
         self, link: Link, name: str, models: Sequence[str], max_concurrent: int, load: int, features: Iterable[str]
     ) -> Worker:
-        """A worker that gets requests once ``welcome`` is called, after its acknowledgement was sent."""
+        """A new worker. It gets requests from ``welcome`` on, to be called after its acknowledgement was sent."""
         return self.workers.new(link, name, models, max_concurrent, load, features)
 
     def welcome(self, worker: Worker) -> None:
@@ -168,27 +170,27 @@ class Pool:
         self._serve_queue(worker)
 
     def update(self, worker: Worker, models: Sequence[str], load: int) -> None:
-        """It has other models now. What it does already it may finish."""
+        """The worker's models have changed. Requests in flight continue."""
         worker.models = models
         self.workers.note(models)
         self.report(worker, load)
 
     def report(self, worker: Worker, load: int) -> None:
-        """It says how much it does."""
+        """The worker has reported its load."""
         worker.report(load)
         self._serve_queue(worker)
 
     def drained(self, worker: Worker) -> None:
-        """It has read what it was sent."""
+        """The worker has read what it was sent."""
         self._serve_queue(worker)
 
     def chunk(self, worker: Worker, message: ResponseChunk) -> None:
-        """A part of a reply; dropped where it comes too late."""
+        """A part of a reply; dropped where its request has ended."""
         request = worker.in_flight.get(message.request_id)
         if request is None:
             self.totals["late_messages"] += 1
             return
-        # Characters are at least a byte each, and counting those that are more would cost a copy.
+        # A lower bound: a character has at least a byte, and counting exactly would cost a copy.
         request.output_bytes += len(message.chunk)
         if request.output_bytes > self._limits.response_bytes:
             self.in_flight.cancel(request, OtherReason("response too large"))
@@ -205,7 +207,7 @@ class Pool:
 
     def _begin(self, request: RelayedRequest, message: ResponseChunk) -> None:
         request.move(Event.OUTPUT)
-        # No other worker will be asked.
+        # There is no requeue any more.
         request.body = ""
         request.frames.clear()
         output, request.held = request.held, ""
@@ -233,17 +235,17 @@ class Pool:
                 request.client.respond(message.status_code, message.headers or {}, body)
 
     def error(self, worker: Worker, message: WorkerError) -> None:
-        """A request has failed at its worker; an error without one is the link's."""
+        """A request has failed at its worker. An error without a request id is only logged, by the link."""
         request = None if message.request_id is None else self._take_back(worker, message.request_id)
         if request is not None:
             self._fail(request, 502, message.message)
 
     def lost(self, worker: Worker) -> None:
-        """Its connection has ended."""
+        """The worker's connection has ended: requeue or fail its requests."""
         self.workers.remove(worker)
         if worker.drain is not None:
             worker.drain.cancel()
-        # In the order of arrival, but last those that fail, whose clients may ask again when they are told.
+        # In order of arrival, but those that fail last: their clients may send new requests at once.
         orphans = self.in_flight.take_all(worker)
         for request in sorted(orphans, key=lambda one: (not _may_go_back(one), one.number)):
             self._requeue(request)
@@ -251,7 +253,7 @@ class Pool:
     # -- from operators ------------------------------------------------------------------------------------------
 
     def drain(self, worker: Worker, reason: str, timeout_s: float) -> None:
-        """Let it finish what it has, within ``timeout_s``, and go."""
+        """Let the worker finish its requests, within ``timeout_s``, and close its connection."""
         if worker.draining:
             return
         worker.draining = True
@@ -260,11 +262,11 @@ class Pool:
         self._on_freed(worker)
 
     def refresh(self, worker: Worker, reason: str) -> None:
-        """Ask it for its models."""
+        """Ask the worker for its models."""
         worker.link.send(ModelsRefresh(reason))
 
     def shut_down(self, reason: str, timeout_s: float) -> None:
-        """Take nothing new, fail what waits, and let the workers finish."""
+        """Refuse new requests, fail queued ones, and drain all workers."""
         self.closing = True
         for request in self.queue:
             self.queue.remove(request)
@@ -273,7 +275,7 @@ class Pool:
             self.drain(worker, reason, timeout_s)
 
     def end_all(self) -> None:
-        """The time to drain is over."""
+        """The drain has ended or timed out: fail what is in flight and close all workers' connections."""
         for worker in self.workers:
             running = list(worker.in_flight.values())
             for request in running:
@@ -284,10 +286,10 @@ class Pool:
     def _end_drain(self, worker: Worker) -> None:
         worker.link.close(CloseCode.NORMAL_CLOSURE, TIMED_OUT if worker.in_flight else COMPLETE)
 
-    # -- who is next ---------------------------------------------------------------------------------------------
+    # -- dispatch ------------------------------------------------------------------------------------------------
 
     def _serve_queue(self, worker: Worker) -> None:
-        """Fill its free places with those who wait."""
+        """Dispatch queued requests to the worker's free slots."""
         for request in self.queue:
             if not worker.free:
                 return
@@ -296,14 +298,14 @@ class Pool:
                 self.in_flight.dispatch(worker, request)
 
     def _on_freed(self, worker: Worker) -> None:
-        """It has a place more."""
+        """The worker has one more free slot."""
         if worker.draining and not worker.in_flight:
             worker.link.close(CloseCode.NORMAL_CLOSURE, COMPLETE)
         else:
             self._serve_queue(worker)
 
     def _take_back(self, worker: Worker, request_id: str) -> RelayedRequest | None:
-        """The request that a worker says has ended; ``None`` where it was cancelled, or is none of that worker's."""
+        """The request that a worker reports as ended; ``None`` where it was cancelled, or isn't the worker's."""
         request = self.in_flight.take(worker, request_id)
         if request is None and not self.in_flight.end_cancelled(worker, request_id):
             self.totals["late_messages"] += 1
@@ -312,7 +314,7 @@ class Pool:
         return request
 
     def _requeue(self, request: RelayedRequest) -> None:
-        """It has lost its worker."""
+        """The request has lost its worker: dispatch, queue or fail it."""
         if request.begun:
             self._fail(request, 502, "the worker disconnected after it had begun to answer")
         elif self.closing:
@@ -333,7 +335,7 @@ class Pool:
     # -- how requests end ----------------------------------------------------------------------------------------
 
     def _withdraw(self, request: RelayedRequest, reason: CancelReason | OtherReason) -> None:
-        """No worker is to answer it any more."""
+        """Cancel it at its worker, or remove it from the queue."""
         if request.in_flight:
             self.in_flight.cancel(request, reason)
         else:
@@ -352,12 +354,12 @@ class Pool:
     def _fail(self, request: RelayedRequest, status: int, error: str) -> None:
         request.move(Event.FAIL)
         self.totals["failed"] += 1
-        # The error among the fields, since it may quote what a client or a worker chose.
+        # The error is a field, which is escaped: it may quote a client's or a worker's text.
         log.info("request failed", extra={"fields": self._about(request, status) | {"error": error}})
         request.client.fail(status, error)
 
     def _about(self, request: RelayedRequest, status: int) -> dict[str, object]:
-        """For a line of the log."""
+        """The fields of a log line."""
         return {
             "request": request.id,
             "path": request.path,
@@ -370,7 +372,7 @@ class Pool:
 
 
 def _is_stream(message: ResponseChunk, output: str) -> bool:
-    """Whether all that a worker has said, ``message`` last, is the beginning of a stream."""
+    """Whether a worker's ``output`` so far, ``message`` last, is the start of a stream."""
     head = message.status_code is not None or message.headers is not None
     return head or begins_event(output) or len(output) > MAX_HELD
 

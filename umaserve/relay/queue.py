@@ -1,4 +1,4 @@
-"""The queue: requests that wait for a worker, in the order of arrival, each with its deadline."""
+"""The queue: requests that wait for a worker, in order of arrival, each with a deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from umaserve.relay.request import Clock, RelayedRequest
 
 
 class Queue:
-    """``timed_out`` gets each request that has waited for ``timeout`` seconds in all, when it is out of the queue."""
+    """A request that has waited ``timeout`` seconds in total is removed, and ``timed_out`` called with it."""
 
     def __init__(self, clock: Clock, timeout: float, timed_out: Callable[[RelayedRequest], None]) -> None:
         self._clock = clock
@@ -21,11 +21,11 @@ class Queue:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[RelayedRequest]:
-        """Over those that wait now, whatever is added and removed meanwhile."""
+        """Over a copy: requests may be added and removed during the iteration."""
         return iter(list(self._waiting))
 
     def add(self, request: RelayedRequest) -> None:
-        """To its place by its number, which a requeue does not change."""
+        """Insert it by its number, which a requeue does not change."""
         bisect.insort(self._waiting, request, key=lambda one: one.number)
         left_s = max(0.0, self._timeout - request.waited_s)
         request.timer = self._clock.call_later(left_s, lambda: self._on_timeout(request))

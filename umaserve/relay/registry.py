@@ -1,4 +1,4 @@
-"""The registry: which workers are connected, which models they have or had, and who is the best one for a request."""
+"""The registry: the connected workers, the models they have or had, and the best worker for a request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_MODELS_KNOWN = 4096
 
 
 class Registry:
-    """The connected workers by their ids, in the order of registration."""
+    """The connected workers by id, in order of registration."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._known: dict[str, None] = {}
-        """Models that some worker has or had, the latest last."""
+        """Models that some worker has or had, the latest last; an ordered set of at most ``MAX_MODELS_KNOWN``."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -34,7 +34,7 @@ class Registry:
     def new(
         self, link: Link, name: str, models: Sequence[str], max_concurrent: int, load: int, features: Iterable[str]
     ) -> Worker:
-        """A worker with an id of its own, which is connected only once it is added."""
+        """A worker with a new id; it must be added by ``add``."""
         self.note(models)
         return Worker(self._new_id(), name, link, models, max_concurrent, frozenset(features), load)
 
@@ -45,7 +45,7 @@ class Registry:
         self._workers.pop(worker.id, None)
 
     def note(self, models: Iterable[str]) -> None:
-        """Remember that there are, or were, workers with these."""
+        """Remember that there are, or were, workers with these models."""
         for model in models:
             self._known.pop(model, None)
             self._known[model] = None
@@ -53,12 +53,12 @@ class Registry:
             del self._known[next(iter(self._known))]
 
     def models(self) -> list[str]:
-        """Those that a connected worker has, in the order of registration."""
+        """The models of connected workers, in order of registration."""
         found = dict.fromkeys(model for worker in self._workers.values() for model in worker.models)
         return [model for model in found if model != ANY_MODEL]
 
     def only_model(self) -> str | None:
-        """The one model that there is, also while its workers are away."""
+        """The only model there is, also while its workers are disconnected; ``None`` if there are several or none."""
         found = self.models() or [model for model in self._known if model != ANY_MODEL]
         return found[0] if len(found) == 1 else None
 
@@ -66,17 +66,17 @@ class Registry:
         """Whether some worker has, or had, the request's model."""
         if not request.model:
             return bool(self._known)
-        # Of those connected too: only so many models are remembered.
+        # The connected workers are checked too: the number of remembered models is limited.
         models = (self._known, *(worker.models for worker in self._workers.values()))
         return any(request.model in those or ANY_MODEL in those for those in models)
 
     def without_websockets(self, model: str) -> bool:
-        """Whether there are workers with ``model``, all of which carry HTTP only."""
+        """Whether there are workers with ``model``, none of which supports WebSockets."""
         offering = [worker for worker in self._workers.values() if worker.offers(model)]
         return bool(offering) and not any(worker.takes_websockets for worker in offering)
 
     def best_for(self, request: RelayedRequest) -> Worker | None:
-        """The free worker with the lowest load that serves it; among equals the one whose last dispatch is oldest."""
+        """The free worker with the lowest load that serves it; among equals, the one whose last dispatch is oldest."""
         free = (worker for worker in self._workers.values() if worker.free and worker.serves(request))
         return min(free, key=lambda worker: (worker.load, worker.given_at), default=None)
 

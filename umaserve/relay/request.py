@@ -1,4 +1,4 @@
-"""One client's request on its way through the relay, and what the relay tells that client."""
+"""A relayed request, and the interface of its client."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from umaserve.wire.relay_codec import encode
 from umaserve.wire.relay_messages import Request
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""What workers take in one message. A larger one would cost a worker its connection, and others their answers."""
+"""The largest message that workers accept. A larger one would close a worker's connection, with all its requests."""
 MAX_ESCAPED = 6
-"""Bytes that a character has in JSON, at most."""
+"""The most bytes of one character in JSON."""
 
 
 class Clock(Protocol):
-    """What requests need of the loop."""
+    """What the pool needs of the loop."""
 
     def now(self) -> float: ...
 
@@ -26,30 +26,30 @@ class Clock(Protocol):
 
 
 class Client(Protocol):
-    """Who asked. Is told of one end: ``respond``, ``end`` or ``fail``; never called back in the middle of its own call
-    into the pool but to be given that end."""
+    """A request's client. Exactly one of ``respond``, ``end`` and ``fail`` is called; only these may be called during
+    the client's own call into the pool."""
 
     def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
         """The whole reply."""
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """A reply that comes in parts."""
+        """The start of a reply that comes in parts."""
 
     def write(self, chunk: str) -> None: ...
 
     def end(self) -> None: ...
 
     def fail(self, status: int, error: str) -> None:
-        """No reply, or no more of it."""
+        """There is no reply, or the rest of it is missing."""
 
 
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
-    """A request, from when the relay has taken it until its client was given the end. Times are the loop's, seconds."""
+    """A request, from its arrival until its client is told of the end. Times are the loop's, in seconds."""
 
     id: str
     model: str
-    """Empty: any, which only a WebSocket's may be."""
+    """Empty means any model, for WebSockets only."""
     path: str
     is_streaming: bool
     body: str
@@ -59,20 +59,20 @@ class RelayedRequest:
 
     state: State = State.NEW
     number: int = 0
-    """Its place in the order of arrival, which a requeue does not change."""
+    """Its number in order of arrival, which a requeue does not change."""
     asked_at: float = 0.0
     waited_s: float = 0.0
-    """In the queue, until its last worker had it."""
+    """The time in the queue up to its last dispatch."""
     queued_at: float = 0.0
     requeues: int = 0
     frames: list[str] = field(default_factory=list)
-    """Of a WebSocket: what the client sent after its first message and before any output."""
+    """A WebSocket's messages from the client after the first one, up to the first output."""
     held: str = ""
-    """Output that has not reached the client, since it may prove to be no stream."""
+    """Output held back from the client until it is clear whether it is a stream."""
     output_bytes: int = 0
     paused: bool = False
     timer: Timer | None = None
-    """In the queue and in flight: the deadline."""
+    """The deadline, in the queue and in flight."""
 
     @property
     def in_flight(self) -> bool:
@@ -85,18 +85,18 @@ class RelayedRequest:
         return self.state is State.STREAMING
 
     def move(self, event: Event) -> None:
-        """The one place where its state changes."""
+        """Change the state; no other code does."""
         state = TRANSITIONS.get((self.state, event))
         if state is None:
             raise TransitionError(f"request {self.id}: {event.value!r} in state {self.state.value!r}")
         self.state = state
 
     def opening(self) -> Request:
-        """What its worker is told first."""
+        """The first message to its worker."""
         return Request(self.id, self.model, self.path, self.is_streaming, self.body, self.headers)
 
     def frame(self, text: str) -> Request:
-        """One more message of a WebSocket, without the headers, which each would repeat."""
+        """One more message of a WebSocket; only the first one has the headers."""
         return Request(self.id, self.model, self.path, self.is_streaming, text)
 
     def stop_timer(self) -> None:
@@ -109,7 +109,7 @@ class RelayedRequest:
 
 
 def fits(message: Request) -> bool:
-    """Whether a worker takes it."""
+    """Whether the message is small enough for workers."""
     if MAX_ESCAPED * len(message.body) < MAX_MESSAGE_BYTES // 2:
-        return True  # A head has 16 KiB at most.
+        return True  # The headers have at most 16 KiB.
     return len(encode(message)) <= MAX_MESSAGE_BYTES

@@ -1,4 +1,4 @@
-"""The relay: composition of listeners, connections and pool, and the order of its life."""
+"""The relay's server: puts listeners, connections and pool together; start, drain and end."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from umaserve.system.signals import Signals
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
-"""How long the last words may take to be read when all else is done."""
+"""How long clients may take to read their last output when all else is done."""
 
 
 class RelayServer:
-    """One relay. ``run`` blocks until it ends and returns the exit status."""
+    """A relay. ``run`` blocks until it ends and returns the exit status."""
 
     def __init__(self, config: RelayConfig) -> None:
         """Raises ``ConfigError`` for secrets, certificates and files that can't be used."""
@@ -56,7 +56,7 @@ class RelayServer:
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
         gate = Gate(names, None, self._loop.now)
         self._doors = doors = Doors(gate, self._read_worker_secret(), keys, FailedAttempts(self._loop.now))
-        # Of their own: workers behind one address that have a wrong secret must not lock out its operators.
+        # Counted separately: workers with a wrong secret must not lock out operators at the same address.
         attempts = FailedAttempts(self._loop.now)
         self._admin = admin = Admin(
             self._pool, keys, self._read_admin_token(), attempts, self._stats, config.drain_timeout
@@ -76,7 +76,7 @@ class RelayServer:
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
         self._loop.before_sleep = self._end_turn
-        # No other thread than the loop's, which feeds it.
+        # No threads to watch: the relay has only the loop's, whose timer feeds the watchdog.
         systemd.feed_watchdog(self._loop.call_later, tuple)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
@@ -94,7 +94,7 @@ class RelayServer:
         return os.EX_OK
 
     def stop(self) -> None:
-        """Drain and end, as on the first SIGTERM; safe from any thread."""
+        """Drain and end, as for the first SIGTERM; safe from any thread."""
         self._signals.stop()
 
     # -- files ---------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ class RelayServer:
         return read_secret(self._config.admin_token, self._config.admin_token_file, "admin_token_file")
 
     def _reread_files(self) -> None:
-        """SIGHUP. What can't be used changes nothing; workers and clients that are connected stay. Changed client keys
-        are seen without."""
+        """For SIGHUP. A file that can't be used changes nothing; connected workers and clients stay connected. Client
+        keys are reread without it."""
         log.info("reading certificate and secrets again")
         cert, key = self._config.tls_cert, self._config.tls_key
         if self._tls is not None:
@@ -156,7 +156,7 @@ class RelayServer:
             systemd.notify("STOPPING=1\nSTATUS=draining")
             fields = {"in_flight": len(self._pool.in_flight), "queued": len(self._pool.queue)}
             log.info("draining", extra={"fields": {**fields, "timeout_s": self._config.drain_timeout}})
-            # Before each worker's own deadline, so that those who still wait are told what it is that ends.
+            # Scheduled before the workers' own drain timers, so that remaining clients are told of the shutdown.
             self._loop.call_later(self._config.drain_timeout, self._pool.end_all)
             self._pool.shut_down("the relay is shutting down", self._config.drain_timeout)
         if self._pool.closing and not self._ending and not self._pool.in_flight:
@@ -170,7 +170,7 @@ class RelayServer:
 
 
 def _address(sock: socket.socket) -> str:
-    """The peer's IP address; "gone" where it has left already."""
+    """The peer's IP address; "gone" where it has already disconnected."""
     try:
         host: str = sock.getpeername()[0]
     except OSError as error:

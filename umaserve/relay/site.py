@@ -1,4 +1,4 @@
-"""The relay's site: which path is answered how, for clients, workers and operators."""
+"""The relay's routes, for clients, workers and operators."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ RELAYED = frozenset(
 )
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
 MAX_BODIES, SMALL_BYTES = 16, 1024 * 1024
-"""Of the largest size there is room for so many bodies and messages that come in or wait for an answer; smaller parts
-of them are not counted."""
+"""The memory for bodies and messages that are being received or wait for an answer, in bodies of the largest size. The
+first ``SMALL_BYTES`` of each are not counted."""
 SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
 
 
 @dataclass(slots=True)
 class Doors:
-    """Who may come in. ``worker_secret`` is the workers' and may be changed, ``keys`` the clients' (``None``: nobody
-    needs one)."""
+    """Access checks. ``worker_secret`` may be replaced at any time; ``keys`` are the clients' (``None``: no key is
+    needed)."""
 
     gate: Gate
     worker_secret: str
@@ -85,7 +85,7 @@ class RelaySite:
 
     def judge(self, head: Request, peer: str) -> Serve:
         if head.path != CONNECT:
-            # Workers are no browsers, which is whom this protects, and prove themselves by their secret.
+            # The check protects browsers' users; workers are no browsers and authenticate with their secret.
             self._doors.gate.check_names(head, by_file=False)
         methods, serve = self._route(head)
         if head.method == "OPTIONS":
@@ -123,7 +123,7 @@ class RelaySite:
         connection.respond(204, [allow, *self._doors.gate.preflight_headers(request)], b"")
 
     def _check_key(self, head: Request) -> str:
-        """Whose key came with it; empty where nobody needs one."""
+        """The name of the request's key; empty where no key is needed. Raises for a wrong key."""
         keys = self._doors.keys
         if keys is None:
             return ""
@@ -145,7 +145,7 @@ class RelaySite:
         exchange.start(relayed)
 
     def _converse(self, connection: HttpConnection, request: Request) -> None:
-        # With the handshake, since the key that let it in may have ended by the first message.
+        # The key is checked with the handshake: it may be revoked before the first message.
         new_request = self._intake.conversation(request, self._check_key(request))
         rest = connection.upgrade(request, [SUBPROTOCOL])
         conversation = Conversation(
@@ -180,20 +180,20 @@ class RelaySite:
         )
         connection.hand_over(link, b"" if refusal else rest)
         if refusal:
-            # After the handshake, since workers read the reason there.
+            # After the handshake: workers read the reason from the close frame.
             link.close(CloseCode.POLICY_VIOLATION, refusal)
 
     def _refusal(self, connection: HttpConnection, request: Request) -> str:
         wrong = self._wrong_credential(request)
         if wrong:
             return self._note_refused(self._address(request, connection.peer), wrong)
-        # Whatever others at its address have tried.
+        # A worker with the right secret is never blocked for others' failed attempts at its address.
         if self._pool.closing or len(self._pool.workers) >= self._config.max_workers:
             return "the relay takes no more workers"
         return ""
 
     def _wrong_credential(self, request: Request) -> str:
-        """What is wrong with what a worker shows; empty: nothing."""
+        """What is wrong with a worker's credentials; empty where nothing is."""
         presented = request.header(SECRET_HEADER) or request.query.get(SECRET_PARAMETER, "")
         if not hmac.compare_digest(presented.encode(errors="replace"), self._doors.worker_secret.encode()):
             return "its worker_secret is not this relay's" if presented else "it has no worker_secret"
@@ -203,7 +203,7 @@ class RelaySite:
         return ""
 
     def _note_refused(self, address: str, reason: str) -> str:
-        """What the worker is told; the log is told as well, unless it was told of this address too often."""
+        """The close reason for the worker. The refusal is logged, up to a limit for each address."""
         if self._doors.attempts.blocked(address):
             return "worker authentication temporarily rate limited"
         self._doors.attempts.failed(address)

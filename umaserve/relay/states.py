@@ -1,4 +1,4 @@
-"""The states of a relayed request, and the one table of what moves it from which to which."""
+"""The states of a relayed request, and the table of its transitions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import enum
 class State(enum.Enum):
     NEW = "new"
     WAITING = "waiting"
-    """No worker has it: it is in the queue, unless it is just being dispatched or refused."""
+    """No worker has it: it is queued, or just being dispatched or refused."""
     IN_FLIGHT = "in flight"
-    """A worker has it, and no output has reached its client: another worker may yet be given it."""
+    """A worker has it, and no output has reached its client: it can still be requeued."""
     STREAMING = "streaming"
     """Output has reached its client."""
     DONE = "done"
     FAILED = "failed"
     LEFT = "left"
-    """Its client has gone."""
+    """Its client has disconnected."""
 
 
 class Event(enum.Enum):
-    """What moves a request."""
+    """What changes a request's state."""
 
     SUBMIT = "submit"
     DISPATCH = "dispatch"
@@ -50,4 +50,4 @@ WITH_WORKER = frozenset({State.IN_FLIGHT, State.STREAMING})
 
 
 class TransitionError(Exception):
-    """A move that the table does not hold: our own mistake, never the client's."""
+    """A transition that isn't in the table: a bug of ours, never the client's fault."""

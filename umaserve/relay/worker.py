@@ -1,4 +1,4 @@
-"""A registered worker, and its connection as the pool sees it."""
+"""A registered worker, and the interface of its connection."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ANY_MODEL = "*"
 
 
 class Link(Protocol):
-    """One worker's connection."""
+    """A worker's connection."""
 
     @property
     def overfull(self) -> bool:
-        """Whether so much waits for the worker that clients should wait too."""
+        """Whether so much output is queued for the worker that clients must wait."""
 
     def send(self, message: FromProxy) -> None: ...
 
     def close(self, code: int, reason: str) -> None:
-        """End it; the pool is told by ``lost``."""
+        """Close it; the pool's ``lost`` is called."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,12 +37,12 @@ class Worker:
     max_concurrent: int
     features: frozenset[str]
     others: int = 0
-    """What it said that it does besides our requests."""
+    """The reported load beyond our requests."""
     in_flight: dict[str, RelayedRequest] = field(default_factory=dict)
     cancelled: dict[str, Timer] = field(default_factory=dict)
-    """Requests that are nobody's any more and still have their place."""
+    """Cancelled requests that still occupy a slot, by id."""
     given_at: int = 0
-    """By the pool's count, when it was last given a request."""
+    """The number of the last dispatch to it, in the pool's count."""
     draining: bool = False
     drain: Timer | None = None
 
@@ -63,14 +63,14 @@ class Worker:
         return WEBSOCKET in self.features
 
     def offers(self, model: str) -> bool:
-        """Whether it has ``model``, or any at all where that is empty."""
+        """Whether it has ``model``, or any model where that is empty."""
         if not model:
-            return bool(self.models)  # One that offers none wants no work, or is leaving.
+            return bool(self.models)  # A worker without models wants no requests, or is leaving.
         return model in self.models or ANY_MODEL in self.models
 
     def serves(self, request: RelayedRequest) -> bool:
         return self.offers(request.model) and (self.takes_websockets or not request.is_websocket)
 
     def report(self, load: int) -> None:
-        """It says how much it does, ours included."""
+        """It reports its load, which includes our requests."""
         self.others = max(0, load - self.occupied)

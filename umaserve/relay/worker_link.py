@@ -1,4 +1,4 @@
-"""One worker's connection: registration, messages both ways, heartbeats, and how it ends."""
+"""A worker's connection: registration, messages, heartbeats, close."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VERSIONS = ("1", "2026-04-bridge-v1", None)
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Times in seconds; ``models`` of one worker, at most."""
+    """Times are in seconds; ``models``: the most that a worker may have."""
 
     heartbeat_interval: float
     heartbeat_timeout: float
@@ -47,7 +47,8 @@ class LinkLimits:
 
 
 class WorkerLink:
-    """Handler of a channel after its upgrade. A worker that breaks the protocol loses it, and nobody else anything."""
+    """The channel's handler after the upgrade. A worker that breaks the protocol is disconnected, without effect on
+    others."""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class WorkerLink:
         self.channel.write(self._codec.send(encode(message)))
 
     def close(self, code: int = CloseCode.GOING_AWAY, reason: str = "") -> None:
-        """Say why, and end."""
+        """Close the connection with a code and a reason."""
         if self._worker is not None:
             fields = {"worker": self._worker.id, "name": self._worker.name, "code": code, "reason": reason}
             log.info("closing a worker's connection", extra={"fields": fields})
         self.channel.write(self._codec.close(code, reason))
         self.channel.close()
-        # Nothing that it still says is heard: what it had is another's now.
+        # Its later messages are ignored: its requests go to other workers.
         self._forget_worker()
 
     # -- from the channel ----------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class WorkerLink:
         self._handle_messages()
 
     def input_ended(self) -> None:
-        # The connection ends with the last of its messages, some of which may wait for a later turn.
+        # Messages already received are still handled, some in later turns; then the connection ends.
         self._codec.receive_eof()
         self._handle_messages()
 
@@ -129,12 +130,12 @@ class WorkerLink:
             return
         self.channel.write(self._codec.take_output())
         if self._codec.closed:
-            # At once: until the channel is gone it would be given requests.
+            # At once, or it would get requests until the channel is gone.
             self._forget_worker()
             self.channel.close()
 
     def _handle_one(self) -> bool:
-        """The next message; whether another one may be handled after it."""
+        """Handle the next message; returns whether another one may be handled after it."""
         if not self.channel.open:
             return False
         payload = self._codec.next_payload()
@@ -202,7 +203,7 @@ class WorkerLink:
         self.close(CloseCode.PROTOCOL_ERROR, "worker registration protocol error")
 
     def _beat(self) -> None:
-        """On a fixed cadence, whatever else flows: some workers leave a relay that does not ping."""
+        """Ping at a fixed interval, also while there is other traffic: some workers leave a relay that doesn't."""
         if self._loop.now() - self._heard_at >= self._limits.heartbeat_timeout:
             self.close(CloseCode.NORMAL_CLOSURE, "worker heartbeat timed out")
             return
