@@ -18,6 +18,8 @@ COUNTING = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
 and lies in other cells, which llama.cpp's sums round otherwise: where two tokens are nearly as good, it would show."""
 LIST = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, "
 REPEATING = LIST * 4
+NEAR_TIES = [f"Write a short poem about {what}." for what in ("bread", "bees", "the moon")]
+"""Texts that come out otherwise in nearly every other rounding."""
 ON = {"ignore_eos": True}
 ANEW = ON | {"cache_prompt": False}
 SLOW_IS_FINE = {"slo": {"target_tbt_ms": 60000}}
@@ -79,6 +81,16 @@ def test_a_prompt_that_waits_for_one_like_it_reuses_it(daemon: Daemon):
         ends = [wire.receive_until("eos")["usage"] for wire in (first, second)]
     assert max(usage["prefix_reused_tokens"] for usage in ends) == ends[0]["prompt_tokens"] - 1
     assert answer(daemon, prompt, max_tokens=4, **ON)[1] == ends[0]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--parallel", "1"], ["--host-cache-bytes", "0"]], ids=["default", "one", "nohost"]
+)
+def test_equal_requests_one_after_another_get_equal_answers(own_daemon, flags: list[str]):
+    daemon = own_daemon(*flags)
+    for prompt in NEAR_TIES:
+        for fields in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7}):
+            assert len({daemon.text(prompt, max_tokens=40, **fields, **ON) for _ in range(6)}) == 1
 
 
 # -- giving way --------------------------------------------------------------------------------------------------------

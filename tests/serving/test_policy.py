@@ -21,6 +21,7 @@ from umaserve.serving.policy import (
     MAX_SHARE,
     MIN_SHARE,
     PREFILL_FLOOR,
+    WIDE_ROWS,
     Held,
     Plan,
     Prompt,
@@ -31,6 +32,7 @@ from umaserve.serving.policy import (
 
 NOW = 1000.0
 COST = Cost(0.002, 0.004, 0.003, 0.0005)
+FREE = Cost(0.002, 0.0, 1e-7, 0.0)
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
@@ -220,6 +222,8 @@ def test_rule_2_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapsho
     n, rows = len(streams), prefilled(the_plan)
     wanted = sum(prompt.remaining for prompt in snapshot.prompts if prompt.started)
     wanted -= sum(by_id(snapshot)[id_].remaining for id_ in the_plan.preempt if id_ in by_id(snapshot))
+    if not streams and len(snapshot.prompts) == 1 and wanted >= WIDE_ROWS:
+        wanted -= 1
     assert rows >= min(PREFILL_FLOOR, snapshot.batch_tokens - n, wanted)
     decode_s = snapshot.cost.seconds(n, 0, snapshot.cached)
     if PREFILL_FLOOR <= rows < min(snapshot.batch_tokens - n, wanted):
@@ -576,6 +580,22 @@ PLANS = {
     "not for one that has started": (
         snapshot([prompt(1, started=True)], free_slots=0, free_cells=0, held=[Held(8, 20)]),
         did((), ((1, 10),)),
+    ),
+    "the last token of a wide batch by itself": (
+        snapshot([prompt(1, remaining=WIDE_ROWS)], cost=FREE),
+        did((), ((1, WIDE_ROWS - 1),)),
+    ),
+    "all of a narrow one": (
+        snapshot([prompt(1, remaining=WIDE_ROWS - 1)], cost=FREE),
+        did((), ((1, WIDE_ROWS - 1),)),
+    ),
+    "all of a wide one beside another prompt": (
+        snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=FREE),
+        did((), ((1, WIDE_ROWS), (2, 10))),
+    ),
+    "all of a wide one beside a stream": (
+        snapshot([prompt(2, remaining=WIDE_ROWS)], [Stream(1, 1.9)], cost=FREE),
+        did((1,), ((2, WIDE_ROWS),)),
     ),
 }
 

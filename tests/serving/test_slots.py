@@ -62,7 +62,7 @@ class Played(RuleBasedStateMachine):
         slots=st.integers(1, 3),
         more=st.integers(0, 3),
         cells=st.integers(LONGEST, 60),
-        cached_cells=st.sampled_from([30, 60, 12, 0]),
+        cached_cells=st.sampled_from([30, 60, 12, 1, 0]),
         host_bytes=st.sampled_from([0, 30, 70, 200]),
     )
     def begin(self, slots: int, more: int, cells: int, cached_cells: int, host_bytes: int) -> None:
@@ -191,10 +191,10 @@ TestPlayed.settings = settings(max_examples=150, stateful_step_count=40, deadlin
 # What becomes of what is kept.
 
 
-def leave(slots: Slots, tokens: list[int], number: int = 0) -> int:
-    """A session that computes ``tokens`` and ends; where they are kept."""
+def leave(slots: Slots, tokens: list[int], number: int = 0, prompt: int | None = None) -> int:
+    """A session that computes ``tokens``, of which so many are its prompt, and ends; where they are kept."""
     one = session(number)
-    slot = slots.take(one, Room(len(tokens), tokens, ""))
+    slot = slots.take(one, Room(len(tokens), tokens[:prompt], ""))
     one.computed = len(tokens)
     slots.share(one, tokens)
     slots.give_up(one, tokens, keep=True)
@@ -226,6 +226,26 @@ def test_who_continues_a_part_of_it_gets_a_copy_where_there_is_room() -> None:
     assert one.slot is not None
     assert (one.slot != kept, one.computed, slots.cached_cells) == (True, 5, 8)
     assert slots.take_kv_operations() == [Copy(kept, one.slot, 5)]
+
+
+def test_a_prompt_that_comes_again_is_computed_in_the_cells_it_had() -> None:
+    slots = Slots(capacity(sequences=6, cached_cells=60))
+    kept = leave(slots, [*EIGHT, 9, 10], prompt=8)
+    leave(slots, [7] * 8)
+    for _ in range(3):
+        one = begin(slots, EIGHT)
+        assert (one.slot, one.computed) == (kept, 7)
+        assert slots.take_kv_operations() == [Release(kept, 7)]
+        slots.give_up(one, [*EIGHT, 9, 10], keep=True)
+        slots.take_kv_operations()
+
+
+def test_one_that_a_longer_prompt_began_with_is_computed_in_a_copy() -> None:
+    slots = Slots(capacity(sequences=6, cached_cells=60))
+    kept = leave(slots, [*EIGHT, 9, 10], prompt=9)
+    one = begin(slots, EIGHT)
+    assert one.slot is not None
+    assert slots.take_kv_operations() == [Copy(kept, one.slot, 7)]
 
 
 @pytest.mark.parametrize("scarce", [{"sequences": 1, "slots": 1}, {"cells": 20}], ids=["slots", "cells"])

@@ -49,10 +49,10 @@ from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
 
-KEPT_ON_CPU, KEPT_BESIDE_HOST = 16, 128
-"""On a CPU, cached prefixes may take 1/16 of the KV cells, or 1/128 where they can be saved to host memory: attention
-visits all used cells in every decode (1,024 of them cost 5 to 20% of a tick), and host memory is restored at 10 us a
-token."""
+KEPT_ON_CPU = 16
+"""On a CPU, cached prefixes may take 1/16 of the KV cells where there is no host memory for them: attention visits all
+used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
+token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
 
 
 def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
@@ -346,4 +346,4 @@ class LlamaEngine:
 def _cached_cells(model: Model, host_bytes: int) -> int:
     if llama_cpp.llama_supports_gpu_offload():
         return model.n_ctx
-    return max(1, model.n_ctx // (KEPT_BESIDE_HOST if host_bytes else KEPT_ON_CPU))
+    return 0 if host_bytes else model.n_ctx // KEPT_ON_CPU

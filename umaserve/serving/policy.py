@@ -11,7 +11,9 @@ The rules, and why:
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. A prompt that has missed its deadline gets
    the least share in any case, or streams that barely keep their target would let nobody in.
 4. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
-   a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.)
+   a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.) With no other
+   prompt either, the last token of a wide batch is computed by itself, as it is when the prompt is repeated: a wide
+   batch rounds differently, and equal requests on an idle daemon are to get equal answers.
 5. Prompts go by class; of a class, streams that lost their place go first, since their clients wait in the middle of an
    answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it, or a box
    with too much to do would serve everybody late. No deadline is later than ``AGING_S`` after arrival, and who has
@@ -44,6 +46,8 @@ PREFILL_FLOOR = 1
 MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
 IDLE_TICK_S = 0.2
+WIDE_ROWS = 64
+"""From so many rows in a decode on, llama.cpp's attention on a CPU uses another kernel, which rounds differently."""
 AGING_S = 30.0
 HEADROOM = 0.95
 """Part of the target that the plan uses: the token must still be sent."""
@@ -183,6 +187,7 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
     room = _Room(snapshot)
     streams = room.extend(streams)
     rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
+    alone = not snapshot.streams and len(snapshot.prompts) == 1
     prefill: list[tuple[int, int]] = []
     waiting = 0
     for prompt in sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now)):
@@ -195,6 +200,8 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
         elif prompt.started or room.make(prompt):
             tokens = min(prompt.remaining, rows)
             waiting += tokens < prompt.remaining
+            if alone and tokens == prompt.remaining >= WIDE_ROWS:
+                tokens -= 1
             prefill.append((prompt.id, tokens))
             rows -= tokens
     streams = [stream for stream in streams if stream.id not in room.preempted]

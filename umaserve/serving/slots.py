@@ -32,6 +32,13 @@ class _Source(NamedTuple):
     """Those that it takes to bring back what is saved, wanted or not."""
 
 
+class _Kept(NamedTuple):
+    """What a slot of an ended session holds: so many tokens, of which the first are its prompt."""
+
+    length: int
+    prompt: int
+
+
 class Slots:
     """Sequences of the engine with the cells promised to their sessions; the only writer of both.
 
@@ -49,10 +56,10 @@ class Slots:
         """For the next tick, in order, before its own work."""
         self._holders: dict[int, Session] = {}
         """By session id, also when the session has ended and its slot is still to be taken back."""
-        self._scopes: dict[int, str] = {}
-        """Of the holders' slots."""
-        self._kept: dict[int, int] = {}
-        """Slots of ended sessions with the number of their tokens, the one used longest ago first."""
+        self._rooms: dict[int, Room] = {}
+        """By slot, what its holder took it with."""
+        self._kept: dict[int, _Kept] = {}
+        """By slot, the one used longest ago first."""
         self._prefixes = PrefixCache()
         self._coming = PrefixCache()
         """By session id, of those whose prompts are being computed."""
@@ -105,13 +112,13 @@ class Slots:
         source = self._source(room.scope, room.tokens)
         self._make_way(max(room.cells, source.cells), spare=source.slot)
         scarce = not self._fits(room.cells) or not (self._free or self._kept.keys() - {source.slot})
-        if source.slot in self._kept and (self._kept[source.slot] == source.length or scarce):
+        if source.slot in self._kept and (scarce or self._continues(source.slot, source.length, room)):
             slot, length = self._take_over(source.slot, source.length), source.length
         else:
             slot = self._free.pop() if self._free else self._drop_oldest(spare=source.slot)
             length = self._begin(slot, source)
         self._holders[session.id] = session
-        self._scopes[slot] = room.scope
+        self._rooms[slot] = room
         session.slot, session.cells, session.computed = slot, room.cells, length
         self._promised += room.cells
         if length:
@@ -137,7 +144,7 @@ class Slots:
         if self._max_cached and session.slot is not None:
             if whole:
                 self._coming.remove(session.id)
-            self._prefixes.put(session.slot, self._scopes[session.slot], tokens)
+            self._prefixes.put(session.slot, self._rooms[session.slot].scope, tokens)
             self.version += 1
 
     def give_up(self, session: Session, tokens: Sequence[int], *, keep: bool) -> None:
@@ -147,7 +154,7 @@ class Slots:
             raise RuntimeError(f"session {session.id} has no slot")
         self._coming.remove(session.id)
         self.version += 1
-        scope = self._scopes.pop(slot)
+        room = self._rooms.pop(slot)
         del self._holders[session.id]
         self._promised -= session.cells
         session.cells = 0
@@ -158,11 +165,11 @@ class Slots:
         # It may hold more: what was guessed, or sampled after the end.
         self._kv_operations.append(Release(slot, len(tokens)))
         if len(tokens) > self._max_cached:
-            self._save(slot, scope, tokens)
+            self._save(slot, room.scope, tokens)
             self._release(slot)
             return
-        self._prefixes.put(slot, scope, tokens)
-        self._kept[slot] = len(tokens)
+        self._prefixes.put(slot, room.scope, tokens)
+        self._kept[slot] = _Kept(len(tokens), len(room.tokens))
         self._cached_cells += len(tokens)
         while self._cached_cells > self._max_cached:
             self._free.append(self._drop_oldest(spare=None))
@@ -178,7 +185,7 @@ class Slots:
     def distrust_all(self) -> None:
         """Trust nothing that any sequence holds: all are cleared. Those that have one are still to give it up."""
         self.forget_cached()
-        self._kv_operations += map(Release, [*self._free, *self._scopes])
+        self._kv_operations += map(Release, [*self._free, *self._rooms])
 
     def take_kv_operations(self) -> list[KVOperation]:
         """What the next tick does before its own work."""
@@ -225,7 +232,7 @@ class Slots:
         slot = next(slot for slot in self._kept if slot != spare)
         if save:
             self._save(slot, *self._prefixes.held(slot))
-        self._cached_cells -= self._kept.pop(slot)
+        self._cached_cells -= self._kept.pop(slot).length
         self._clear(slot)
         return slot
 
@@ -234,8 +241,14 @@ class Slots:
         if place is not None:
             self._kv_operations.append(Save(slot, place.offset, place.size))
 
+    def _continues(self, slot: int, length: int, room: Room) -> bool:
+        """Whether the prompt goes on behind all that is kept there, or comes again: then it is computed in the cells
+        that it had, since attention sums over cells in their order, and another order is rounded otherwise."""
+        kept = self._kept[slot]
+        return length == kept.length or length + 1 == kept.prompt == len(room.tokens)
+
     def _take_over(self, slot: int, length: int) -> int:
-        self._cached_cells -= self._kept.pop(slot)
+        self._cached_cells -= self._kept.pop(slot).length
         self._prefixes.remove(slot)
         self._kv_operations.append(Release(slot, length))
         self.version += 1
