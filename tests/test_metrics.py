@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from umaserve.metrics import WINDOW, ServingMetrics, Share, TickTimes, Window, exposition
+from umaserve.metrics import HELP, WINDOW, ServingMetrics, Share, TickTimes, Window, exposition
+from umaserve.relay.pool import Pool
 from umaserve.system.memory import resident_bytes
 
 # A busy box makes no test fail.
@@ -194,6 +195,13 @@ def test_ticks_are_a_histogram_too() -> None:
     metrics.observe_tick(0.02, 1, over_budget=False, throttled=False)
     family = exposed(metrics, {})["umaserve_tick_seconds"]
     assert (family.type, sample(family, "umaserve_tick_seconds_count")) == ("histogram", 1)
+
+
+def test_each_metric_is_explained() -> None:
+    assert ServingMetrics().snapshot().keys() <= HELP.keys()
+    assert {f"relay_{name}_total" for name in Pool.COUNTED} <= HELP.keys()
+    page = exposition(None, {"connections": 1, "model": "a"}).decode()
+    assert f"# HELP umaserve_connections {HELP['connections']}" in page
 
 
 def test_an_exposition_leaves_nothing_behind() -> None:

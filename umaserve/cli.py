@@ -26,35 +26,64 @@ if TYPE_CHECKING:
     from umaserve.settings.relay import RelayConfig
     from umaserve.settings.worker import WorkerConfig
 
-_DESCRIPTION = "One process, one model, for every program on the box: over a Unix socket, HTTP and WebSocket."
-_EPILOG = """\
-commands:
-  serve     run the daemon in the foreground; the default without a command
-  relay     run a relay: one address in front of many boxes, whose workers dial out to it
-  worker    put an OpenAI-compatible server of this box behind a relay (the daemon does it itself with --relay)
-  ask       send a prompt to a running daemon and print the answer as it comes
-  chat      have a conversation with a running daemon that serves HTTP, spoken if it has a voice
-  metrics   print a running daemon's numbers
-  keys      make, list and revoke the API keys of HTTP clients
+_DESCRIPTION = """\
+Serves one GGUF model to every program on this machine, over a Unix socket, HTTP and WebSocket.
 
-"umaserve COMMAND --help" explains one. A setting comes from its flag, else from its UMA_* variable, else from the
-file named by --config, else it has its default; --print-config shows which.
+commands ("umaserve COMMAND --help" explains each):
+  serve     run the daemon in the foreground; this is the default
+  relay     run a relay: one address for many machines, whose workers connect to it
+  worker    connect an OpenAI-compatible server to a relay; a daemon does it itself with --relay
+  ask       send a prompt to a running daemon, and print the answer as it is generated
+  chat      have a conversation with a daemon that serves HTTP, with images, sound and speech
+  metrics   print the metrics of a running daemon
+  keys      make, list and revoke API keys
 
-  umaserve --socket /tmp/uma.sock &
-  umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+examples:
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
+  umaserve --model model.gguf --n-ctx 32768 --parallel 8
+  umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+
+Each setting comes from its flag, else from its environment variable, else from the TOML file of --config, else from its
+default; --print-config shows the values and where they came from. conf/umaserve.toml explains all settings.
 """
+_ABOUT_RELAY = """\
+Takes OpenAI and Anthropic requests at one address, and passes each to a worker that offers its model. Workers connect
+to the relay and share a secret with it.
 
-
-_ABOUT_RELAY = "Takes OpenAI and Anthropic requests at one address, and hands them to workers that dialed out to it."
-_RELAY_EPILOG = """\
+example: a secret, a relay, a daemon as its worker, and a request
   openssl rand -hex 32 > secret; chmod 600 secret
   umaserve relay --listen 127.0.0.1:8090 --worker-secret-file secret &
-  umaserve --relay http://127.0.0.1:8090 --worker-secret-file secret
+  umaserve --socket /tmp/uma.sock --relay http://127.0.0.1:8090 --worker-secret-file secret &
+  curl http://127.0.0.1:8090/v1/models
+
+Clients from other machines need keys, which an operator makes over HTTP:
+  openssl rand -hex 32 > token; chmod 600 token
+  umaserve relay --listen 0.0.0.0:8090 --worker-secret-file secret --client-keys keys.db --admin-token-file token &
+  curl http://127.0.0.1:8090/admin/keys -H "Authorization: Bearer $(cat token)" -H 'Content-Type: application/json' \\
+      -d '{"name": "alice"}'
 """
-_ABOUT_WORKER = "Dials out to relays, and answers what they hand on from an OpenAI-compatible server of this box."
-_WORKER_EPILOG = """\
+_ABOUT_WORKER = """\
+Connects to relays, and answers the requests that they pass on with an OpenAI-compatible server, the backend.
+
+example: llama-server as the backend, which the worker offers at a relay with all its models
+  llama-server -m model.gguf --port 8080 &
   umaserve worker --relay https://relay.example --worker-secret-file secret --backend http://127.0.0.1:8080
+"""
+_ABOUT_ASK = """\
+Sends a prompt to a running daemon, and prints the answer as it is generated. Ctrl-C ends the answer.
+
+examples:
+  umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
+  umaserve ask --temperature 0.8 --seed 7 --max-tokens 100 "Write a poem about the sea."
+  umaserve ask - < question.txt
+  umaserve ask --raw --max-tokens 3 "The capital of France is"
+"""
+_ABOUT_METRICS = """\
+Prints the metrics of a running daemon, one per line. For Prometheus, a daemon with --http has them at /metrics.
+
+examples:
+  umaserve metrics --socket /tmp/uma.sock
+  umaserve metrics --json | jq .tokens_generated_total
 """
 
 
@@ -103,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    config = _settings("umaserve", _DESCRIPTION, _EPILOG, SETTINGS, arguments)
+    config = _settings("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, SETTINGS, arguments)
     if config is None:
         return 0
     # Imported here: the clients need no llama.cpp.
@@ -119,7 +148,7 @@ def _relay(arguments: Sequence[str]) -> int:
     from umaserve.relay.server import RelayServer
     from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 
-    config = _settings("umaserve relay", _ABOUT_RELAY, _RELAY_EPILOG, RELAY_SETTINGS, arguments)
+    config = _settings("umaserve relay", "[FLAGS]", _ABOUT_RELAY, RELAY_SETTINGS, arguments)
     return 0 if config is None else RelayServer(config).run()
 
 
@@ -127,18 +156,20 @@ def _worker(arguments: Sequence[str]) -> int:
     from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
     from umaserve.worker.server import WorkerServer
 
-    config = _settings("umaserve worker", _ABOUT_WORKER, _WORKER_EPILOG, WORKER_SETTINGS, arguments)
+    config = _settings("umaserve worker", "[FLAGS]", _ABOUT_WORKER, WORKER_SETTINGS, arguments)
     return 0 if config is None else WorkerServer(config).run()
 
 
-def _settings(program: str, description: str, epilog: str, settings: Settings[C], arguments: Sequence[str]) -> C | None:
+def _settings(program: str, usage: str, description: str, settings: Settings[C], arguments: Sequence[str]) -> C | None:
     """A program's settings, with its log set up; ``None`` where all that was wanted was to see them."""
     parser = _Parser(
-        program, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        program, usage=f"{program} {usage}", description=description, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"umaserve {__version__}")
-    parser.add_argument("--print-config", action="store_true", help="print the settings in force, and end")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print all settings and where each came from, and exit"
+    )
     settings.add_arguments(parser)
     flags = vars(parser.parse_args(arguments))
     print_config = flags.pop("print_config")
@@ -151,26 +182,31 @@ def _settings(program: str, description: str, epilog: str, settings: Settings[C]
 
 
 def _client_parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = _Parser(f"umaserve {command}", description=description, allow_abbrev=False)
+    parser = _Parser(
+        f"umaserve {command}", description=description, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument(
         "--socket",
         metavar="PATH",
         default=os.environ.get("UMA_SOCK", DEFAULT_SOCKET),
-        help="the daemon's socket (default: $UMA_SOCK, or %(default)s)",
+        help=f"the daemon's Unix socket (default: $UMA_SOCK, else {DEFAULT_SOCKET})",
     )
     return parser
 
 
 def _ask(arguments: Sequence[str]) -> int:
-    parser = _client_parser("ask", "Send a prompt and print the answer as it comes. Ctrl-C ends the answer.")
+    parser = _client_parser("ask", _ABOUT_ASK)
     parser.add_argument("prompt", help='the question; "-" reads it from standard input')
-    parser.add_argument("--raw", action="store_true", help="continue the text instead of answering as a chat")
+    parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the question")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 (the default) is greedy")
-    parser.add_argument("--seed", type=int, metavar="N", help="for an answer that can be had again")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-    parser.add_argument("--json", action="store_true", help="print the raw events, one a line")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer in tokens (default: 512)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 (the default): always the likeliest token")
+    parser.add_argument("--seed", type=int, metavar="N", help="with a temperature: the same seed gives the same answer")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print the daemon's events as JSON, one per line")
     options = parser.parse_args(arguments)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     names = ("max_tokens", "temperature", "seed", "stop")
@@ -237,15 +273,15 @@ def _chat(arguments: Sequence[str]) -> int:
     from umaserve.commands import chat as chat_cli
 
     parser = _Parser(
-        "umaserve chat", description=chat_cli.DESCRIPTION, epilog=chat_cli.EPILOG,
+        "umaserve chat", description=chat_cli.DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     return chat_cli.run(parser, arguments, _write)
 
 
 def _metrics(arguments: Sequence[str]) -> int:
-    parser = _client_parser("metrics", "Print a running daemon's numbers.")
-    parser.add_argument("--json", action="store_true", help="print the event as it came")
+    parser = _client_parser("metrics", _ABOUT_METRICS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
         event = Client(options.socket, timeout=ANSWER_S).metrics()
@@ -264,7 +300,7 @@ def _metrics(arguments: Sequence[str]) -> int:
 
 def _keys(arguments: Sequence[str]) -> int:
     parser = _Parser(
-        "umaserve keys", description=keys_cli.DESCRIPTION, epilog=keys_cli.EPILOG,
+        "umaserve keys", description=keys_cli.DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     return keys_cli.run(parser, arguments)

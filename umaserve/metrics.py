@@ -72,6 +72,70 @@ _TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.
 _WAIT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
+HELP = {
+    "uptime_s": "Seconds since the start.",
+    "connections": "Open connections.",
+    "sessions_total": "Sessions opened: one for each connection over a message protocol, and for each further request.",
+    "rejected_total": "Connections refused because max_sessions were open.",
+    "load_progress": "How much of the model is loaded, from 0 to 1.",
+    "active_sessions": "Requests that have a slot.",
+    "waiting_sessions": "Requests that wait for a slot.",
+    "tx_stalled_sessions": "Streams held because their client's unread output is above the high-water mark.",
+    "tokens_generated_total": "Generated tokens.",
+    "prompt_tokens_total": "Prompt tokens computed; reused ones are not counted.",
+    "prefix_reused_tokens_total": "Prompt tokens that were not computed, since a cached prefix has them.",
+    "preemptions_total": "Times that a running request lost its slot to another one.",
+    "recomputed_tokens_total": "Tokens computed again for requests that were preempted.",
+    "media_chunks_encoded_total": "Chunks of images and sounds that the projector has encoded.",
+    "batch_calls_total": "Ticks.",
+    "last_batch_size": "Tokens in the batch of the last tick.",
+    "decode_ms_last": "Duration of the last tick in milliseconds.",
+    "decode_ms_ewma": "Exponentially weighted mean duration of a tick in milliseconds.",
+    "decode_ms_min": "Shortest tick in milliseconds.",
+    "decode_ms_max": "Longest tick in milliseconds.",
+    "ttft_ms_p50": f"Time to first token in milliseconds, median of the last {WINDOW} requests.",
+    "ttft_ms_p95": f"Time to first token in milliseconds, 95th percentile of the last {WINDOW} requests.",
+    "tbt_ms_p50": f"Time between tokens in milliseconds, median of the last {WINDOW} tokens.",
+    "tbt_ms_p95": f"Time between tokens in milliseconds, 95th percentile of the last {WINDOW} tokens.",
+    "queue_ms_p95": f"Wait for a slot in milliseconds, 95th percentile of the last {WINDOW} requests.",
+    "slo_ttft_attained_ratio": f"Share of the last {WINDOW} requests whose first token met its target.",
+    "slo_tbt_attained_ratio": f"Share of the last {WINDOW} requests whose mean time between tokens met its target.",
+    "ticks_over_budget_total": "Ticks that took longer than the tightest target for the time between tokens.",
+    "prefill_throttled_ticks_total": "Ticks with fewer prompt tokens than were waiting, to meet the streams' targets.",
+    "draft_tokens_total": "Draft tokens that were verified.",
+    "draft_tokens_accepted_total": "Draft tokens that were right.",
+    "threads": "Compute threads in use.",
+    "kv_cells_used": "KV cells that hold tokens of running requests.",
+    "kv_cells_cached": "KV cells that hold cached prefixes.",
+    "kv_cells_total": "All KV cells.",
+    "host_cache_bytes": "Host memory that holds computed prompts.",
+    "spoken_answers": "Answers that are being spoken.",
+    "speech_seconds_total": "Seconds of speech made.",
+    "detached_generations": "Generations kept for WebSocket clients that lost their connection.",
+    "large_input_bytes": "Memory that large messages of clients take, beyond what each client has anyway.",
+    "stuck_threads": "Threads that have not advanced for too long; above 0, /health answers 503.",
+    "rss_bytes": "Resident memory of the process.",
+    "rx_bytes_total": "Bytes received from clients.",
+    "tx_bytes_total": "Bytes sent to clients.",
+    "relay_uptime_s": "Seconds since the relay's start.",
+    "relay_connections": "Open connections, workers included.",
+    "relay_workers": "Registered workers.",
+    "relay_queue_length": "Requests that wait for a worker.",
+    "relay_in_flight": "Requests that workers are answering.",
+    "relay_requests_total": "Requests from clients.",
+    "relay_completed_total": "Requests answered to the end.",
+    "relay_failed_total": "Requests that ended with an error of the relay.",
+    "relay_requeues_total": "Times that a request lost its worker before any output, and waited for another one.",
+    "relay_client_disconnects_total": "Requests whose client left before the end.",
+    "relay_queue_timeouts_total": "Requests that found no worker within queue_timeout.",
+    "relay_request_timeouts_total": "Requests that took longer than request_timeout.",
+    "relay_late_messages_total": "Messages of workers about requests that were over.",
+    "relay_connections_refused_total": "Connections refused because max_connections were open.",
+    "relay_rss_bytes": "Resident memory of the process.",
+}
+"""What the flat metrics of the daemon and the relay mean."""
+
+
 class ServingMetrics:
     """The scheduler's metrics. Times are in seconds."""
 
@@ -104,19 +168,26 @@ class ServingMetrics:
         self.registry = CollectorRegistry()
         """For ``prometheus_client.generate_latest``."""
         self._tick_s = Histogram(
-            "umaserve_tick_seconds", "Time of one decode.", registry=self.registry, buckets=_TOKEN_BUCKETS
+            "umaserve_tick_seconds",
+            "Duration of one tick: decode and sampling.",
+            registry=self.registry,
+            buckets=_TOKEN_BUCKETS,
         )
-        self._queue_s = self._histogram("queue", "Time until a request's prompt is begun.", _WAIT_BUCKETS)
-        self._ttft_s = self._histogram("time_to_first_token", "Time until the first token.", _WAIT_BUCKETS)
-        self._tbt_s = self._histogram("time_between_tokens", "Time between tokens of one stream.", _TOKEN_BUCKETS)
+        self._queue_s = self._histogram(
+            "queue", "Time from a request's arrival until its prompt gets a slot.", _WAIT_BUCKETS
+        )
+        self._ttft_s = self._histogram(
+            "time_to_first_token", "Time from a request's arrival to its first token.", _WAIT_BUCKETS
+        )
+        self._tbt_s = self._histogram("time_between_tokens", "Time between two tokens of one stream.", _TOKEN_BUCKETS)
         self._tbt_of = _Children(self._tbt_s)
         self._new_ticks: list[float] = []
         self._new_gaps: list[tuple[str, float]] = []
         """With their dialects. Counted in batches, since decoding evicts the code from the processor's caches: between
         two ticks many observations cost hardly more than one."""
-        self._requests = self._counter("requests", "Requests that have ended, by how.", "end")
-        self._prompt = self._counter("request_prompt_tokens", "Tokens of the prompts of ended requests.")
-        self._completion = self._counter("request_completion_tokens", "Tokens generated for ended requests.")
+        self._requests = self._counter("requests", "Ended requests, by how they ended.", "end")
+        self._prompt = self._counter("request_prompt_tokens", "Prompt tokens of ended requests.")
+        self._completion = self._counter("request_completion_tokens", "Generated tokens of ended requests.")
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"umaserve_{name}_seconds", about, ["dialect"], registry=self.registry, buckets=buckets)
@@ -223,11 +294,11 @@ class _Snapshot(Collector):
     def collect(self) -> Iterator[Metric]:
         texts = {}
         for name, value in self._values.items():
-            about = name.replace("_", " ").capitalize() + "."
+            about = HELP.get(name, name)
             if isinstance(value, str):
                 texts[name] = value
             elif name.endswith("_total"):
                 yield CounterMetricFamily(f"umaserve_{name}", about, value=value)
             else:
                 yield GaugeMetricFamily(f"umaserve_{name}", about, value=value)
-        yield InfoMetricFamily("umaserve", "What runs.", value=texts)
+        yield InfoMetricFamily("umaserve", "State of the server, and what it serves.", value=texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,3 +206,4 @@ def test_metrics_tell_what_is_reused_kept_and_guessed(daemon: Daemon):
         assert f"\numaserve_{name} " in page
     assert "# TYPE umaserve_draft_tokens_accepted_total counter" in page
     assert "# TYPE umaserve_host_cache_bytes gauge" in page
+    assert not re.findall(r"(?m)^# HELP umaserve_(\w+) \1$", page), "each metric is explained"

@@ -22,18 +22,18 @@ class FailedAttempts:
 
     def __init__(self, clock: Callable[[], float], limit: int = 5, window_s: float = 60.0) -> None:
         self._clock = clock
-        self._max_slots = limit
+        self._max_failures = limit
         self._window_s = window_s
         self._failures: dict[str, deque[float]] = {}
         """When each failed, the last ``limit`` times; ordered by the last one."""
 
     def blocked(self, address: str) -> bool:
         times = self._failures.get(_counted(address))
-        return times is not None and len(times) == self._max_slots and times[0] > self._clock() - self._window_s
+        return times is not None and len(times) == self._max_failures and times[0] > self._clock() - self._window_s
 
     def failed(self, address: str) -> None:
         counted = _counted(address)
-        times = self._failures.pop(counted, deque(maxlen=self._max_slots))
+        times = self._failures.pop(counted, deque(maxlen=self._max_failures))
         times.append(self._clock())
         self._failures[counted] = times
         if len(self._failures) > MAX_ADDRESSES:

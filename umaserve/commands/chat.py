@@ -24,11 +24,11 @@ from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
 from umaserve.wire.websocket_handshake import HandshakeFailed, check_accept, client_handshake, read_answer
 
-DESCRIPTION = "Chat with a running daemon that serves HTTP, turn by turn. Ctrl-C ends an answer, Ctrl-D the chat."
-EPILOG = """\
-what FILE may be: any image, sound or film that the daemon can read. Its model must be made for such (--mmproj).
-Within a chat, a line such as "/image photo.jpg" goes with the next question; so do /audio and /video.
+DESCRIPTION = """\
+Has a conversation with a running daemon that serves HTTP. With a prompt it asks once; without one it reads a question
+per line. Ctrl-C ends an answer, Ctrl-D the conversation.
 
+examples:
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080 &
   umaserve chat
   umaserve chat --speak answer.wav "Tell me about the sea in two sentences."
@@ -36,9 +36,13 @@ Within a chat, a line such as "/image photo.jpg" goes with the next question; so
   umaserve chat --audio meeting.mp3 "What was decided?"
   umaserve chat --video birds.mp4 "Which birds are these?"
   umaserve chat --voice me.wav --speak answer.wav "Say good morning with my voice."
+
+Images, audio and video need a model that understands them, and its projector (umaserve --mmproj). In a conversation,
+the line "/image photo.jpg" attaches a file to the next question; so do /audio and /video.
 """
 HINT = """\
-Ctrl-C ends an answer, Ctrl-D the chat. To ask about a file, say /image FILE, /audio FILE or /video FILE first.
+Ctrl-C ends an answer, Ctrl-D the conversation. /image FILE, /audio FILE or /video FILE
+attaches a file to the next question.
 """
 DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_MESSAGE_BYTES = 1 << 30
@@ -57,21 +61,23 @@ class ChatError(Exception):
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write) -> int:
     """Chat; ``write`` must print at once. Returns the exit status."""
-    parser.add_argument("prompt", nargs="?", help="one question, which is all then; without it they are asked for")
+    parser.add_argument(
+        "prompt", nargs="?", help="the only question; without it, questions are read from standard input"
+    )
     parser.add_argument("--url", default=DEFAULT_URL, help="where the daemon serves HTTP (default: %(default)s)")
-    parser.add_argument("--key", help="API key, where the daemon wants one")
+    parser.add_argument("--key", help="API key, if the daemon has --api-keys")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the first question")
     for kind in chat_media.KINDS:
         # One list, so that the files keep the order of their flags.
         parser.add_argument(
             f"--{kind}", dest="files", action="append", default=[], metavar="FILE",
             type=functools.partial(_named, kind),
-            help=f"{_A_KIND[kind]} that the first question is about; may be repeated",
+            help=f"{_A_KIND[kind]} for the first question; may be repeated",
         )  # fmt: skip
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.7)")
-    parser.add_argument("--speak", metavar="FILE", help="have the answers spoken, into this WAV file")
-    parser.add_argument("--voice", metavar="FILE", help="a recording of the voice that speaks them, with --speak")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer in tokens (default: 512)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token (default: 0.7)")
+    parser.add_argument("--speak", metavar="FILE", help="write the answers as speech into this WAV file")
+    parser.add_argument("--voice", metavar="FILE", help="with --speak: a recording of the voice to speak with")
     options = parser.parse_args(arguments)
     if options.voice and not options.speak:
         parser.error("--voice: expected --speak FILE beside it, to hear that voice")
@@ -106,7 +112,7 @@ def _named(kind: str, path: str) -> tuple[str, str]:
     return kind, path
 
 
-_A_KIND = {"image": "an image", "audio": "a sound", "video": "a film"}
+_A_KIND = {"image": "an image file", "audio": "a sound file", "video": "a video file"}
 
 
 def _tts(options: argparse.Namespace) -> Message | None:

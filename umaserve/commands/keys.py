@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from umaserve.access.keys import Key, KeyFile
 from umaserve.messages import Priority
 
-DESCRIPTION = "Make, list and revoke the keys that HTTP clients of a daemon with --api-keys present."
-EPILOG = """\
-  umaserve keys add alice --api-keys /etc/umaserve/keys.json
-  umaserve keys add nightly --class background --tokens-per-minute 20000
-  umaserve --http 127.0.0.1:8080 --api-keys /etc/umaserve/keys.json
+DESCRIPTION = """\
+Makes, lists and revokes API keys, which clients of a daemon with --api-keys send as "Authorization: Bearer KEY".
 
-The file holds only hashes of the keys. A running daemon follows a change within about a second. Clients send their
-key as "Authorization: Bearer uma_...".
+examples:
+  umaserve keys add alice --api-keys keys.json
+  umaserve keys add nightly --api-keys keys.json --class background --tokens-per-minute 20000
+  umaserve keys list --api-keys keys.json
+  umaserve keys revoke alice --api-keys keys.json
+  umaserve --http 127.0.0.1:8080 --api-keys keys.json
+
+The file contains only hashes of the keys. A running daemon follows a change within about a second.
 """
 _CLASSES = {priority.name.lower(): priority for priority in Priority}
 
@@ -26,26 +29,28 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     """Fill ``parser``, run one of the three commands and return its exit status. Raises ConfigError as `KeyFile`."""
     commands = parser.add_subparsers(dest="command", metavar="{add,list,revoke}", required=True)
 
-    about = "make a key, and print it this one time; the file is made if it is missing"
+    about = "make a key and print it, this one time; makes the file if it is missing"
     add = commands.add_parser("add", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
-    add.add_argument("name", metavar="NAME", help="whose key it is: 1 to 64 of A-Z, a-z, 0-9, ., _ and -")
+    add.add_argument(
+        "name", metavar="NAME", help="the name of the key, for logs and keys list: 1 to 64 of A-Z, a-z, 0-9, ., _ and -"
+    )
     add.add_argument(
         "--class",
         dest="priority",
         choices=_CLASSES,
         default="interactive",
-        help="background waits for interactive (default %(default)s)",
+        help="class of its requests: background waits for interactive (default: %(default)s)",
     )
-    limit = "most in a minute; 0: no limit (default: the daemon's --rate-%s)"
-    add.add_argument("--requests-per-minute", type=float, metavar="N", help=limit % "requests")
-    add.add_argument("--tokens-per-minute", type=float, metavar="N", help=limit % "tokens")
+    limit = "most %s per minute; 0: no limit (default: the daemon's --rate-%s)"
+    add.add_argument("--requests-per-minute", type=float, metavar="N", help=limit % ("requests", "requests"))
+    add.add_argument("--tokens-per-minute", type=float, metavar="N", help=limit % ("generated tokens", "tokens"))
 
-    about = "list the keys by name, never themselves"
+    about = "list the names, classes and limits of all keys"
     listing = commands.add_parser("list", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
 
-    about = "end a key"
+    about = "make a key invalid"
     revoke = commands.add_parser("revoke", help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
-    revoke.add_argument("name", metavar="NAME", help="as keys list shows it")
+    revoke.add_argument("name", metavar="NAME", help="the name of the key, as keys list shows it")
 
     for command in (add, listing, revoke):
         command.add_argument(

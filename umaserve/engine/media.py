@@ -180,7 +180,7 @@ class _Room:
     def __init__(self, max_tokens_each: int, wanted: Callable[[], bool]) -> None:
         self._field = ""
         """The field of the media being laid out."""
-        self._max_slots = max_tokens_each
+        self._max_tokens = max_tokens_each
         self._tokens = 0
         self._until = time.monotonic() + MAX_DECODING_S
         self._wanted = wanted
@@ -197,8 +197,8 @@ class _Room:
         if not self._wanted():
             raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
-        if self._tokens > self._max_slots:
-            what = f"{self._tokens} tokens up to here, the context holds {self._max_slots}"
+        if self._tokens > self._max_tokens:
+            what = f"{self._tokens} tokens up to here, the context holds {self._max_tokens}"
             raise RequestError(Fault.CONTEXT_EXCEEDED, self._field, f"{what}")
 
 
@@ -206,7 +206,7 @@ class _Cache:
     """An LRU cache of media that were laid out. Locked: it is used on the preparing thread and cleared on another."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_slots = max_bytes
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, bytes], list[Piece]] = {}
 
@@ -219,12 +219,12 @@ class _Cache:
 
     def put(self, key: tuple[str, bytes], pieces: list[Piece]) -> None:
         with self._lock:
-            if _n_bytes(pieces) > self._max_slots:
+            if _n_bytes(pieces) > self._max_bytes:
                 return
             self._kept[key] = pieces
             # Counted again, because the size of a chunk changes when it is encoded.
             total = sum(map(_n_bytes, self._kept.values()))
-            while total > self._max_slots:
+            while total > self._max_bytes:
                 total -= _n_bytes(self._kept.pop(next(iter(self._kept))))
 
     def clear(self) -> None:

@@ -51,7 +51,7 @@ class ThreadGovernor:
     def __init__(self, limit: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:
         self.threads = limit
         self.reason = "all"
-        self._max_slots = limit
+        self._max_threads = limit
         self._core_use = core_use
         self._model = CostModel()
         self._reference = Cost()
@@ -68,7 +68,7 @@ class ThreadGovernor:
     @property
     def cost(self) -> Cost:
         """Of a tick with the present number of threads."""
-        if self.threads == self._max_slots or not self._late[self.threads]:
+        if self.threads == self._max_threads or not self._late[self.threads]:
             return self._model.cautious
         return self._reference.times(self._slowness(self.threads))
 
@@ -79,7 +79,7 @@ class ThreadGovernor:
         # Coefficients that make no sense are cut to nothing, and nothing may be left of a tick's cost.
         expected = max(self._reference.seconds(decode_rows, prefill_rows, cached), MIN_TICK_S)
         slowness = max(seconds, MIN_TICK_S) / expected
-        if threads == self._max_slots:
+        if threads == self._max_threads:
             if self._ticks < SETTLED_TICKS or slowness < LIKE_ENOUGH:
                 self._model.observe(decode_rows, prefill_rows, cached, seconds)
             self._ticks += 1
@@ -88,7 +88,7 @@ class ThreadGovernor:
         if self._ticks >= SETTLED_TICKS:
             self._late[threads].append(slowness)
         self._computed_s += seconds
-        if threads == self.threads and self._max_slots > 1 and len(self._late[threads]) >= 2:
+        if threads == self.threads and self._max_threads > 1 and len(self._late[threads]) >= 2:
             self._choose(threads, now)
 
     def _choose(self, n: int, now: float) -> None:
@@ -101,7 +101,7 @@ class ThreadGovernor:
                 self._try(n - 1)
         elif n > 1 and self._slowness(n - 1) < MARGIN * self._slowness(n):
             self._use(n - 1, "another program has a core", now)
-        elif n < self._max_slots and now >= self._settled_at + self._patience_s and self._may_be_free(now):
+        elif n < self._max_threads and now >= self._settled_at + self._patience_s and self._may_be_free(now):
             self._try(n + 1)
 
     def _slowness(self, n: int) -> float:
@@ -130,7 +130,7 @@ class ThreadGovernor:
     def _use(self, threads: int, reason: str, now: float) -> None:
         self._before = None
         self.threads = threads
-        self.reason = "all" if threads == self._max_slots else reason
+        self.reason = "all" if threads == self._max_threads else reason
         self._settled_at = now
         self._core_use()  # What was idle before says nothing of what is idle now.
 

@@ -40,7 +40,7 @@ class Questions:
         self._engine = engine
         self._compute = compute
         self._preparing = preparing
-        self._max_slots = limit
+        self._max_questions = limit
         self._asked: set[Question] = set()
         self._embedding: deque[Question] = deque()
         """In turns: one text of one question between two ticks, so that neither streams nor askers wait for long."""
@@ -52,11 +52,11 @@ class Questions:
 
     def ask(self, query: Query, render: Render, answered: Answered) -> Question:
         """``answered`` gets the rendered answer in a later turn; raises ``RequestError`` where too many wait."""
-        if len(self._asked) >= self._max_slots:
+        if len(self._asked) >= self._max_questions:
             raise RequestError(
                 Fault.QUEUE_FULL,
                 "request",
-                f"{self._max_slots} questions wait already; try again later",
+                f"{self._max_questions} questions wait already; try again later",
                 retry_after_s=1,
             )
         question = Question(query, render, answered)

@@ -30,139 +30,183 @@ from umaserve.settings.sources import Conflict, Settings, both_or_neither, print
 class Config:
     """Every setting. Raises `Conflict` for values that can't hold together; `Settings.load` checks each by itself."""
 
-    socket: str = setting("/run/uma.sock", path(), "serving", "Unix socket to listen on", env="UMA_SOCK")
+    socket: str = setting("/run/uma.sock", path(), "serving", "Unix socket for clients", env="UMA_SOCK")
     socket_mode: int = setting(0o660, mode(), "serving", "permissions of the socket")
     protocol: str = setting(
-        "json", choice("json", "newline"), "serving", "framed JSON, or each line a prompt, for debugging"
+        "json",
+        choice("json", "newline"),
+        "serving",
+        "on the Unix socket: length-prefixed JSON, or one prompt per line, for debugging",
     )
-    keep_alive: bool = setting(False, switch(), "serving", "keep a connection open after its reply")
+    keep_alive: bool = setting(
+        False, switch(), "serving", "keep a connection open for another request after its answer"
+    )
     idle_timeout: float = setting(
-        300.0, real("seconds", 0.05, 86400), "serving", "close a connection that is silent this long"
+        300.0,
+        real("seconds", 0.05, 86400),
+        "serving",
+        "close a connection that sends no complete request, or reads nothing, for this long",
     )
     drain_timeout: float = setting(
-        10.0, real("seconds", 0, 3600), "serving", "at shutdown, let running requests go on this long"
+        10.0, real("seconds", 0, 3600), "serving", "after SIGTERM, let running requests finish for this long"
     )
 
     http: str = setting(
-        "", address(or_empty=True), "http", "serve HTTP and WebSocket here; empty: off; port 0: any that is free"
+        "", address(or_empty=True), "http", "address for HTTP and WebSocket; empty: off; port 0: any free port"
     )
     http_socket: str = setting(
-        "", path(or_empty=True), "http", "Unix socket for HTTP and WebSocket, with the permissions of socket_mode"
+        "",
+        path(or_empty=True),
+        "http",
+        "Unix socket for HTTP and WebSocket, with the permissions of socket_mode; empty: none",
     )
-    tls_cert: str = setting("", path(or_empty=True), "http", "PEM file of the certificate chain to serve http with")
+    tls_cert: str = setting(
+        "", path(or_empty=True), "http", "PEM file of the certificate and its chain; with tls_key, http uses TLS"
+    )
     tls_key: str = setting("", path(or_empty=True), "http", "PEM file of the certificate's private key")
     api_keys: str = setting(
         "",
         path(or_empty=True),
         "http",
-        "file of API keys, made by umaserve keys add; with it every HTTP request needs one",
+        "file of API keys (umaserve keys add); with it, every HTTP request except /health needs a key",
     )
-    insecure: bool = setting(False, switch(), "http", "listen on other addresses than loopback's without API keys")
+    insecure: bool = setting(False, switch(), "http", "allow http on an address other than loopback without API keys")
     allow_host: tuple[str, ...] = setting(
-        (), words(), "http", "Host names to answer to besides loopback's and the address listened on; *: any"
+        (), words(), "http", "host names to accept in the Host header, besides loopback and the address of http; *: any"
     )
     allow_origin: tuple[str, ...] = setting(
-        (), words(), "http", "web origins whose pages may connect besides loopback's and our own; *: any"
+        (), words(), "http", "web origins whose pages may connect, besides those of loopback and of this server; *: any"
     )
     cors_origin: tuple[str, ...] = setting(
         (), words(), "http", "web origins whose pages may read replies (CORS); *: any"
     )
     header_timeout: float = setting(
-        10.0, real("seconds", 0.05, 3600), "http", "refuse a request whose head takes longer to come"
+        10.0, real("seconds", 0.05, 3600), "http", "refuse a request whose head takes longer to arrive"
     )
     body_timeout: float = setting(
-        30.0, real("seconds", 0.05, 3600), "http", "refuse a request whose body takes longer to come"
+        30.0, real("seconds", 0.05, 3600), "http", "refuse a request whose body takes longer to arrive"
     )
     ping_interval: float = setting(
         20.0,
         real("seconds", 0.05, 3600),
         "http",
-        "ping a WebSocket that is silent this long, and give it up after as long again",
+        "ping a WebSocket that is silent for this long, and close it after as long again",
     )
     resume_window: float = setting(
-        60.0, real("seconds", 0, 3600), "http", "keep the generation of a lost WebSocket this long; 0: off"
+        60.0,
+        real("seconds", 0, 3600),
+        "http",
+        "keep the generation of a lost WebSocket for this long, so that its client can resume it; 0: off",
     )
-    resume_bytes: int = setting(16 * MIB, size(0, GIB), "http", "memory for the generations kept, in all")
+    resume_bytes: int = setting(16 * MIB, size(0, GIB), "http", "memory for all generations of lost WebSockets")
     feedback_log: str = setting(
-        "", path(or_empty=True), "http", "append clients' feedback to this file, as JSON lines; empty: off"
+        "", path(or_empty=True), "http", "file to which clients' feedback is appended, as JSON lines; empty: off"
     )
     recordings: str = setting(
-        "", path(or_empty=True), "http", "keep the conversations of /ws/chat in this folder; empty: off"
+        "", path(or_empty=True), "http", "folder in which the conversations of /ws/chat are recorded; empty: off"
     )
-    recordings_bytes: int = setting(GIB, size(MIB, TIB), "http", "for all whole recordings; the oldest go first")
-    recordings_age: float = setting(30.0, real("days", 0, 36500), "http", "keep a recording this long; 0: no limit")
+    recordings_bytes: int = setting(
+        GIB, size(MIB, TIB), "http", "disk space for all complete recordings; the oldest are deleted first"
+    )
+    recordings_age: float = setting(30.0, real("days", 0, 36500), "http", "delete recordings that are older; 0: never")
     ref_audio: str = setting(
-        "", path(or_empty=True), "http", "sound file of a voice that clients may ask for, to clone it; empty: none"
+        "",
+        path(or_empty=True),
+        "http",
+        "sound file of the default voice to clone, which clients can fetch; empty: none",
     )
-    debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance suites")
+    debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance tests")
 
-    max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at once")
-    max_frame_bytes: int = setting(MIB, size(64, GIB), "limits", "largest frame, line, body or message from a client")
-    max_chat_bytes: int = setting(
-        128 * MIB, size(64, GIB), "limits", "largest message of /ws/chat, and largest body that may hold images"
+    max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at the same time")
+    max_frame_bytes: int = setting(
+        MIB, size(64, GIB), "limits", "largest frame, line, HTTP body or WebSocket message from a client"
     )
-    max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt in UTF-8")
+    max_chat_bytes: int = setting(
+        128 * MIB,
+        size(64, GIB),
+        "limits",
+        "largest message of /ws/chat and body of /v1/chat/completions, which may contain media",
+    )
+    max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt, in bytes of UTF-8")
     max_tokens: int = setting(
-        0, whole(0, 1048576), "limits", "cut every answer to this many tokens; 0: no cap but the context"
+        0, whole(0, 1048576), "limits", "longest answer in tokens; longer ones are cut; 0: no limit but the context"
     )
     tx_high_water: int = setting(
-        64 * KIB, size(KIB, 64 * MIB), "limits", "pause a stream whose client leaves this much unread"
+        64 * KIB,
+        size(KIB, 64 * MIB),
+        "limits",
+        "high-water mark: hold a stream whose client leaves this much output unread",
     )
-    max_queue: int = setting(256, whole(1, 65536), "limits", "requests that may wait for a place; more are refused")
+    max_queue: int = setting(256, whole(1, 65536), "limits", "requests that may wait for a slot; more are refused")
     request_timeout: float = setting(
-        600.0, real("seconds", 0, 86400), "limits", "fail a request that takes longer in all; 0: no limit"
+        600.0,
+        real("seconds", 0, 86400),
+        "limits",
+        "fail a request that takes longer, waiting included, pauses not; 0: no limit",
     )
     rate_requests: float = setting(
-        0.0, real("requests/minute", 0, 10**9), "limits", "requests that each key or peer may make; 0: no limit"
+        0.0,
+        real("requests/minute", 0, 10**9),
+        "limits",
+        "requests of each tenant (API key; without keys, peer); 0: no limit",
     )
     rate_tokens: float = setting(
-        0.0, real("tokens/minute", 0, 10**9), "limits", "tokens generated for each key or peer; 0: no limit"
+        0.0, real("tokens/minute", 0, 10**9), "limits", "tokens generated for each tenant; 0: no limit"
     )
     memory_reserve: int = setting(
-        64 * MIB, size(0, TIB), "limits", "refuse requests while the box has less memory free than this"
+        64 * MIB, size(0, TIB), "limits", "refuse requests while less memory is free; 0: never"
     )
     host_cache_bytes: int = setting(
         256 * MIB, size(0, TIB), "limits", "host memory for computed prompts that the KV cache has no room for; 0: off"
     )
     media_cache_bytes: int = setting(
-        256 * MIB, size(0, TIB), "limits", "host memory for encoded images and sounds, which may come again; 0: off"
+        256 * MIB, size(0, TIB), "limits", "host memory for encoded images and sounds, for the next turn; 0: off"
     )
     shared_prefix_cache: bool = setting(
         False,
         switch(),
         "limits",
-        "let all keys and peers reuse what was computed for others; the time to first token then tells what they asked",
+        "let tenants reuse each other's cached prefixes; the time to first token then reveals what others asked",
     )
     content_filter: str = setting(
         "",
         path(or_empty=True),
         "limits",
-        "file of patterns that neither prompts nor answers may contain, one regular expression a line",
+        "file of regular expressions, one per line, that neither prompts nor answers may match; empty: none",
     )
 
     slo_ttft_ms: float = setting(
-        1000.0, real("ms", 1, 3600000), "targets", "time to first token for a request that names none"
+        1000.0, real("ms", 1, 3600000), "targets", "target for the time to first token, for requests that set none"
     )
     slo_tbt_ms: float = setting(
-        80.0, real("ms", 1, 3600000), "targets", "time between tokens for a request that names none"
+        80.0, real("ms", 1, 3600000), "targets", "target for the time between tokens, for requests that set none"
     )
 
-    model: str = setting("", path(or_empty=True), "engine", "GGUF file; empty: the embedded default model")
+    model: str = setting(
+        "", path(or_empty=True), "engine", "GGUF file of the model; empty: the default model, SmolLM2-135M-Instruct"
+    )
     mmproj: str = setting(
         "", path(or_empty=True), "engine", "GGUF file of the model's projector, for images and sounds; empty: none"
     )
     n_ctx: int = setting(
-        16384, whole(64, 4194304, or_zero=True), "engine", "KV cells in all; 0: the model's training length"
+        16384,
+        whole(64, 4194304, or_zero=True),
+        "engine",
+        "KV cells for all sequences together; 0: the model's training length",
     )
-    parallel: int = setting(16, whole(1, 256), "engine", "sequences decoded at once")
+    parallel: int = setting(16, whole(1, 256), "engine", "sequences decoded at the same time")
     n_batch: int = setting(512, whole(1, 65536), "engine", "most tokens in one decode")
-    n_ubatch: int = setting(512, whole(1, 65536), "engine", "most tokens computed in one pass of a decode")
+    n_ubatch: int = setting(512, whole(1, 65536), "engine", "most tokens in one pass of a decode")
     threads: int = setting(
-        0, whole(0, 512), "engine", "most threads for decoding; 0: the cores this process may really use"
+        0, whole(0, 512), "engine", "most threads for decoding; 0: the cores that this process may use"
     )
-    threads_batch: int = setting(0, whole(0, 512), "engine", "threads for decodes of several tokens; 0: as threads")
-    n_gpu_layers: int = setting(-1, whole(-1, 10000), "engine", "layers to offload; -1: all that this llama.cpp can")
-    flash_attn: str = setting("auto", choice("auto", "on", "off"), "engine", "use flash attention")
+    threads_batch: int = setting(
+        0, whole(0, 512), "engine", "most threads for decodes of several tokens, such as prompts; 0: as threads"
+    )
+    n_gpu_layers: int = setting(
+        -1, whole(-1, 10000), "engine", "layers to offload to a GPU; -1: all that this build of llama.cpp can"
+    )
+    flash_attn: str = setting("auto", choice("auto", "on", "off"), "engine", "flash attention")
     kv_type: str = setting(
         "f16",
         choice("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
@@ -170,34 +214,35 @@ class Config:
         "type of the KV cells; the q types take less memory and need flash attention",
     )
     rpc: tuple[str, ...] = setting(
-        (), addresses(), "engine", "llama.cpp's RPC servers, HOST:PORT each, that hold a part of the model"
+        (), addresses(), "engine", "RPC servers of llama.cpp, HOST:PORT each, that hold a part of the model"
     )
     lora: tuple[str, ...] = setting(
-        (), words(), "engine", "LoRA adapters, GGUF files; NAME=FILE names one that requests can choose"
+        (), words(), "engine", "LoRA adapters, as GGUF files; NAME=FILE gives one a name for requests to choose"
     )
     speculation: bool = setting(
-        True, switch(), "engine", "guess tokens that the text has repeated before, where that proves faster"
+        True, switch(), "engine", "draft tokens where the text repeats itself, as long as that is faster"
     )
     draft_model: str = setting(
-        "", path(or_empty=True), "engine", "GGUF file of a small model with the same vocabulary that guesses tokens"
+        "",
+        path(or_empty=True),
+        "engine",
+        "GGUF file of a small model with the same vocabulary, for draft tokens; empty: none",
     )
     tts_model: str = setting(
         "",
         path(or_empty=True),
         "engine",
-        "GGUF file of a Pocket TTS or Qwen3-TTS model, which speaks; empty: hibari-tts does",
+        "GGUF file of a Pocket TTS or Qwen3-TTS model for speech; empty: hibari-tts, if installed",
     )
-    tts_mmproj: str = setting(
-        "", path(or_empty=True), "engine", "GGUF file that makes sound of what tts_model says: its mmproj"
-    )
+    tts_mmproj: str = setting("", path(or_empty=True), "engine", "GGUF file of the projector (mmproj) of tts_model")
     pooling: str = setting(
         "model",
         choice("model", "mean", "cls", "last"),
         "engine",
-        "how /v1/embeddings makes one vector of a text; model: as the model says, if it says",
+        "how /v1/embeddings combines the vectors of a text's tokens; model: as the model says",
     )
 
-    relay: tuple[str, ...] = link.relay("offer the model at these relays, as a worker of theirs")
+    relay: tuple[str, ...] = link.relay("relays to register the model at")
     worker_secret: str = link.worker_secret("relay")
     worker_secret_file: str = link.worker_secret_file("relay")
     worker_name: str = link.worker_name()
@@ -205,8 +250,10 @@ class Config:
     relay_provider: str = link.provider(env="UMA_WORKER_PROVIDER")
     relay_ca_file: str = link.ca_file(env="UMA_WORKER_CA_FILE")
 
-    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "logging", "least severe to log")
-    log_format: str = setting("text", choice("text", "json"), "logging", "form of a line of the log")
+    log_level: str = setting(
+        "info", choice("debug", "info", "warning", "error"), "logging", "least severe messages to log"
+    )
+    log_format: str = setting("text", choice("text", "json"), "logging", "format of log lines")
 
     def __post_init__(self) -> None:
         if self.n_ubatch > self.n_batch:

@@ -13,31 +13,35 @@ def relay(help: str) -> tuple[str, ...]:
 
 def worker_secret(group: str) -> str:
     """The secret itself; `check_worker_secret` and `umaserve.settings.secret_file.read_secret` know its partner."""
-    about = "what a relay's workers prove themselves by; a flag shows it to all on the box, the file does not"
+    about = "secret that a relay and its workers share; other users see a flag in the process list, a file they do not"
     return setting("", secret(), group, about, env="WORKER_SECRET")
 
 
 def worker_secret_file(group: str) -> str:
     """The file that holds the secret."""
     return setting(
-        "", path(or_empty=True), group, "file that holds nothing but the worker secret", env="WORKER_SECRET_FILE"
+        "", path(or_empty=True), group, "file that contains only the worker secret", env="WORKER_SECRET_FILE"
     )
 
 
 def worker_name() -> str:
     """The name that a worker registers with."""
-    return setting("", word(or_empty=True), "relay", "name to register with; empty: the host's")
+    return setting("", word(or_empty=True), "relay", "name to register with; empty: the host name")
 
 
 def provider(*, env: str = "") -> str:
     """The provider that a worker belongs to."""
-    return setting("local", word(), "relay", "provider at the relay that this worker belongs to", env=env)
+    return setting("local", word(), "relay", "provider that this worker belongs to, as the relay names it", env=env)
 
 
 def ca_file(*, env: str = "") -> str:
     """Certificate authorities of the relay."""
     return setting(
-        "", path(or_empty=True), "relay", "PEM file of certificate authorities to trust besides the system's", env=env
+        "",
+        path(or_empty=True),
+        "relay",
+        "PEM file of certificate authorities to trust for relays, besides the system's",
+        env=env,
     )
 
 

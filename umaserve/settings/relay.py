@@ -31,47 +31,57 @@ class RelayConfig:
     """Every setting of the relay. Raises `Conflict` for values that can't hold together."""
 
     listen: str = setting(
-        "127.0.0.1:8090", address(), "serving", "serve clients and workers here; port 0: any free", env="LISTEN_ADDR"
+        "127.0.0.1:8090",
+        address(),
+        "serving",
+        "address for clients and workers; port 0: any free port",
+        env="LISTEN_ADDR",
     )
-    tls_cert: str = setting("", path(or_empty=True), "serving", "PEM file of the certificate chain to serve with")
+    tls_cert: str = setting(
+        "", path(or_empty=True), "serving", "PEM file of the certificate and its chain; with tls_key, listen uses TLS"
+    )
     tls_key: str = setting("", path(or_empty=True), "serving", "PEM file of the certificate's private key")
-    max_connections: int = setting(8192, whole(1, 1048576), "serving", "connections at once, workers' included")
+    max_connections: int = setting(8192, whole(1, 1048576), "serving", "connections at the same time, workers included")
     trusted_proxy: tuple[Network, ...] = setting(
-        (), networks(), "serving", "addresses and networks of proxies that may say who their client is"
+        (), networks(), "serving", "addresses and networks of proxies whose X-Forwarded-For header is trusted"
     )
     idle_timeout: float = setting(
-        300.0, real("seconds", 0.05, 86400), "serving", "close a connection that says or reads nothing this long"
+        300.0, real("seconds", 0.05, 86400), "serving", "close a connection that sends or reads nothing for this long"
     )
     drain_timeout: float = setting(
-        30.0, real("seconds", 0, 3600), "serving", "at shutdown, let running requests go on this long"
+        30.0, real("seconds", 0, 3600), "serving", "after SIGTERM, let running requests finish for this long"
     )
 
     worker_secret: str = link.worker_secret("workers")
     worker_secret_file: str = link.worker_secret_file("workers")
-    provider: str = setting("local", word(), "workers", "provider whose workers answer the requests")
+    provider: str = setting("local", word(), "workers", "provider whose workers may register")
     heartbeat_interval: float = setting(15.0, real("seconds", 0.05, 3600), "workers", "ping each worker this often")
     heartbeat_timeout: float = setting(
-        30.0, real("seconds", 0.05, 3600), "workers", "give up a worker that says nothing this long"
+        30.0, real("seconds", 0.05, 3600), "workers", "drop a worker that sends nothing for this long"
     )
-    max_workers: int = setting(4096, whole(1, 65536), "workers", "workers at once")
+    max_workers: int = setting(4096, whole(1, 65536), "workers", "workers at the same time")
     max_models: int = setting(256, whole(1, 65536), "workers", "models that one worker may offer")
     max_message_bytes: int = setting(64 * MIB, size(64 * KIB, GIB), "workers", "largest message from a worker")
 
     max_queue_len: int = setting(
-        100, whole(1, 1048576), "requests", "requests that may wait for a worker; more are refused", env="MAX_QUEUE_LEN"
+        100,
+        whole(1, 1048576),
+        "requests",
+        "requests that may wait for a worker; more are refused (429)",
+        env="MAX_QUEUE_LEN",
     )
     queue_timeout: float = setting(
         30.0,
         real("seconds", 0.05, 86400),
         "requests",
-        "fail a request that waits for a worker longer",
+        "fail a request that waits longer for a worker (504)",
         env="QUEUE_TIMEOUT_SECS",
     )
     request_timeout: float = setting(
         300.0,
         real("seconds", 0.05, 86400),
         "requests",
-        "fail a request that its worker takes longer for",
+        "fail a request that its worker takes longer to answer (504)",
         env="REQUEST_TIMEOUT_SECS",
     )
     default_model: str = setting(
@@ -80,50 +90,61 @@ class RelayConfig:
         "requests",
         'model of requests that name none, or "default"; empty: the only one that there is',
     )
-    max_body_bytes: int = setting(32 * MIB, size(KIB, GIB), "requests", "largest body or message from a client")
-    max_response_bytes: int = setting(
-        64 * MIB, size(KIB, GIB), "requests", "most characters of one response, whole or streamed"
+    max_body_bytes: int = setting(
+        32 * MIB, size(KIB, GIB), "requests", "largest HTTP body or WebSocket message from a client"
     )
+    max_response_bytes: int = setting(64 * MIB, size(KIB, GIB), "requests", "largest response, whole or streamed")
     tx_high_water: int = setting(
-        64 * KIB, size(KIB, 64 * MIB), "requests", "ask a worker to pause where its client leaves this much unread"
+        64 * KIB,
+        size(KIB, 64 * MIB),
+        "requests",
+        "high-water mark: have the worker hold a stream whose client leaves this much unread",
     )
 
     client_keys: str = setting(
-        "", path(or_empty=True), "clients", "SQLite file of client keys; with it every request of a client needs one"
+        "",
+        path(or_empty=True),
+        "clients",
+        "SQLite file of client keys; with it, every client request except /health needs a key",
     )
-    insecure: bool = setting(
-        False, switch(), "clients", "listen on other addresses than loopback's without client keys"
-    )
+    insecure: bool = setting(False, switch(), "clients", "allow an address other than loopback without client keys")
     admin_token: str = setting(
-        "", secret(), "clients", "what administrators present; a flag shows it to all on the box, the file does not"
+        "",
+        secret(),
+        "clients",
+        "token for the API at /admin; other users see a flag in the process list, a file they do not",
     )
-    admin_token_file: str = setting(
-        "", path(or_empty=True), "clients", "file that holds nothing but the token of administrators"
-    )
+    admin_token_file: str = setting("", path(or_empty=True), "clients", "file that contains only the admin token")
     allow_host: tuple[str, ...] = setting(
-        (), words(), "clients", "Host names to answer to besides loopback's and the address listened on; *: any"
+        (),
+        words(),
+        "clients",
+        "host names to accept in the Host header, besides loopback and the address of listen; *: any",
     )
     allow_origin: tuple[str, ...] = setting(
-        (), words(), "clients", "web origins whose pages may connect besides loopback's and our own; *: any"
+        (),
+        words(),
+        "clients",
+        "web origins whose pages may connect, besides those of loopback and of this server; *: any",
     )
     cors_origin: tuple[str, ...] = setting(
         (), words(), "clients", "web origins whose pages may read replies (CORS); *: any"
     )
     header_timeout: float = setting(
-        10.0, real("seconds", 0.05, 3600), "clients", "refuse a request whose head takes longer to come"
+        10.0, real("seconds", 0.05, 3600), "clients", "refuse a request whose head takes longer to arrive"
     )
     body_timeout: float = setting(
-        30.0, real("seconds", 0.05, 3600), "clients", "refuse a request whose body takes longer to come"
+        30.0, real("seconds", 0.05, 3600), "clients", "refuse a request whose body takes longer to arrive"
     )
     ping_interval: float = setting(
         20.0,
         real("seconds", 0.05, 3600),
         "clients",
-        "ping a client's WebSocket that is silent this long, and give it up after as long again",
+        "ping a client's WebSocket that is silent for this long, and close it after as long again",
     )
 
-    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe to log")
-    log_format: str = setting("text", choice("text", "json"), "log", "form of a line of the log")
+    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe messages to log")
+    log_format: str = setting("text", choice("text", "json"), "log", "format of log lines")
 
     def __post_init__(self) -> None:
         both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)

@@ -13,42 +13,46 @@ from umaserve.settings.sources import Conflict, Settings, not_both, setting
 class WorkerConfig:
     """Every setting of a worker. Raises `Conflict` for values that can't hold together."""
 
-    relay: tuple[str, ...] = link.relay("work for these relays")
+    relay: tuple[str, ...] = link.relay("relays to work for")
     worker_secret: str = link.worker_secret("relay")
     worker_secret_file: str = link.worker_secret_file("relay")
     name: str = link.worker_name()
     provider: str = link.provider()
     ca_file: str = link.ca_file()
     connect_timeout: float = setting(
-        10.0, real("seconds", 0.05, 3600), "relay", "give up a try to reach a relay or the backend after this long"
+        10.0, real("seconds", 0.05, 3600), "relay", "give up connecting to a relay or the backend after this long"
     )
     drain_timeout: float = setting(
-        30.0, real("seconds", 0, 3600), "relay", "at shutdown, let running requests go on this long"
+        30.0, real("seconds", 0, 3600), "relay", "after SIGTERM, let running requests finish for this long"
     )
 
     backend: str = setting(
-        "http://127.0.0.1:8080", url("http", "https"), "backend", "OpenAI-compatible server that answers the requests"
+        "http://127.0.0.1:8080",
+        url("http", "https"),
+        "backend",
+        "URL of the OpenAI-compatible server that answers the requests",
     )
     backend_key: str = setting(
-        "", secret(), "backend", "API key for the backend; a flag shows it to all on the box, the file does not"
+        "",
+        secret(),
+        "backend",
+        "API key for the backend; other users see a flag in the process list, a file they do not",
     )
-    backend_key_file: str = setting(
-        "", path(or_empty=True), "backend", "file that holds nothing but the backend's API key"
-    )
+    backend_key_file: str = setting("", path(or_empty=True), "backend", "file that contains only the backend's API key")
     models: tuple[str, ...] = setting(
-        (), words(), "backend", "list of models to offer; empty: those that the backend's /v1/models lists"
+        (), words(), "backend", "list of models to offer; empty: all that the backend lists at /v1/models"
     )
     refresh_interval: float = setting(
         30.0, real("seconds", 0.05, 86400), "backend", "ask the backend for its models this often"
     )
-    max_concurrent: int = setting(4, whole(1, 65536), "backend", "requests at once")
+    max_concurrent: int = setting(4, whole(1, 65536), "backend", "requests that the backend gets at the same time")
     request_timeout: float = setting(
-        300.0, real("seconds", 0.05, 86400), "backend", "fail a request that the backend takes longer for"
+        300.0, real("seconds", 0.05, 86400), "backend", "fail a request that the backend takes longer to answer"
     )
     max_response_bytes: int = setting(64 * MIB, size(KIB, GIB), "backend", "largest response that is not streamed")
 
-    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe to log")
-    log_format: str = setting("text", choice("text", "json"), "log", "form of a line of the log")
+    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe messages to log")
+    log_format: str = setting("text", choice("text", "json"), "log", "format of log lines")
 
     def __post_init__(self) -> None:
         if not self.relay:
