@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from world import World
 
 from umaserve.daemon.detached import LOST_BYTES, Detached
 from umaserve.dialects.dialect import Reply
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Command, Finished, FinishReason, Generate, Output, Token
-from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 
@@ -52,13 +52,12 @@ class Remembering:
         return [repr(output).encode() for output in self.told[position:]]
 
 
-class World:
-    """The kept generations, with a clock that the test moves."""
+class LostStreams(World):
+    """Streams whose connections are lost, and what is kept of them."""
 
     def __init__(self, window: float = WINDOW, max_bytes: int = 100 * LOST_BYTES) -> None:
-        self.now = 0.0
-        self.loop = Loop(lambda: self.now)
-        self.sessions = SessionManager(clock=lambda: self.now)
+        super().__init__()
+        self.sessions = SessionManager(clock=self.clock)
         self.detached = Detached(self.loop, self.sessions, window, max_bytes)
         self.received: list[Output | RequestError] = []
 
@@ -66,7 +65,7 @@ class World:
         """A stream whose connection is still there."""
         dialect = Remembering(request_id)
         session = self.sessions.open(self.received.append, caller)
-        self.sessions.request(session, Generate(request_id, "hello"), self.now)
+        self.sessions.request(session, Generate(request_id, "hello"), self.clock.now)
         self.sessions.prompt_done(session)
         for token in range(tokens):
             dialect.send(Token(str(token), token))
@@ -81,41 +80,36 @@ class World:
         _dialect, session, missed = self.detached.take(request_id, caller.tenant, position)
         return session, missed
 
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.loop.call_soon(lambda: None)
-        self.loop.turn()
-
     def deliver(self) -> None:
         for _ in self.sessions.deliver():
             continue
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., World]]:
-    worlds: list[World] = []
+def make() -> Iterator[Callable[..., LostStreams]]:
+    worlds: list[LostStreams] = []
 
-    def make(**options: float) -> World:
-        worlds.append(World(**options))
+    def make(**options: float) -> LostStreams:
+        worlds.append(LostStreams(**options))
         return worlds[-1]
 
     yield make
     for world in worlds:
-        world.loop.close()
+        world.close()
 
 
 @pytest.fixture
-def world(make: Callable[..., World]) -> World:
+def world(make: Callable[..., LostStreams]) -> LostStreams:
     return make()
 
 
-def not_found(world: World, request_id: str = "r", caller: Caller = ORIGIN) -> bool:
+def not_found(world: LostStreams, request_id: str = "r", caller: Caller = ORIGIN) -> bool:
     with pytest.raises(RequestError) as refused:
         world.take(request_id, caller)
     return refused.value.fault is Fault.NOT_FOUND
 
 
-def test_what_is_kept_is_held_and_remembers_what_was_under_way(world: World) -> None:
+def test_what_is_kept_is_held_and_remembers_what_was_under_way(world: LostStreams) -> None:
     dialect, session = world.keep()
     assert (session.state, session.holds, len(world.detached)) == (State.STREAM, {Hold.DETACHED}, 1)
     world.sessions.put(session, Token("late", 3))
@@ -129,7 +123,7 @@ def test_what_is_kept_is_held_and_remembers_what_was_under_way(world: World) -> 
     assert len(world.detached) == 0
 
 
-def test_a_reader_that_was_behind_holds_back_its_successor_no_more(world: World) -> None:
+def test_a_reader_that_was_behind_holds_back_its_successor_no_more(world: LostStreams) -> None:
     dialect, session = world.streaming()
     world.sessions.hold(session, Hold.READER)
     world.sessions.hold(session, Hold.PAUSE)
@@ -142,12 +136,12 @@ def test_a_reader_that_was_behind_holds_back_its_successor_no_more(world: World)
     assert session.state is State.DECODE
 
 
-def test_a_generation_can_be_lost_and_taken_again_and_again(world: World) -> None:
+def test_a_generation_can_be_lost_and_taken_again_and_again(world: LostStreams) -> None:
     dialect, session = world.keep()
     for _ in range(3):
         taken, _missed = world.take()
         assert taken is session
-        world.wait(WINDOW - 1)
+        world.turn(WINDOW - 1)
         world.detached.keep(dialect, session)
     assert session.running
 
@@ -156,21 +150,21 @@ def test_a_generation_can_be_lost_and_taken_again_and_again(world: World) -> Non
     ("request_id", "caller"),
     [("other", ORIGIN), ("r", Caller("generate", "192.0.2.2")), ("r", KEYED), ("", ORIGIN)],
 )
-def test_nobody_else_finds_it(world: World, request_id: str, caller: Caller) -> None:
+def test_nobody_else_finds_it(world: LostStreams, request_id: str, caller: Caller) -> None:
     world.keep()
     assert not_found(world, request_id, caller)
     assert len(world.detached) == 1
     world.take()
 
 
-def test_a_key_finds_its_own_from_anywhere(world: World) -> None:
+def test_a_key_finds_its_own_from_anywhere(world: LostStreams) -> None:
     _, session = world.keep(caller=KEYED)
     assert not_found(world)
     taken, _missed = world.take(caller=Caller("generate", "198.51.100.9", "garden"))
     assert taken is session
 
 
-def test_a_wrong_position_loses_nothing(world: World) -> None:
+def test_a_wrong_position_loses_nothing(world: LostStreams) -> None:
     world.keep(tokens=3)
     with pytest.raises(RequestError, match="too far"):
         world.take(position=4)
@@ -178,23 +172,23 @@ def test_a_wrong_position_loses_nothing(world: World) -> None:
     assert missed == []
 
 
-def test_it_is_kept_for_its_window_and_no_longer(world: World) -> None:
+def test_it_is_kept_for_its_window_and_no_longer(world: LostStreams) -> None:
     _, session = world.keep()
-    world.wait(WINDOW - 0.001)
+    world.turn(WINDOW - 0.001)
     assert session.running
-    world.wait(0.001)
+    world.turn(0.001)
     assert (session.state, len(world.detached)) == (State.DONE, 0)
     assert not_found(world)
 
 
-def test_one_that_was_taken_outlives_the_window(world: World) -> None:
+def test_one_that_was_taken_outlives_the_window(world: LostStreams) -> None:
     _, session = world.keep()
     world.take()
-    world.wait(2 * WINDOW)
+    world.turn(2 * WINDOW)
     assert session.running
 
 
-def test_the_oldest_go_when_they_take_too_much_together(make: Callable[..., World]) -> None:
+def test_the_oldest_go_when_they_take_too_much_together(make: Callable[..., LostStreams]) -> None:
     # Each takes what its tokens take, and as much again as one of them.
     world = make(max_bytes=12 * LOST_BYTES)
     kept = [world.keep(f"r{number}", tokens=4)[1] for number in range(2)]
@@ -206,11 +200,11 @@ def test_the_oldest_go_when_they_take_too_much_together(make: Callable[..., Worl
     kept.append(world.keep("too large", tokens=12)[1])
     assert not any(session.running for session in kept)
     assert len(world.detached) == 0
-    world.wait(2 * WINDOW)
+    world.turn(2 * WINDOW)
 
 
 @pytest.mark.parametrize("leave", ["taken", "expired", "dropped"])
-def test_what_is_no_longer_kept_takes_no_room(make: Callable[..., World], leave: str) -> None:
+def test_what_is_no_longer_kept_takes_no_room(make: Callable[..., LostStreams], leave: str) -> None:
     world = make(max_bytes=12 * LOST_BYTES)
     for _ in range(3):
         dialect, session = world.keep(tokens=11)
@@ -220,13 +214,13 @@ def test_what_is_no_longer_kept_takes_no_room(make: Callable[..., World], leave:
             case "taken":
                 world.take()
             case "expired":
-                world.wait(WINDOW)
+                world.turn(WINDOW)
             case "dropped":
                 world.detached.drop_all()
         assert len(world.detached) == 0
 
 
-def test_generations_without_any_text_fill_the_memory_too(make: Callable[..., World]) -> None:
+def test_generations_without_any_text_fill_the_memory_too(make: Callable[..., LostStreams]) -> None:
     world = make(max_bytes=12 * LOST_BYTES)
     kept = [world.keep(f"r{number}", tokens=0)[1] for number in range(20)]
     assert [session.running for session in kept] == [False] * 8 + [True] * 12
@@ -238,7 +232,7 @@ def test_generations_without_any_text_fill_the_memory_too(make: Callable[..., Wo
 class Connected:
     """A connection that has a generation and does not know that its client is gone."""
 
-    def __init__(self, world: World, request_id: str = "r", caller: Caller = ORIGIN) -> None:
+    def __init__(self, world: LostStreams, request_id: str = "r", caller: Caller = ORIGIN) -> None:
         self.world, self.request_id = world, request_id
         self.dialect, self.session = world.streaming(request_id, caller)
         self.aborted = 0
@@ -250,7 +244,7 @@ class Connected:
         self.world.detached.keep(self.dialect, self.session)
 
 
-def test_a_resume_takes_over_from_a_connection_that_is_still_open(world: World) -> None:
+def test_a_resume_takes_over_from_a_connection_that_is_still_open(world: LostStreams) -> None:
     old = Connected(world)
     session, missed = world.take(position=1)
     assert (session, len(missed), old.aborted, len(world.detached)) == (old.session, 2, 1, 0)
@@ -260,13 +254,13 @@ def test_a_resume_takes_over_from_a_connection_that_is_still_open(world: World) 
 
 
 @pytest.mark.parametrize(("request_id", "caller"), [("other", ORIGIN), ("r", Caller("generate", "192.0.2.2"))])
-def test_nobody_else_takes_over(world: World, request_id: str, caller: Caller) -> None:
+def test_nobody_else_takes_over(world: LostStreams, request_id: str, caller: Caller) -> None:
     old = Connected(world)
     assert not_found(world, request_id, caller)
     assert (old.aborted, old.session.state, old.session.holds) == (0, State.DECODE, set())
 
 
-def test_a_resume_from_a_wrong_position_can_be_tried_again(world: World) -> None:
+def test_a_resume_from_a_wrong_position_can_be_tried_again(world: LostStreams) -> None:
     old = Connected(world)
     with pytest.raises(RequestError, match="too far"):
         world.take(position=4)
@@ -274,7 +268,7 @@ def test_a_resume_from_a_wrong_position_can_be_tried_again(world: World) -> None
     assert session is old.session
 
 
-def test_a_connection_that_has_gone_on_to_another_generation_is_left_alone(world: World) -> None:
+def test_a_connection_that_has_gone_on_to_another_generation_is_left_alone(world: LostStreams) -> None:
     old = Connected(world)
     world.detached.unwatch("r")
     world.detached.unwatch(None)
@@ -282,7 +276,7 @@ def test_a_connection_that_has_gone_on_to_another_generation_is_left_alone(world
     assert old.aborted == 0
 
 
-def test_without_a_window_nobody_is_taken_over_from(make: Callable[..., World]) -> None:
+def test_without_a_window_nobody_is_taken_over_from(make: Callable[..., LostStreams]) -> None:
     world = make(window=0.0)
     old = Connected(world)
     assert not_found(world)
@@ -290,7 +284,7 @@ def test_without_a_window_nobody_is_taken_over_from(make: Callable[..., World]) 
 
 
 @pytest.mark.parametrize("reason", ["no window", "no request", "draining"])
-def test_what_cannot_be_kept_ends_with_its_connection(make: Callable[..., World], reason: str) -> None:
+def test_what_cannot_be_kept_ends_with_its_connection(make: Callable[..., LostStreams], reason: str) -> None:
     world = make(window=0.0 if reason == "no window" else WINDOW)
     dialect, session = world.streaming()
     if reason == "no request":
@@ -301,17 +295,17 @@ def test_what_cannot_be_kept_ends_with_its_connection(make: Callable[..., World]
     assert world.detached.enabled == (reason != "no window")
 
 
-def test_dropping_all_leaves_none(world: World) -> None:
+def test_dropping_all_leaves_none(world: LostStreams) -> None:
     kept = [world.keep(f"r{number}")[1] for number in range(3)]
     world.detached.drop_all()
     assert (len(world.detached), [session.state for session in kept]) == (0, [State.DONE] * 3)
-    world.wait(2 * WINDOW)
+    world.turn(2 * WINDOW)
 
 
 @pytest.mark.parametrize("delivered", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_that_ended_meanwhile_is_told_of_and_makes_way_for_the_next_request(
-    world: World, delivered: bool, fails: bool
+    world: LostStreams, delivered: bool, fails: bool
 ) -> None:
     dialect, session = world.keep()
     if fails:
@@ -331,10 +325,10 @@ def test_one_that_ended_meanwhile_is_told_of_and_makes_way_for_the_next_request(
         return
     assert isinstance(dialect.told[-1], RequestError if fails else Finished)
     assert (taken.state, taken.caller) == (State.RECV_REQ, ORIGIN)
-    world.sessions.request(taken, Generate("next", "hello"), world.now)
+    world.sessions.request(taken, Generate("next", "hello"), world.clock.now)
 
 
-def test_one_whose_end_was_delivered_before_the_connection_was_lost_can_be_replayed(world: World) -> None:
+def test_one_whose_end_was_delivered_before_the_connection_was_lost_can_be_replayed(world: LostStreams) -> None:
     dialect, session = world.streaming()
     world.sessions.finish(session, FinishReason.STOP)
     session.sink = lambda output: dialect.send(output)
@@ -342,10 +336,10 @@ def test_one_whose_end_was_delivered_before_the_connection_was_lost_can_be_repla
     world.detached.keep(dialect, session)
     taken, missed = world.take(position=3)
     assert (taken.state, len(missed)) == (State.RECV_REQ, 1)
-    world.wait(2 * WINDOW)
+    world.turn(2 * WINDOW)
 
 
-def test_a_prompt_is_kept_as_well_and_not_computed(world: World) -> None:
+def test_a_prompt_is_kept_as_well_and_not_computed(world: LostStreams) -> None:
     dialect = Remembering("r")
     session = world.sessions.open(world.received.append, ORIGIN)
     world.sessions.request(session, Generate("r", "hello"), 0.0)

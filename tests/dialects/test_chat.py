@@ -15,9 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from umaserve.daemon.detached import Detached
 from umaserve.daemon.relay_backend import DaemonBackend
-from umaserve.daemon.services import Services
 from umaserve.dialects.chat import conversation as chat
 from umaserve.dialects.chat.conversation import OURS, ChatDialect
 from umaserve.dialects.chat.request import MODES, joined
@@ -49,21 +47,18 @@ from umaserve.messages import (
     VoiceInfo,
     Waiting,
 )
-from umaserve.net.input_budget import InputBudget
-from umaserve.net.loop import Loop
 from umaserve.serving.planning import Targets
-from umaserve.serving.questions import Questions
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import Hold, SessionManager
+from umaserve.serving.sessions import Hold
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import SAMPLE_RATE
-from umaserve.stages.recordings import Recordings
-from umaserve.stages.spoken import Speech, SpokenAnswer
+from umaserve.stages.spoken import SpokenAnswer
 from umaserve.wire import fields
 from umaserve.wire.relay_messages import Request
 
-pytest.register_assert_rewrite("standin")
+pytest.register_assert_rewrite("standin", "world")
 from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard  # noqa: E402
+from world import DaemonWorld  # noqa: E402
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -814,26 +809,16 @@ class Client:
             assert unspeakable not in text or not spoken
 
 
-class Daemon:
-    """The daemon's services, a scheduler on a stand-in engine, and a voice that speaks when it is told to."""
+class Daemon(DaemonWorld):
+    """With a scheduler, and a voice that speaks when it is told to."""
 
     def __init__(self, unspeakable: str = "#") -> None:
-        self.now = 0.0
-        self.loop = Loop(lambda: self.now)
-        self.sessions = SessionManager(clock=lambda: self.now)
         engine = StandInEngine(slots=1, cells=2000, sequence_tokens=700)
-        self.compute, self.preparing, self.voice = SteppedWorker(), SteppedWorker(), SteppedWorker()
-        self.speech = Speech(StandInVoice(unspeakable), lambda: None, self.voice)
-        questions = Questions(engine, self.compute, self.preparing, 4)
-        services = Services(
-            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 60.0, 1 << 20), lambda: engine.info,
-            lambda: Metrics({}), 0, lambda: b"", None, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None, None, InputBudget(self.loop, 1 << 20, 1 << 20), dict,
-        )  # fmt: skip
+        super().__init__(CONFIG, engine, StandInVoice(unspeakable))
         self.scheduler = Scheduler(
-            self.sessions, engine, self.compute, self.preparing, self.preparing, Targets(1.0, 0.08), lambda: self.now
+            self.sessions, engine, self.compute, self.preparing, self.preparing, Targets(1.0, 0.08), self.clock
         )
-        self.backend = DaemonBackend(services)
+        self.backend = DaemonBackend(self.services)
         self.clients: list[tuple[Client, Any]] = []
 
     def connect(self, content: str = "hello", **body: Any) -> Client:
@@ -843,20 +828,19 @@ class Daemon:
         return client
 
     def turn(self, seconds: float = 0.01) -> None:
-        self.now += seconds
+        self.clock.now += seconds
         self.compute.step()
         self.preparing.step()
         self.scheduler.pump()
         self.scheduler.deliver()
-        self.loop.call_soon(lambda: None)
-        self.loop.turn()
+        super().turn()
 
     def finish(self) -> None:
         for _ in range(5000):
-            if self.scheduler.idle and self.speech.idle and not self.voice.jobs and not self.compute.jobs:
+            if self.scheduler.idle and self.speech.idle and not self.speaking.jobs and not self.compute.jobs:
                 return
             self.turn()
-            self.voice.step()
+            self.speaking.step()
         raise AssertionError("it never came to an end")
 
 
@@ -864,7 +848,7 @@ class Daemon:
 def served():
     made = Daemon()
     yield made
-    made.loop.close()
+    made.close()
 
 
 def test_a_conversation_with_speech(served: Daemon) -> None:
@@ -898,7 +882,7 @@ def test_a_client_that_is_behind_holds_its_session_and_its_speech(served: Daemon
     for _ in range(250):
         served.turn()
     served.clients[0][1].pause(True)
-    served.voice.step()
+    served.speaking.step()
     for _ in range(5):
         served.turn()
     so_far = len(client.received)
@@ -906,7 +890,7 @@ def test_a_client_that_is_behind_holds_its_session_and_its_speech(served: Daemon
     assert session.holds == {Hold.READER}
     for _ in range(50):
         served.turn()
-        served.voice.step()
+        served.speaking.step()
     assert len(client.received) == so_far
     served.clients[0][1].pause(False)
     served.finish()
@@ -956,7 +940,7 @@ class Conversations(RuleBasedStateMachine):
             client.check(self.unspeakable)
             assert client.closed != client.left
         assert list(self.daemon.sessions.running()) == []
-        self.daemon.loop.close()
+        self.daemon.close()
 
     def there(self) -> list[tuple[Client, Any]]:
         return [(client, job) for client, job in self.daemon.clients if not (client.left or client.closed)]
@@ -979,7 +963,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule()
     def speak(self) -> None:
-        self.daemon.voice.step()
+        self.daemon.speaking.step()
         self.daemon.turn()
 
     @rule()

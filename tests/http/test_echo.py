@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from test_http_connection import CONFIG, World, upgraded
+from http_world import CONFIG, HttpWorld, upgraded
 from websockets.frames import Opcode
 
 from umaserve.http.echo import MESSAGES_PER_TURN
@@ -17,18 +17,18 @@ PING = bytes([0x80 | Opcode.PING, 0])
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World(config=ECHO)
+def world() -> Iterator[HttpWorld]:
+    world = HttpWorld(config=ECHO)
     yield world
     world.close()
 
 
 @pytest.fixture
-def codec(world: World) -> WebSocketCodec:
+def codec(world: HttpWorld) -> WebSocketCodec:
     return upgraded(world, "/debug/echo")
 
 
-def take(world: World, codec: WebSocketCodec) -> list[Message]:
+def take(world: HttpWorld, codec: WebSocketCodec) -> list[Message]:
     """The messages that came back; pings are answered."""
     codec.receive_data(world.received().removesuffix(b"<closed>"))
     messages = []
@@ -38,14 +38,14 @@ def take(world: World, codec: WebSocketCodec) -> list[Message]:
     return messages
 
 
-def test_each_message_comes_back_however_many_come_at_once(world: World, codec: WebSocketCodec) -> None:
+def test_each_message_comes_back_however_many_come_at_once(world: HttpWorld, codec: WebSocketCodec) -> None:
     sent = [Message(b"%d" % i, True) for i in range(3 * MESSAGES_PER_TURN + 1)]
     world.send(b"".join(codec.send_message(message) for message in sent))
     world.turn()
     assert take(world, codec) == sent
 
 
-def test_who_answers_no_ping_is_given_up(world: World, codec: WebSocketCodec) -> None:
+def test_who_answers_no_ping_is_given_up(world: HttpWorld, codec: WebSocketCodec) -> None:
     world.turn(ECHO.ping_interval)
     assert world.received() == b""
     world.turn(ECHO.ping_interval)
@@ -55,7 +55,9 @@ def test_who_answers_no_ping_is_given_up(world: World, codec: WebSocketCodec) ->
     assert len(world.lost) == 1
 
 
-def test_who_answers_pings_stays_until_it_has_said_nothing_for_too_long(world: World, codec: WebSocketCodec) -> None:
+def test_who_answers_pings_stays_until_it_has_said_nothing_for_too_long(
+    world: HttpWorld, codec: WebSocketCodec
+) -> None:
     for _ in range(3):
         for _ in range(5):
             world.turn(ECHO.idle_timeout / 6)
@@ -69,7 +71,7 @@ def test_who_answers_pings_stays_until_it_has_said_nothing_for_too_long(world: W
     assert (codec.state, codec.close_code) == (State.LEFT, CloseCode.GOING_AWAY)
 
 
-def test_nobody_is_late_who_has_gone(world: World, codec: WebSocketCodec, caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_is_late_who_has_gone(world: HttpWorld, codec: WebSocketCodec, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world.client.close()
     for _ in range(10):

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from test_http_connection import CONFIG, HEALTH, World, post, spoken  # noqa: F401
+from http_world import HEALTH, HttpWorld, post
 
-from umaserve.http.connection import REQUESTS_PER_TURN, HttpConnection
+from umaserve.http.connection import REQUESTS_PER_TURN
 from umaserve.messages import Finished, FinishReason, Timing, Token, Usage
-from umaserve.net.channel import FIRST_POLL_S, HALF_CLOSED_POLL_S, Channel
+from umaserve.net.channel import FIRST_POLL_S, HALF_CLOSED_POLL_S
 
 COMPLETION = {"prompt": "Once", "max_tokens": 4}
 HANDSHAKE = (
@@ -20,17 +20,13 @@ HANDSHAKE = (
 )
 
 
-class TcpWorld(World):
+class TcpWorld(HttpWorld):
     """Over TCP a peer that has closed its socket can't be told from one that only finished sending."""
 
-    def join(self, peer: str = "ip:127.0.0.1") -> tuple[socket.socket, HttpConnection]:
+    def sockets(self) -> tuple[socket.socket, socket.socket]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             client = socket.create_connection(server.getsockname())
-            ours, _address = server.accept()
-        client.setblocking(False)
-        channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
-        connection = HttpConnection(self.loop, self.site, channel, peer, lambda _old, _new: None, self.lost.append)
-        return client, connection
+            return server.accept()[0], client
 
     def ask_and_finish(self, data: bytes) -> None:
         self.send(data)
@@ -153,7 +149,7 @@ def test_the_end_of_input_is_heard_also_after_an_upgrade(tcp: TcpWorld, path: by
     assert len(tcp.lost) == 1
 
 
-def test_who_finishes_sending_hears_all_of_what_is_read_to_it(spoken: World) -> None:  # noqa: F811
+def test_who_finishes_sending_hears_all_of_what_is_read_to_it(spoken: HttpWorld) -> None:
     spoken.send(post("/v1/audio/speech", {"input": "One. Two.", "voice": "alloy"}))
     spoken.speak()
     spoken.client.shutdown(socket.SHUT_WR)

@@ -5,30 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import re
-import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from http_world import CONFIG, HEALTH, PAGE, HttpWorld, last_words, post, upgraded
 from routes import routes
 
-from umaserve.access.gate import Gate, Names
-from umaserve.daemon.detached import Detached
 from umaserve.daemon.routes import Routes
-from umaserve.daemon.services import Services
-from umaserve.daemon.site import DaemonSite
 from umaserve.dialects import sse
 from umaserve.dialects.http import HttpDialect, Page, Route, TextReply
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
-from umaserve.http.connection import Client, HttpConnection
 from umaserve.messages import (
     Finished,
     FinishReason,
     Generate,
-    Metrics,
     Output,
     Placed,
     Prefilled,
@@ -37,127 +30,18 @@ from umaserve.messages import (
     Token,
     Usage,
 )
-from umaserve.net.channel import Channel
-from umaserve.net.input_budget import InputBudget
-from umaserve.net.loop import Loop
-from umaserve.serving.questions import Question, Questions
-from umaserve.serving.sessions import Hold, SessionManager
-from umaserve.settings.daemon import Config
-from umaserve.stages.recordings import Recordings
+from umaserve.serving.sessions import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16
-from umaserve.wire.websocket import Message, WebSocketCodec
+from umaserve.wire.websocket import Message
 
 pytest.register_assert_rewrite("standin")
-from standin import StandInEngine, StandInVoice, SteppedWorker  # noqa: E402
-
-PAGE = "https://a.example"
-CONFIG = Config(
-    header_timeout=10.0,
-    body_timeout=20.0,
-    idle_timeout=60.0,
-    max_prompt_bytes=1000,
-    max_frame_bytes=2000,
-    max_chat_bytes=5000,
-)
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-def post(path: str, body: Any = None, *headers: str) -> bytes:
-    content = json.dumps({} if body is None else body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    return "\r\n".join([*lines, f"Content-Length: {len(content)}", *headers, "", ""]).encode() + content
-
-
-class World:
-    """A client's socket, and the connection that serves it; others may join."""
-
-    def __init__(self, peer: str = "ip:127.0.0.1", voice: StandInVoice | None = None, config: Config = CONFIG) -> None:
-        self.now = 0.0
-        self.loop = Loop(lambda: self.now)
-        self.sessions = SessionManager(clock=lambda: self.now)
-        engine, self.compute, self.preparing = StandInEngine(), SteppedWorker(), SteppedWorker()
-        self.asked: list[Question] = []
-        self.speaking = SteppedWorker()
-        self.speech = Speech(voice, lambda: None, self.speaking)
-        self.loaded = True
-        self.stuck: dict[str, float] = {}
-        questions = Questions(engine, self.compute, self.preparing, 4)
-        ask = questions.ask
-        questions.ask = lambda *arguments: self.asked.append(ask(*arguments)) or self.asked[-1]
-        self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
-        services = Services(
-            config, self.loop, self.sessions, Detached(self.loop, self.sessions, 0.0, 0),
-            lambda: engine.info if self.loaded else None, lambda: Metrics({}), 0, lambda: b"",
-            None, lambda: questions, self.speech,
-            Recordings("", 0, 0, lambda: None), None, None, self.budget, lambda: self.stuck,
-        )  # fmt: skip
-        self.lost: list[Client] = []
-        self.site = DaemonSite(services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
-        self.client, self.connection = self.join(peer)
-
-    def join(self, peer: str = "ip:127.0.0.1") -> tuple[socket.socket, HttpConnection]:
-        ours, client = socket.socketpair()
-        client.setblocking(False)
-        channel = Channel(self.loop, ours, high_water=CONFIG.tx_high_water, stall_timeout=60.0)
-        connection = HttpConnection(self.loop, self.site, channel, peer, lambda _old, _new: None, self.lost.append)
-        return client, connection
-
-    def turn(self, seconds: float = 0.0) -> None:
-        """A few turns of the loop, the first after this time."""
-        self.now += seconds
-        for _ in range(4):
-            self.loop.call_soon(lambda: None)
-            self.loop.turn()
-
-    def send(self, data: bytes) -> None:
-        self.client.sendall(data)
-        self.turn()
-
-    def deliver(self) -> None:
-        for _ in self.sessions.deliver():
-            continue
-        self.turn()
-
-    def speak(self) -> None:
-        """One sentence."""
-        self.speaking.step()
-        self.turn()
-
-    def received(self) -> bytes:
-        """What has come; ends with ``<closed>`` if no more will."""
-        data = b""
-        while True:
-            try:
-                part = self.client.recv(65536)
-            except BlockingIOError:
-                return data
-            if not part:
-                return data + b"<closed>"
-            data += part
-
-    def statuses(self) -> list[int]:
-        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", self.received())]
-
-    def close(self) -> None:
-        self.connection.channel.abort()
-        self.client.close()
-        self.loop.close()
-
-
-@pytest.fixture
-def world(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-    assert "a callback failed" not in caplog.text
-    assert "serving the connection failed" not in caplog.text
-
+from standin import StandInVoice  # noqa: E402
 
 # Deadlines.
 
 
-def test_a_connection_that_is_kept_alive_with_pages_has_a_deadline_for_each_request(world: World) -> None:
+def test_a_connection_that_is_kept_alive_with_pages_has_a_deadline_for_each_request(world: HttpWorld) -> None:
     for _ in range(10):
         world.turn(9.0)
         world.send(HEALTH)
@@ -166,7 +50,7 @@ def test_a_connection_that_is_kept_alive_with_pages_has_a_deadline_for_each_requ
     assert world.received() == b"<closed>"
 
 
-def test_a_head_that_is_begun_with_the_last_ones_end_has_its_whole_time(world: World) -> None:
+def test_a_head_that_is_begun_with_the_last_ones_end_has_its_whole_time(world: HttpWorld) -> None:
     for _ in range(10):
         world.send(HEALTH[:10])
         world.turn(9.0)
@@ -182,7 +66,7 @@ def test_a_head_that_is_begun_with_the_last_ones_end_has_its_whole_time(world: W
     assert world.statuses() == [408]
 
 
-def test_a_byte_now_and_then_keeps_no_connection_open(world: World) -> None:
+def test_a_byte_now_and_then_keeps_no_connection_open(world: HttpWorld) -> None:
     for byte in HEALTH[:9]:
         world.send(bytes([byte]))
         world.turn(1.0)
@@ -191,7 +75,7 @@ def test_a_byte_now_and_then_keeps_no_connection_open(world: World) -> None:
     assert world.received().endswith(b"<closed>")
 
 
-def test_a_deadline_that_comes_while_the_last_words_are_read_does_nothing(world: World) -> None:
+def test_a_deadline_that_comes_while_the_last_words_are_read_does_nothing(world: HttpWorld) -> None:
     world.send(HEALTH[:-2])
     world.turn(9.0)
     world.send(b"Connection: close\r\n\r\nGET /")
@@ -202,7 +86,7 @@ def test_a_deadline_that_comes_while_the_last_words_are_read_does_nothing(world:
     assert world.lost == [world.connection]
 
 
-def test_nobody_is_late_whose_connection_the_server_ends(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_is_late_whose_connection_the_server_ends(world: HttpWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world.send(b"GET")
     world.connection.close()
@@ -212,7 +96,7 @@ def test_nobody_is_late_whose_connection_the_server_ends(world: World, caplog: p
     assert "did not come in time" not in caplog.text
 
 
-def test_a_body_has_its_own_time_and_an_answer_has_none(world: World) -> None:
+def test_a_body_has_its_own_time_and_an_answer_has_none(world: HttpWorld) -> None:
     wire = post("/tokenize", {"content": "hello"})
     world.send(wire[:-1])
     world.turn(19.0)
@@ -227,23 +111,6 @@ def test_a_body_has_its_own_time_and_an_answer_has_none(world: World) -> None:
 # What ends a conversation.
 
 
-def upgraded(world: World, path: str) -> WebSocketCodec:
-    """The client's end of a WebSocket."""
-    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    world.send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
-    assert world.received().startswith(b"HTTP/1.1 101 ")
-    return WebSocketCodec(1 << 20, client=True)
-
-
-def last_words(world: World, codec: WebSocketCodec) -> list[Any]:
-    """The messages that came, and the code of the close frame after them."""
-    codec.receive_data(world.received().removesuffix(b"<closed>"))
-    words: list[Any] = []
-    while (payload := codec.next_payload()) is not None:
-        words.append(json.loads(payload))
-    return [*words, codec.close_code]
-
-
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize(
     ("message", "error", "code"),
@@ -254,7 +121,7 @@ def last_words(world: World, codec: WebSocketCodec) -> list[Any]:
     ],
 )
 def test_a_chat_that_the_codec_ends_is_told_why(
-    world: World, message: Message, error: str, code: int, running: bool
+    world: HttpWorld, message: Message, error: str, code: int, running: bool
 ) -> None:
     codec = upgraded(world, "/ws/chat")
     if running:
@@ -265,7 +132,7 @@ def test_a_chat_that_the_codec_ends_is_told_why(
     assert not list(world.sessions.running())
 
 
-def test_a_chat_whose_message_does_not_come_in_time_is_told_so(world: World) -> None:
+def test_a_chat_whose_message_does_not_come_in_time_is_told_so(world: HttpWorld) -> None:
     codec = upgraded(world, "/ws/chat")
     large = codec.send(b"x" * 4000)
     for start in range(0, 3000, 500):
@@ -274,11 +141,11 @@ def test_a_chat_whose_message_does_not_come_in_time_is_told_so(world: World) -> 
     assert last_words(world, codec) == [{"type": "error", "error": "request: it did not come in time"}, 1001]
 
 
-def test_of_a_generation_the_close_code_says_it_all(world: World) -> None:
+def test_of_a_generation_the_close_code_says_it_all(world: HttpWorld) -> None:
     codec = upgraded(world, "/generate")
     world.send(codec.send_message(Message(b"{}", False)))
     assert last_words(world, codec) == [1003]
-    other = World()
+    other = HttpWorld()
     codec = upgraded(other, "/generate")
     other.turn(60.0)
     assert last_words(other, codec) == [1001]
@@ -301,7 +168,7 @@ def test_of_a_generation_the_close_code_says_it_all(world: World) -> None:
     ],
 )
 def test_a_body_is_asked_of_nobody_who_is_refused(
-    world: World, line: bytes, host: bytes, content_type: bytes, status: int | None, expects: bool
+    world: HttpWorld, line: bytes, host: bytes, content_type: bytes, status: int | None, expects: bool
 ) -> None:
     expect = b"Expect: 100-continue\r\n" if expects else b""
     world.send(
@@ -328,7 +195,7 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
 )
 def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None:
     for n_bytes, status in ((most, 400), (most + 1, 413)):
-        world = World()
+        world = HttpWorld()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n_bytes}"
         world.send(head.encode() + b"\r\n\r\n")
         if status == 400:
@@ -343,7 +210,7 @@ def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None
     [b"Content-Length: 5001\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n1389\r\n", b"Expect: more\r\n\r\n"],
 )
 def test_a_page_may_read_why_its_body_was_refused(
-    world: World, framed: bytes, caplog: pytest.LogCaptureFixture
+    world: HttpWorld, framed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     line = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -355,12 +222,12 @@ def test_a_page_may_read_why_its_body_was_refused(
     assert vars(refused)["fields"]["path"] == "/v1/chat/completions"
 
 
-def test_each_request_is_judged_by_itself(world: World) -> None:
+def test_each_request_is_judged_by_itself(world: HttpWorld) -> None:
     world.send(post("/nowhere") + HEALTH + post("/tokenize") + post("/health") + HEALTH)
     assert world.statuses() == [404, 200, 400, 405, 200]
 
 
-def test_health_names_the_threads_that_do_not_advance(world: World) -> None:
+def test_health_names_the_threads_that_do_not_advance(world: HttpWorld) -> None:
     world.stuck["preparing"] = 75.25
     world.send(HEALTH)
     head, _, body = world.received().partition(b"\r\n\r\n")
@@ -377,7 +244,7 @@ def test_health_names_the_threads_that_do_not_advance(world: World) -> None:
 
 @pytest.mark.parametrize(("peer", "status"), [("ip:127.0.0.1", 403), ("uid:1000", 200)])
 def test_over_a_file_any_host_is_ours(peer: str, status: int) -> None:
-    world = World(peer)
+    world = HttpWorld(peer)
     world.send(HEALTH.replace(b"localhost", b"evil.example"))
     assert world.statuses() == [status]
     world.send(HEALTH.replace(b"localhost", b"localhost\r\nOrigin: http://evil.example"))
@@ -388,7 +255,7 @@ def test_over_a_file_any_host_is_ours(peer: str, status: int) -> None:
 # Questions.
 
 
-def test_who_leaves_has_its_question_forgotten(world: World) -> None:
+def test_who_leaves_has_its_question_forgotten(world: HttpWorld) -> None:
     world.send(post("/tokenize", {"content": "hello"}))
     assert [question.forgotten for question in world.asked] == [False]
     world.client.close()
@@ -399,8 +266,8 @@ def test_who_leaves_has_its_question_forgotten(world: World) -> None:
     assert world.lost == [world.connection]
 
 
-def test_one_question_too_many_is_told_when_to_come_back(world: World) -> None:
-    others = [World() for _ in range(4)]
+def test_one_question_too_many_is_told_when_to_come_back(world: HttpWorld) -> None:
+    others = [HttpWorld() for _ in range(4)]
     site = world.connection._site
     for other in others:
         other.connection._site = site
@@ -445,11 +312,11 @@ class Body:
         return mistake() if self.at == "result" else b"{}"
 
 
-def set_route(world: World, method: str, endpoint: Page | TextReply) -> None:
+def set_route(world: HttpWorld, method: str, endpoint: Page | TextReply) -> None:
     world.site._routes = Routes([HttpDialect("own", {"/props": Route(method, endpoint)}, ERRORS)])
 
 
-def check_500(world: World) -> None:
+def check_500(world: HttpWorld) -> None:
     received = world.received()
     assert received.startswith(b"HTTP/1.1 500 ")
     assert b"request: the server failed on it" in received
@@ -458,14 +325,16 @@ def check_500(world: World) -> None:
     assert received.endswith(b"<closed>")
 
 
-def test_a_page_that_fails_is_a_500_and_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_fails_is_a_500_and_the_end(world: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     set_route(world, "GET", Page(mistake))
     world.send(HEALTH.replace(b"/health", b"/props") + HEALTH)
     check_500(world)
 
 
 @pytest.mark.parametrize("at", ["Token", "result"])
-def test_an_answer_that_fails_before_it_begins_is_a_500(world: World, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_an_answer_that_fails_before_it_begins_is_a_500(
+    world: HttpWorld, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
     set_route(world, "POST", TextReply(lambda _services: Body(at, streaming=False)))
     world.send(post("/props"))
     running = list(world.sessions.running())
@@ -477,7 +346,9 @@ def test_an_answer_that_fails_before_it_begins_is_a_500(world: World, monkeypatc
     assert list(world.sessions.running()) == [], "its sessions end with it"
 
 
-def test_a_stream_that_fails_after_it_began_ends_without_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_fails_after_it_began_ends_without_its_end(
+    world: HttpWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_route(world, "POST", TextReply(lambda _services: Body("Finished", streaming=True)))
     world.send(post("/props"))
     session = next(world.sessions.running())
@@ -494,7 +365,7 @@ def test_a_stream_that_fails_after_it_began_ends_without_its_end(world: World, m
     assert list(world.sessions.running()) == []
 
 
-def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: World) -> None:
+def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: HttpWorld) -> None:
     world.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "stream": True}))
     (session,) = world.sessions.running()
     for output in (Started(), Placed(), Prefilled(5)):
@@ -507,7 +378,7 @@ def test_a_stream_that_fails_before_its_first_token_is_an_error_of_http(world: W
 
 
 def test_a_body_that_fails_after_it_set_something_going_takes_that_along(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: HttpWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_route(world, "POST", TextReply(lambda _services: Body("", streaming=True)))
     started = []
@@ -527,7 +398,7 @@ def test_a_body_that_fails_after_it_set_something_going_takes_that_along(
 
 @pytest.mark.parametrize("wire", [HEALTH, post("/tokenize", {"content": "hello"})], ids=["page", "question"])
 def test_a_reply_that_cannot_be_written_costs_the_connection_and_nothing_else(
-    world: World, monkeypatch: pytest.MonkeyPatch, wire: bytes
+    world: HttpWorld, monkeypatch: pytest.MonkeyPatch, wire: bytes
 ) -> None:
     # What comes back from a worker's thread is called in the loop's own hook, which may raise nothing.
     monkeypatch.setattr(world.connection, "_common", lambda: [("Bad\nName", "x")])
@@ -539,17 +410,6 @@ def test_a_reply_that_cannot_be_written_costs_the_connection_and_nothing_else(
 
 
 # Speech.
-
-
-@pytest.fixture
-def spoken(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
-    """A world with a voice that fails on "Fail"."""
-    world = World(voice=StandInVoice("Fail"))
-    yield world
-    world.close()
-    assert "a callback failed" not in caplog.text
-    assert "Traceback" not in caplog.text
-    assert world.speech.idle
 
 
 def chunks(received: bytes) -> list[bytes]:
@@ -573,7 +433,7 @@ def reading(text: str = "One. Two. Three.", **more: Any) -> bytes:
 
 
 @pytest.mark.parametrize("audio_format", ["wav", "pcm"])
-def test_a_text_is_sent_as_its_sentences_are_spoken(spoken: World, audio_format: str) -> None:
+def test_a_text_is_sent_as_its_sentences_are_spoken(spoken: HttpWorld, audio_format: str) -> None:
     spoken.send(reading(response_format=audio_format))
     assert spoken.received() == b""
     spoken.speak()
@@ -593,14 +453,14 @@ def test_a_text_is_sent_as_its_sentences_are_spoken(spoken: World, audio_format:
     assert spoken.statuses() == [200]
 
 
-def test_what_has_no_sound_is_an_empty_file(spoken: World) -> None:
+def test_what_has_no_sound_is_an_empty_file(spoken: HttpWorld) -> None:
     spoken.send(reading("***") + reading("…", response_format="pcm"))
     received = spoken.received()
     assert re.findall(rb"\r\nContent-Length: (\d+)\r\n", received) == [b"44", b"0"]
     assert b"data\0\0\0\0" in received
 
 
-def read_all(world: World) -> bytes:
+def read_all(world: HttpWorld) -> bytes:
     """What a reader gets who has all the time it needs."""
     data = b""
     while more := world.received():
@@ -613,7 +473,7 @@ LONG = np.linspace(-1, 1, 4 * CONFIG.tx_high_water, dtype=np.float32)
 """A sentence that takes more than sockets hold."""
 
 
-def test_a_reader_that_is_behind_holds_the_next_sentence(spoken: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_behind_holds_the_next_sentence(spoken: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandInVoice, "speak", lambda *_: LONG)
     spoken.send(reading("One. Two. Three. Four."))
     for _ in range(3):
@@ -632,7 +492,7 @@ def ends(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("spoken_before", [0, 1])
-def test_who_leaves_is_read_no_more(spoken: World, spoken_before: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_leaves_is_read_no_more(spoken: HttpWorld, spoken_before: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     spoken.send(reading())
     for _ in range(spoken_before):
@@ -646,7 +506,7 @@ def test_who_leaves_is_read_no_more(spoken: World, spoken_before: int, caplog: p
 
 
 def test_a_failure_before_the_first_sound_is_an_error_and_a_later_one_the_end(
-    spoken: World, caplog: pytest.LogCaptureFixture
+    spoken: HttpWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     spoken.send(reading("Fail. Two."))
@@ -663,7 +523,7 @@ def test_a_failure_before_the_first_sound_is_an_error_and_a_later_one_the_end(
     assert ends(caplog) == ["decode_failed"] * 2
 
 
-def test_a_text_is_refused_like_any_request(spoken: World) -> None:
+def test_a_text_is_refused_like_any_request(spoken: HttpWorld) -> None:
     spoken.send(reading("") + reading(voice=5))
     assert spoken.statuses() == [400, 400]
     spoken.loaded = False
@@ -677,7 +537,7 @@ def test_a_text_is_refused_like_any_request(spoken: World) -> None:
 
 
 def test_what_the_admission_refuses_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(voice=StandInVoice())
+    world = HttpWorld(voice=StandInVoice())
 
     def refuse(*_: object) -> None:
         raise RequestError(Fault.RATE_LIMITED, "request", "the limit is used up", retry_after_s=2.0)
@@ -691,24 +551,24 @@ def test_what_the_admission_refuses_is_not_read(monkeypatch: pytest.MonkeyPatch)
     world.close()
 
 
-def test_without_a_voice_nothing_is_read(world: World) -> None:
+def test_without_a_voice_nothing_is_read(world: HttpWorld) -> None:
     world.send(reading())
     received = world.received()
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b"pip install 'umaserve[speech]'" in received
 
 
-def test_the_end_of_the_daemon_ends_a_reading(spoken: World) -> None:
+def test_the_end_of_the_daemon_ends_a_reading(spoken: HttpWorld) -> None:
     spoken.send(reading())
     spoken.speech.fail_all(RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down"))
     spoken.turn()
     assert spoken.statuses() == [503]
 
 
-def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.speech = Speech(StandInVoice(), lambda: None, world.speaking)
     monkeypatch.setattr("umaserve.daemon.speech_exchange.pcm16", mistake)
-    object.__setattr__(world.connection._site._services, "speech", world.speech)
+    object.__setattr__(world.services, "speech", world.speech)
     world.send(reading())
     world.speak()
     check_500(world)
@@ -718,11 +578,11 @@ def test_a_mistake_of_ours_in_a_reading_ends_its_connection(world: World, monkey
 AUDIO = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
 
 
-def ask_aloud(world: World, **more: Any) -> None:
+def ask_aloud(world: HttpWorld, **more: Any) -> None:
     world.send(post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], **AUDIO, **more}))
 
 
-def answer(world: World, *outputs: Output) -> None:
+def answer(world: HttpWorld, *outputs: Output) -> None:
     (session,) = world.sessions.running()
     for output in outputs:
         world.sessions.put(session, output)
@@ -737,7 +597,7 @@ def heard(received: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_answer_of_a_chat_is_spoken(spoken: World, stream: bool) -> None:
+def test_the_answer_of_a_chat_is_spoken(spoken: HttpWorld, stream: bool) -> None:
     ask_aloud(spoken, stream=stream)
     answer(spoken, Started(), Token("One. Two.", 1), END)
     assert (b"One. Two." in spoken.received()) is stream
@@ -750,7 +610,7 @@ def test_the_answer_of_a_chat_is_spoken(spoken: World, stream: bool) -> None:
     assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") is stream
 
 
-def test_a_chats_reader_that_is_behind_holds_its_speech(spoken: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chats_reader_that_is_behind_holds_its_speech(spoken: HttpWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandInVoice, "speak", lambda *_: LONG)
     ask_aloud(spoken, stream=True)
     (session,) = spoken.sessions.running()
@@ -765,7 +625,7 @@ def test_a_chats_reader_that_is_behind_holds_its_speech(spoken: World, monkeypat
     assert len(spoken.speaking.jobs) == 1
 
 
-def test_who_leaves_a_chat_is_spoken_to_no_more(spoken: World) -> None:
+def test_who_leaves_a_chat_is_spoken_to_no_more(spoken: HttpWorld) -> None:
     ask_aloud(spoken, stream=True)
     answer(spoken, Started(), Token("One. Two. ", 1))
     spoken.client.close()
@@ -777,7 +637,7 @@ def test_who_leaves_a_chat_is_spoken_to_no_more(spoken: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_voice_that_fails_ends_the_chat(spoken: World, stream: bool) -> None:
+def test_a_voice_that_fails_ends_the_chat(spoken: HttpWorld, stream: bool) -> None:
     ask_aloud(spoken, stream=stream)
     answer(spoken, Started(), Token("Fail. Two. ", 1))
     spoken.speak()

@@ -6,10 +6,10 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
+from world import World
 
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import Channel
-from umaserve.net.loop import Loop
 from umaserve.net.pings import Pings
 
 PER_TURN = 3
@@ -19,7 +19,7 @@ INTERVAL_S = 10.0
 class Owner:
     """Handler of a channel: each byte is a step."""
 
-    def __init__(self, world: World, channel: Channel) -> None:
+    def __init__(self, pair: Pair, channel: Channel) -> None:
         self.channel = channel
         self.bytes: list[int] = []
         self.handled: list[int] = []
@@ -27,7 +27,7 @@ class Owner:
         self.behind = False
         self.full = False
         self.lost = False
-        self.backlog = Backlog(world.loop, channel, self.handle, PER_TURN)
+        self.backlog = Backlog(pair.loop, channel, self.handle, PER_TURN)
         channel.handler = self
 
     def data_received(self, data: bytes) -> None:
@@ -59,23 +59,15 @@ class Owner:
         self.lost = True
 
 
-class World:
+class Pair(World):
+    """A channel with its owner, and its peer."""
+
     def __init__(self) -> None:
-        self.now = 0.0
-        self.loop = Loop(lambda: self.now)
+        super().__init__()
         ours, self.peer = socket.socketpair()
         self.peer.setblocking(False)
         self.channel = Channel(self.loop, ours, high_water=1 << 20, stall_timeout=1e6)
         self.owner = Owner(self, self.channel)
-
-    def turn(self, seconds: float = 0.0) -> None:
-        self.now += seconds
-        self.loop.call_soon(lambda: None)
-        self.loop.turn()
-
-    def turns(self, count: int) -> None:
-        for _ in range(count):
-            self.turn()
 
     def said(self) -> bytes:
         try:
@@ -85,100 +77,100 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.channel.abort()
-    world.peer.close()
-    world.loop.close()
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.channel.abort()
+    pair.peer.close()
+    pair.close()
 
 
-def test_a_flood_is_handled_in_portions_and_not_read_meanwhile(world: World) -> None:
-    world.peer.send(bytes(8))
-    world.turns(2)
-    assert (world.owner.handled, world.owner.backlog.waiting, world.channel.reading) == ([3, 3], True, False)
-    world.turns(4)
-    assert (world.owner.handled, world.owner.backlog.waiting) == ([3, 3, 2], False)
+def test_a_flood_is_handled_in_portions_and_not_read_meanwhile(pair: Pair) -> None:
+    pair.peer.send(bytes(8))
+    pair.turn(count=2)
+    assert (pair.owner.handled, pair.owner.backlog.waiting, pair.channel.reading) == ([3, 3], True, False)
+    pair.turn(count=4)
+    assert (pair.owner.handled, pair.owner.backlog.waiting) == ([3, 3, 2], False)
     # The steps wrote nothing, and the channel is read all the same.
-    world.peer.send(bytes(1))
-    world.turns(2)
-    assert world.owner.handled == [3, 3, 2, 1]
+    pair.peer.send(bytes(1))
+    pair.turn(count=2)
+    assert pair.owner.handled == [3, 3, 2, 1]
 
 
-def test_what_waits_is_handled_once_a_turn_however_often_that_is_asked_for(world: World) -> None:
-    world.owner.bytes += bytes(6)
+def test_what_waits_is_handled_once_a_turn_however_often_that_is_asked_for(pair: Pair) -> None:
+    pair.owner.bytes += bytes(6)
     for _ in range(5):
-        world.owner.backlog.continue_later()
-    world.turn()
-    assert world.owner.handled == [3]
-    world.turns(5)
-    assert world.owner.handled == [3, 3, 0]
+        pair.owner.backlog.continue_later()
+    pair.turn()
+    assert pair.owner.handled == [3]
+    pair.turn(count=5)
+    assert pair.owner.handled == [3, 3, 0]
 
 
-def test_what_waits_for_something_else_is_not_asked_for_in_each_turn(world: World) -> None:
-    world.owner.behind = True
-    world.peer.send(bytes(2))
-    world.turns(5)
-    assert (world.owner.handled, world.owner.backlog.waiting, world.channel.reading) == ([0], True, False)
-    world.owner.behind = False
-    world.owner.backlog.continue_later()
-    world.turns(2)
-    assert (world.owner.handled, world.channel.reading) == ([0, 2], True)
+def test_what_waits_for_something_else_is_not_asked_for_in_each_turn(pair: Pair) -> None:
+    pair.owner.behind = True
+    pair.peer.send(bytes(2))
+    pair.turn(count=5)
+    assert (pair.owner.handled, pair.owner.backlog.waiting, pair.channel.reading) == ([0], True, False)
+    pair.owner.behind = False
+    pair.owner.backlog.continue_later()
+    pair.turn(count=2)
+    assert (pair.owner.handled, pair.channel.reading) == ([0, 2], True)
 
 
 # Signs of life.
 
 
 @pytest.fixture
-def pings(world: World) -> Iterator[Callable[[], bytes]]:
-    pings = Pings(world.loop, world.channel, INTERVAL_S, lambda: b"ping", "a peer")
-    yield world.said
+def pings(pair: Pair) -> Iterator[Callable[[], bytes]]:
+    pings = Pings(pair.loop, pair.channel, INTERVAL_S, lambda: b"ping", "a peer")
+    yield pair.said
     pings.cancel()
 
 
 @pytest.mark.usefixtures("pings")
-def test_a_silent_peer_is_pinged_once_and_then_given_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_peer_is_pinged_once_and_then_given_up(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    world.turn(INTERVAL_S)
-    assert world.said() == b""
-    world.turn(INTERVAL_S)
-    assert (world.said(), world.owner.lost) == (b"ping", False)
-    world.turn(INTERVAL_S)
-    assert world.owner.lost
+    pair.turn(INTERVAL_S)
+    assert pair.said() == b""
+    pair.turn(INTERVAL_S)
+    assert (pair.said(), pair.owner.lost) == (b"ping", False)
+    pair.turn(INTERVAL_S)
+    assert pair.owner.lost
     assert "a peer: closed, since it did not answer a ping for 10 s" in caplog.text
 
 
 @pytest.mark.usefixtures("pings")
-def test_any_byte_is_a_sign_of_life(world: World) -> None:
+def test_any_byte_is_a_sign_of_life(pair: Pair) -> None:
     for _ in range(5):
-        world.turn(INTERVAL_S)
-        assert (world.said(), world.owner.lost) == (b"", False)
-        world.turn(INTERVAL_S)
-        assert world.said() == b"ping"
-        world.peer.send(b"!")
-        world.turn()
+        pair.turn(INTERVAL_S)
+        assert (pair.said(), pair.owner.lost) == (b"", False)
+        pair.turn(INTERVAL_S)
+        assert pair.said() == b"ping"
+        pair.peer.send(b"!")
+        pair.turn()
 
 
 @pytest.mark.usefixtures("pings")
-def test_a_peer_that_is_not_read_can_show_none(world: World) -> None:
+def test_a_peer_that_is_not_read_can_show_none(pair: Pair) -> None:
     for _ in range(2):
-        world.turn(INTERVAL_S)
-    assert world.said() == b"ping"
-    world.owner.full = True
-    world.channel.reconsider()
-    world.turn()
-    world.peer.send(b"pong")
+        pair.turn(INTERVAL_S)
+    assert pair.said() == b"ping"
+    pair.owner.full = True
+    pair.channel.reconsider()
+    pair.turn()
+    pair.peer.send(b"pong")
     for _ in range(5):
-        world.turn(INTERVAL_S)
-    assert not world.owner.lost
+        pair.turn(INTERVAL_S)
+    assert not pair.owner.lost
     # From when it is read it has its whole time, and no answer to an old ping is asked for.
-    world.owner.full = False
-    world.turn(INTERVAL_S)
-    assert (world.said(), world.owner.lost) == (b"ping", False)
+    pair.owner.full = False
+    pair.turn(INTERVAL_S)
+    assert (pair.said(), pair.owner.lost) == (b"ping", False)
 
 
-def test_nobody_is_pinged_who_has_gone(world: World, pings: Callable[[], bytes]) -> None:
-    world.channel.abort()
+def test_nobody_is_pinged_who_has_gone(pair: Pair, pings: Callable[[], bytes]) -> None:
+    pair.channel.abort()
     for _ in range(5):
-        world.turn(INTERVAL_S)
+        pair.turn(INTERVAL_S)
     assert pings() == b""

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 from clock import Clock
+from http_world import HttpWorld, last_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_http_connection import World, last_words
 
 from umaserve.http.connection import HttpConnection
 from umaserve.messages import FinishReason, Placed, Started
@@ -158,9 +158,15 @@ def test_the_time_that_one_waits_is_counted_once() -> None:
 # Connections.
 
 LIMITS = Config(
-    header_timeout=10.0, body_timeout=20.0, idle_timeout=60.0, ping_interval=50.0, max_prompt_bytes=1000,
-    max_frame_bytes=1000, max_chat_bytes=600_000,
-)  # fmt: skip
+    header_timeout=10.0,
+    body_timeout=20.0,
+    idle_timeout=60.0,
+    ping_interval=50.0,
+    resume_window=0.0,
+    max_prompt_bytes=1000,
+    max_frame_bytes=1000,
+    max_chat_bytes=600_000,
+)
 LARGE = 590_000
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -169,7 +175,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 class Client:
     """One that sends a large request over HTTP, or in a message of /ws/chat, as far as it is taken."""
 
-    def __init__(self, world: World, kind: str, size: int) -> None:
+    def __init__(self, world: HttpWorld, kind: str, size: int) -> None:
         self.world, self.kind = world, kind
         self.socket, self.connection = world.join()
         self.codec = WebSocketCodec(1 << 20, client=True)
@@ -216,7 +222,7 @@ class Client:
         return handler._input if self.kind == "chat" else handler.input
 
 
-class Crowd(World):
+class Crowd(HttpWorld):
     """Many such clients of one daemon."""
 
     def __init__(self) -> None:
@@ -386,7 +392,7 @@ def test_nobody_is_taken_for_silent_who_is_not_read(crowd: Crowd) -> None:
     for session in list(crowd.sessions.running()):
         crowd.sessions.finish(session, FinishReason.STOP)
     crowd.deliver()
-    *_, done, code = last_words(cast(World, late), late.codec)
+    *_, done, code = last_words(cast(HttpWorld, late), late.codec)
     assert (done["type"], code) == ("done", 1000)
 
 

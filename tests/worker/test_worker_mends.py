@@ -11,18 +11,10 @@ import pytest
 
 from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
-from umaserve.daemon.detached import Detached
 from umaserve.daemon.relay_backend import DaemonBackend
-from umaserve.daemon.services import Services
 from umaserve.dialects.generate.conversation import GenerateDialect
-from umaserve.messages import Metrics, Token
-from umaserve.net.input_budget import InputBudget
-from umaserve.net.loop import Loop
-from umaserve.serving.questions import Questions
-from umaserve.serving.sessions import SessionManager
+from umaserve.messages import Token
 from umaserve.settings.daemon import Config
-from umaserve.stages.recordings import Recordings
-from umaserve.stages.spoken import Speech
 from umaserve.wire.fields import MAX_VALUES
 from umaserve.wire.relay_codec import encode, parse_from_worker
 from umaserve.wire.relay_messages import Request, TokenCounts
@@ -31,9 +23,9 @@ from umaserve.worker.backend import Job
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
 
-pytest.register_assert_rewrite("standin", "worker_wire")
-from standin import StandInEngine, SteppedWorker  # noqa: E402
+pytest.register_assert_rewrite("worker_wire", "world")
 from worker_wire import BackendPeer, LoopThread, Server  # noqa: E402
+from world import DaemonWorld  # noqa: E402
 
 MAX_BYTES = 1024
 MAX_CHAT_BYTES = 2048
@@ -67,42 +59,29 @@ class Told:
         self.end = status, headers, body
 
 
-class Daemon:
-    """The daemon's services without its engine's thread, and the backend on them."""
+class Daemon(DaemonWorld):
+    """The backend of a daemon for its relay."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.loop = Loop(lambda: self.now)
-        self.sessions = SessionManager(clock=lambda: self.now)
-        self.compute, self.preparing = SteppedWorker(), SteppedWorker()
-        engine = StandInEngine()
-        self.questions = Questions(engine, self.compute, self.preparing, 4)
-        services = Services(
-            CONFIG, self.loop, self.sessions, Detached(self.loop, self.sessions, 30.0, 1 << 20), lambda: engine.info,
-            lambda: Metrics({}), 0, lambda: b"", None, lambda: self.questions,
-            Speech(None, lambda: None), Recordings("", 0, 0, lambda: None), None, None,
-            InputBudget(self.loop, 1 << 20, 1 << 20), dict,
-        )  # fmt: skip
-        self.backend = DaemonBackend(services)
+        super().__init__(CONFIG)
+        self.backend = DaemonBackend(self.services)
 
     def start(self, path: str, body: str | None = None) -> tuple[Job | None, Told]:
         reply = Told()
         text = json.dumps(BODIES[path]) if body is None else body
         return self.backend.start(Request("r-1", "m", path, True, text, {}), reply), reply
 
-    def turn(self) -> None:
+    def deliver_all(self) -> None:
         for _ in range(4):
-            self.loop.call_soon(lambda: None)
-            self.loop.turn()
-            for _ in self.sessions.deliver():
-                continue
+            self.turn()
+            self.deliver()
 
 
 @pytest.fixture
 def daemon(caplog: pytest.LogCaptureFixture) -> Iterator[Daemon]:
     daemon = Daemon()
     yield daemon
-    daemon.loop.close()
+    daemon.close()
     assert not [record for record in caplog.get_records("call") if record.exc_info]
 
 
@@ -145,7 +124,7 @@ def test_nor_may_a_message_of_a_conversation(daemon: Daemon) -> None:
     job.frame("é" * (MAX_BYTES // 2 + 1))
     assert reply.end is not None
     assert reply.end[0] == 413
-    daemon.turn()
+    daemon.deliver_all()
     assert daemon.backend.load == 0
 
 
@@ -160,7 +139,7 @@ def test_an_aborted_job_leaves_no_session_and_its_reply_hears_no_more(daemon: Da
     reply.aborted = True
     job.pause(not held)
     job.frame("{}")
-    daemon.turn()
+    daemon.deliver_all()
     assert daemon.backend.load == 0
 
 
@@ -184,7 +163,7 @@ def test_a_relayed_generation_keeps_nothing_for_a_resume_that_is_always_refused(
     job.frame('{"type": "resume", "request_id": "gen_1", "position": 0}')
     assert json.loads(reply.chunks[-1])["message"].startswith("type: expected ")
     job.abort()
-    daemon.turn()
+    daemon.deliver_all()
 
 
 def test_of_what_a_client_may_not_send_a_relays_messages_may_have_more() -> None:

@@ -1,0 +1,80 @@
+"""What a test builds its piece of the program on: a loop whose clock the test moves, and a daemon's services on it."""
+
+from __future__ import annotations
+
+import pytest
+from clock import Clock
+
+from umaserve.daemon.detached import Detached
+from umaserve.daemon.services import Services
+from umaserve.messages import Metrics
+from umaserve.net.input_budget import InputBudget
+from umaserve.net.loop import Loop
+from umaserve.serving.questions import Questions
+from umaserve.serving.sessions import SessionManager
+from umaserve.settings.daemon import Config
+from umaserve.stages.recordings import Recordings
+from umaserve.stages.spoken import Speech
+
+pytest.register_assert_rewrite("standin")
+from standin import StandInEngine, StandInVoice, SteppedWorker  # noqa: E402
+
+
+def nothing() -> None:
+    pass
+
+
+class World:
+    """A loop, and its clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.loop = Loop(self.clock)
+
+    def turn(self, seconds: float = 0.0, count: int = 1) -> None:
+        """Turns of the loop, the first after this time."""
+        self.clock.now += seconds
+        for _ in range(count):
+            # A turn with a posted call never sleeps.
+            self.loop.call_soon(nothing)
+            self.loop.turn()
+
+    def close(self) -> None:
+        self.loop.close()
+
+
+class DaemonWorld(World):
+    """A daemon's services. The engine is a stand-in, and its threads do their work when the test steps them."""
+
+    def __init__(self, config: Config, engine: StandInEngine | None = None, voice: StandInVoice | None = None) -> None:
+        super().__init__()
+        self.engine = engine or StandInEngine()
+        self.compute, self.preparing, self.speaking = SteppedWorker(), SteppedWorker(), SteppedWorker()
+        self.sessions = SessionManager(clock=self.clock)
+        self.questions = Questions(self.engine, self.compute, self.preparing, config.max_queue)
+        self.speech = Speech(voice, nothing, self.speaking)
+        self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
+        self.loaded = True
+        self.stuck: dict[str, float] = {}
+        self.services = Services(
+            config=config,
+            loop=self.loop,
+            sessions=self.sessions,
+            detached=Detached(self.loop, self.sessions, config.resume_window, config.resume_bytes),
+            model=lambda: self.engine.info if self.loaded else None,
+            metrics=lambda: Metrics({}),
+            started_at=0,
+            prometheus=lambda: b"",
+            feedback=None,
+            questions=lambda: self.questions,
+            speech=self.speech,
+            recordings=Recordings("", 0, 0, nothing),
+            ref_audio=None,
+            content_filter=None,
+            input_budget=self.budget,
+            stuck=lambda: self.stuck,
+        )
+
+    def deliver(self) -> None:
+        for _ in self.sessions.deliver():
+            continue
