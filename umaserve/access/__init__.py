@@ -1,1 +1,1 @@
-"""Who may come in: names, keys, and attempts at them."""
+"""Access control: host and origin names, API keys, and failed attempts."""

@@ -1,4 +1,4 @@
-"""Failed attempts to get in, limited for each address, and whose address that is behind proxies."""
+"""Limits failed authentication attempts per address, and finds the client's address behind proxies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_ADDRESSES = 4096
 MAX_HOPS = 32
-"""Entries of X-Forwarded-For that are looked at: a sender may name thousands of trusted ones."""
+"""Entries of X-Forwarded-For that are evaluated: a client may send thousands of trusted addresses."""
 
 
 class FailedAttempts:
-    """Who has failed ``limit`` times within the last ``window_s`` seconds of ``clock``, and is not to try yet.
+    """Blocks addresses that have failed ``limit`` times within the last ``window_s`` seconds of ``clock``.
 
-    An IPv6 address counts as its /64, which one household has to itself. Of more than 4,096 that have failed, the one
-    whose last failure is the oldest is forgotten.
+    An IPv6 address counts as its /64, the usual allocation of one household. At most ``MAX_ADDRESSES`` are kept; the
+    one whose last failure is the oldest is forgotten.
     """
 
     def __init__(self, clock: Callable[[], float], limit: int = 5, window_s: float = 60.0) -> None:
@@ -25,7 +25,7 @@ class FailedAttempts:
         self._max_failures = limit
         self._window_s = window_s
         self._failures: dict[str, deque[float]] = {}
-        """When each failed, the last ``limit`` times; ordered by the last one."""
+        """The times of each address's last ``limit`` failures; addresses are ordered by their last failure."""
 
     def blocked(self, address: str) -> bool:
         times = self._failures.get(_counted(address))
@@ -41,11 +41,11 @@ class FailedAttempts:
 
 
 def peer_address(socket_peer: str, forwarded_for: Sequence[str], trusted: Sequence[Network]) -> str:
-    """The IP address that a request came from: the nearest one that is no ``trusted`` proxy's.
+    """The IP address that a request came from: the nearest one that is not a ``trusted`` proxy's.
 
-    ``forwarded_for`` has the values of the X-Forwarded-For headers in their order. Each proxy adds, at the right, whom
-    it heard; so an entry is as good as the proxy after it, and those before an untrusted one, or before what is no IP
-    address, may be anybody's inventions. What ``socket_peer`` says stands if it is no IP address.
+    ``forwarded_for`` has the values of the X-Forwarded-For headers in order. Each proxy appends its peer's address at
+    the right, so an entry is as trustworthy as the proxy that appended it: entries to the left of an untrusted address,
+    or of an invalid one, may be forged. A ``socket_peer`` that is not an IP address is returned unchanged.
     """
     address = _ip(socket_peer.partition("%")[0])
     if address is None:
@@ -68,7 +68,7 @@ def _counted(address: str) -> str:
 
 
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    # A zone, which may be any text, means something on the machine only that has it.
+    # A zone may be any text, and is only meaningful on its own machine.
     if "%" in text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The API keys of the relay's clients: a SQLite file of their hashes, and telling whose key a client presents."""
+"""The API keys of the relay's clients: a SQLite file of their hashes, and the check of a presented key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 WAIT_FOR_WRITERS_S = 2.0
 MAX_PRESENTED = 256
-"""Characters of a presented key; ours have 48."""
+"""The longest presented key, in characters; ours have 48."""
 _KEY_PREFIX = "umar_"
 _NAME = "[A-Za-z0-9._-]{1,64}"
 
@@ -38,7 +38,7 @@ _SCHEMA = """
         revoked TEXT
     )
 """
-"""AUTOINCREMENT gives no id a second time. ``sha256`` is of the whole key in UTF-8: unsalted and fast is enough, since
+"""AUTOINCREMENT never reuses an id. ``sha256`` is of the whole key in UTF-8: a fast hash without salt is enough, since
 256 random bits can't be guessed."""
 
 _REMEDIES = {
@@ -53,7 +53,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """One key, without itself. Times are in UTC, as 2026-01-31T12:00:00Z."""
+    """The record of one key, without the key itself. Times are in UTC, as 2026-01-31T12:00:00Z."""
 
     id: str
     name: str
@@ -62,24 +62,24 @@ class ClientKey:
 
 
 class ClientKeys:
-    """The keys in the database at ``path``, which is made, for its owner alone, where there is none.
+    """The keys in the database at ``path``. A missing file is created with mode 0600.
 
-    Presented keys are looked up in memory; a change by another process is seen within a second of ``clock``. A file put
-    in the place of one that is in use is not.
-    Raises ConfigError, here and where it writes or lists, for a file that can't be used or is of something else.
+    Presented keys are looked up in memory. A change by another process is seen within a second of ``clock``; a file
+    that replaces the opened one is not. The constructor and the methods that write or list raise ConfigError for an
+    unusable or foreign file.
     """
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
         self._names: Mapping[bytes, str] = {}
-        """Whose the keys are that hold, by their hash."""
+        """The names of the valid keys, by hash."""
         self._version = -1
         self._look_at = -math.inf
         self._complaint = ""
         with self._errors(), contextlib.ExitStack() as undo:
             _make_private(path)
-            # A name such as ":memory:" is a file's too; and it is never SQLite that makes it, with a mode of its own.
+            # As a URI, so that a path such as ":memory:" is a file; rw, so that SQLite creates none with its own mode.
             uri = f"{Path(path).absolute().as_uri()}?mode=rw"
             self._database = sqlite3.connect(uri, uri=True, timeout=WAIT_FOR_WRITERS_S, isolation_level=None)
             undo.callback(self._database.close)
@@ -91,9 +91,9 @@ class ClientKeys:
         self._database.close()
 
     def create(self, name: str) -> str:
-        """Make a key and return the key itself, which is kept nowhere.
+        """Make a key and return it; only its hash is stored.
 
-        Raises RequestError for a name that doesn't fit, or that a key has which is not revoked.
+        Raises RequestError for an invalid name, or one that another valid key has.
         """
         if not re.fullmatch(_NAME, name):
             expected = "1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -"
@@ -109,13 +109,13 @@ class ClientKeys:
         return presented
 
     def list(self) -> Sequence[ClientKey]:
-        """All keys, those that are revoked as well, the oldest first."""
+        """All keys, including revoked ones, the oldest first."""
         with self._errors():
             rows = self._database.execute("SELECT id, name, created, revoked FROM keys ORDER BY id").fetchall()
         return [ClientKey(str(id_), *rest) for id_, *rest in rows]
 
     def revoke(self, id_: str) -> bool:
-        """End the key of this id; whether there was one that was not revoked yet."""
+        """Revoke the key with this id; returns whether there was one that was still valid."""
         if not re.fullmatch("[1-9][0-9]{0,17}", id_):
             return False
         with self._writing():
@@ -125,9 +125,9 @@ class ClientKeys:
         return changed > 0
 
     def holds(self, presented: str) -> str | None:
-        """Whose key this is; ``None`` if nobody's.
+        """The name of the presented key; ``None`` if it isn't valid.
 
-        A file that can't be used any more is logged once, and the keys read before stay.
+        If the file can't be read any more, that is logged once, and the keys read before stay valid.
         """
         now = self._clock()
         if now >= self._look_at:
@@ -135,13 +135,13 @@ class ClientKeys:
             self._follow()
         if len(presented) > MAX_PRESENTED:
             return None
-        # The time that it takes may tell something of the hash, which is of no use to who can't choose it.
+        # The lookup's timing may leak parts of the hash, which is useless to a client that can't choose the hash.
         return self._names.get(_digest(presented))
 
     def _prepare(self) -> None:
-        """Make the table in an empty database. Raises ConfigError for one that isn't of this version of ours."""
-        # It is the loop's thread that looks, and so it must not wait for another process that writes, as it would
-        # without a write-ahead log. The change is refused while another opens the file, which then makes it itself.
+        """Make the table in an empty database. Raises ConfigError for a foreign database or another schema version."""
+        # The loop's thread reads, and must not wait for another process that writes, as it would without a write-ahead
+        # log. The pragma fails while another process opens the file, which then sets it itself.
         with contextlib.suppress(sqlite3.OperationalError):
             self._database.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
@@ -161,7 +161,7 @@ class ClientKeys:
     def _follow(self) -> None:
         try:
             with self._errors():
-                # It tells of other connections' changes only (sqlite.org/pragma.html#pragma_data_version).
+                # It changes only with other connections' commits (sqlite.org/pragma.html#pragma_data_version).
                 (version,) = self._database.execute("PRAGMA data_version").fetchone()
                 if version != self._version:
                     self._read()
@@ -184,13 +184,13 @@ class ClientKeys:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        # At once for writing: one that only becomes so is refused if another process has written meanwhile.
+        # A write lock from the start: a read transaction can't become one if another process has written meanwhile.
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._database.execute("COMMIT")
         except BaseException:
-            # Of some failures SQLite has rolled back by itself.
+            # After some failures SQLite has already rolled back.
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
@@ -200,7 +200,7 @@ class ClientKeys:
         try:
             yield
         except sqlite3.Error as error:
-            # The low byte is the kind, the rest its subkind (sqlite.org/rescode.html).
+            # The low byte is the primary result code, the rest extends it (sqlite.org/rescode.html).
             remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check the file, or name another one")
             raise ConfigError(f"client keys {self._path}: {error}: {remedy}") from None
         except OSError as error:
@@ -209,14 +209,14 @@ class ClientKeys:
 
 
 def _make_private(path: str) -> None:
-    """Make an empty file for the owner alone, unless there is one. What SQLite puts beside it gets its mode."""
+    """Create an empty file with mode 0600 unless it exists. SQLite gives its journal files the same mode."""
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as file:
         if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
             log.warning("client keys %s: everyone on the box may read or change the file: chmod o-rw it", path)
 
 
 def _digest(presented: str) -> bytes:
-    # What a client sends may hold lone surrogates.
+    # A client's string may contain lone surrogates.
     return hashlib.sha256(presented.encode(errors="surrogatepass")).digest()
 
 

@@ -1,4 +1,4 @@
-"""The one gate in front of all routes: which names we answer to, whose pages may call, and who has a key."""
+"""The gate in front of all routes: checks Host, Origin and API keys."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
 
 SUBPROTOCOL = "umaserve"
 KEY_SUBPROTOCOL = "bearer."
-"""Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol of this prefix."""
+"""Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol with this prefix."""
 ANY = "*"
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type, X-Api-Key"
 _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
-"""What an origin's port is that names none."""
+"""Default ports by scheme, for origins without a port."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
 class Names(NamedTuple):
-    """Which names we answer to, and whose pages: the settings of the same names, and the address listened on."""
+    """The hosts that we answer to, and the origins that may call: settings, and the address listened on."""
 
     address: str
     allow_host: Sequence[str]
@@ -36,7 +36,7 @@ class Names(NamedTuple):
 
 
 class Gate:
-    """Judges requests before any route sees them. Refuses by raising ``Refusal`` or ``RequestError``."""
+    """Checks requests before any route sees them. Refuses by raising ``Refusal`` or ``RequestError``."""
 
     def __init__(self, names: Names, keys: KeyFile | None, now: Callable[[], float]) -> None:
         self._keys = keys
@@ -55,12 +55,13 @@ class Gate:
         return self._keys is not None
 
     def reread_keys(self) -> None:
-        """Read the file of keys now, where there is one; where it can't be used, that is logged, and the keys stay."""
+        """Read the key file again, if there is one. If it can't be used, that is logged, and the old keys stay."""
         if self._keys is not None:
             self._keys.reread()
 
     def check_names(self, request: Request, *, by_file: bool) -> None:
-        """Host, against DNS rebinding, which reaches no socket ``by_file``; and Origin, against foreign pages."""
+        """Check Host, against DNS rebinding, which can't reach a Unix socket (``by_file``); and Origin, against foreign
+        pages."""
         at = _host(request)
         if at is not None and not (by_file or is_loopback(at[0]) or not self._hosts.isdisjoint((ANY, at[0]))):
             host = at[0][:64]
@@ -73,7 +74,7 @@ class Gate:
             raise Refusal(403, f"Origin: expected {expected}, got {shown(origins[0])}: see --allow-origin")
 
     def _may_call(self, origin: str, at: tuple[str, int | None] | None) -> bool:
-        """Whether pages of ``origin`` may call this server ``at`` the host and port of the request."""
+        """Whether pages of ``origin`` may call this server; ``at`` is the request's host and port."""
         if not self._origins.isdisjoint((ANY, origin)):
             return True
         try:
@@ -84,7 +85,7 @@ class Gate:
         return is_loopback(name) or (at is not None and (name, port or default) == (at[0], at[1] or default))
 
     def cors_headers(self, request: Request) -> list[tuple[str, str]]:
-        """What lets a browser's page read the reply."""
+        """The headers that allow a browser's page to read the reply (Fetch standard, CORS protocol)."""
         origins = request.header_values("origin")
         if len(origins) != 1 or self._cors.isdisjoint((ANY, origins[0].lower())):
             return []
@@ -96,11 +97,10 @@ class Gate:
         ]
 
     def preflight_headers(self, request: Request) -> list[tuple[str, str]]:
-        """What tells a browser that asks before it calls (Fetch standard, CORS-preflight request), besides
-        ``cors_headers``."""
+        """The headers that answer a CORS-preflight request (Fetch standard), besides ``cors_headers``."""
         if not self.cors_headers(request):
             return []
-        # A page that may call may send what it likes: client libraries add headers of their own.
+        # A page that may call may send any headers: client libraries add their own.
         wanted = request.header("access-control-request-headers") or ""
         return [
             ("Access-Control-Allow-Methods", _CORS_METHODS),
@@ -109,7 +109,7 @@ class Gate:
         ]
 
     def presented_key(self, request: Request) -> str | None:
-        """The first key that came: in ``Authorization``, in ``x-api-key``, or as a WebSocket subprotocol."""
+        """The first key found in ``Authorization``, in ``x-api-key``, or among the WebSocket subprotocols."""
         scheme, _, credentials = (request.header("authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and credentials.strip():
             return credentials.strip()
@@ -121,7 +121,7 @@ class Gate:
         return None
 
     def caller(self, request: Request, dialect: str, peer: str) -> Caller:
-        """Who asks; refuses whom it does not know where keys are needed."""
+        """The caller of a request. If keys are needed, raises ``RequestError`` for one that is missing or unknown."""
         if self._keys is None:
             return Caller(dialect, peer)
         presented = self.presented_key(request)
@@ -131,17 +131,17 @@ class Gate:
         return caller
 
     def caller_by_key(self, presented: str, dialect: str, peer: str) -> Caller | None:
-        """Who has this key; ``None`` if nobody."""
+        """The caller with this key; ``None`` if it is unknown."""
         key = None if self._keys is None else self._keys.match(presented, self._now())
         return None if key is None else _caller_of(key, dialect, peer)
 
     def still_knows(self, caller: Caller) -> bool:
-        """Whether the key that ``caller`` came with has not been revoked meanwhile."""
+        """Whether the caller's key is still valid."""
         return self._keys is None or self._keys.holds(caller.key, self._now())
 
 
 def unauthorized(presented: str | None) -> RequestError:
-    """The error for a request whose key is not known, or that has none."""
+    """The error for a request with an unknown key or without one."""
     found = "none" if presented is None else "one that is not known"
     ways = "Authorization: Bearer …, or x-api-key: …"
     return RequestError(Fault.UNAUTHORIZED, "Authorization", f"expected an API key ({ways}), got {found}")
@@ -149,7 +149,7 @@ def unauthorized(presented: str | None) -> RequestError:
 
 def check_json(request: Request) -> None:
     content_type = request.header("content-type")
-    # Requiring it also keeps pages from sending what a browser takes for a plain form.
+    # Required also since a browser sends other types, such as forms, to foreign servers without a CORS-preflight.
     if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
         raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
 
@@ -160,9 +160,9 @@ def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
 
 
 def parse_origin(text: str) -> tuple[str, str, int | None]:
-    """The scheme, host and port of an origin in lower case (RFC 6454, section 6.2), as ``parse_authority`` has them.
+    """The scheme, host and port of an origin in lower case (RFC 6454, section 6.2), as from ``parse_authority``.
 
-    Raises ``ValueError`` for anything else, ``null`` and lists of origins among it.
+    Raises ``ValueError`` for anything else, such as ``null`` and lists of origins.
     """
     match = _ORIGIN.fullmatch(text)
     if match is None:
@@ -171,6 +171,6 @@ def parse_origin(text: str) -> tuple[str, str, int | None]:
 
 
 def _host(request: Request) -> tuple[str, int | None] | None:
-    """What the Host header names, of which the codec has checked the form; a request of HTTP/1.0 may have none."""
+    """The Host header's host and port; ``None`` in HTTP/1.0 without one. The codec has checked its form."""
     value = request.header("host")
     return None if value is None else parse_authority(value)

@@ -1,4 +1,4 @@
-"""The file of API keys: its entries, changing them, and telling whose key a client presents."""
+"""The file of API keys: its entries, their changes, and the check of a presented key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 MAX_FILE_BYTES = 1 << 20
 MAX_PRESENTED = 256
-"""Characters of a presented key; ours have 47."""
+"""The longest presented key, in characters; ours have 47."""
 _KEY_PREFIX = "uma_"
 _TEMPORARY = ".umaserve-keys-"
 _ADVICE = {
@@ -41,27 +41,27 @@ _ADVICE = {
     errno.EROFS: "its file system is read-only: name a file elsewhere",
     errno.EIO: "check its disk",
 }
-"""What to do where a file can't be written."""
+"""What to do when a file can't be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One entry of the file. A rate of None is the daemon's own setting, one of 0 is no limit."""
+    """One entry of the file. A rate of None means the daemon's setting, 0 no limit."""
 
     name: str
     sha256: str
-    """Of the whole key in UTF-8, in hex. Unsalted and fast is enough: 256 random bits can't be guessed."""
+    """Of the whole key in UTF-8, in hex. A fast hash without salt is enough: 256 random bits can't be guessed."""
     priority: Priority
     requests_per_minute: float | None
     tokens_per_minute: float | None
     created: str
-    """The day in UTC, as 2026-01-31."""
+    """The date in UTC, as 2026-01-31."""
 
 
 class KeyFile:
-    """The keys in the file at ``path``, read now and, by `match`, whenever the file has changed.
+    """The keys in the file at ``path``, read at once, and again by `match` and `holds` after a change.
 
-    Raises ConfigError for a file that can't be read or isn't right; ``missing_ok`` takes an absent one for empty.
+    Raises ConfigError for an unreadable or invalid file; with ``missing_ok`` an absent file counts as empty.
     """
 
     def __init__(self, path: str, *, missing_ok: bool = False) -> None:
@@ -81,9 +81,9 @@ class KeyFile:
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
     ) -> str:
-        """Make a key, write its entry, and return the key itself, which is kept nowhere.
+        """Make a key, write its entry, and return the key; only its hash is stored.
 
-        Raises ConfigError for a name that is taken, a value that doesn't fit, and a file that can't be written.
+        Raises ConfigError for a name that is taken, an invalid value, and a file that can't be written.
         """
         presented = _KEY_PREFIX + secrets.token_urlsafe(32)
         entry = {
@@ -110,7 +110,7 @@ class KeyFile:
         return self._keys
 
     def revoke(self, name: str) -> bool:
-        """Take the key of this name out of the file; whether there was one. Raises ConfigError as `add` does."""
+        """Remove the key with this name from the file; returns whether there was one. Raises ConfigError like `add`."""
         with self._edit() as keys:
             kept = [key for key in keys if key.name != name]
             found = len(kept) < len(keys)
@@ -118,9 +118,10 @@ class KeyFile:
         return found
 
     def match(self, presented: str, now: float) -> Key | None:
-        """Whose key this is, in a time that says nothing of how near it came. ``now`` in monotonic seconds.
+        """The entry of the presented key, compared in constant time. ``now`` is in monotonic seconds.
 
-        Looks for a changed file at most once a second; one that can't be used is logged once, and the keys stay.
+        Checks for a changed file at most once a second. If it can't be used, that is logged once, and the old keys
+        stay.
         """
         self._look(now)
         if len(presented) > MAX_PRESENTED:
@@ -133,12 +134,12 @@ class KeyFile:
         return found
 
     def holds(self, name: str, now: float) -> bool:
-        """Whether the key of this name is still there; looks for a changed file as `match` does."""
+        """Whether there still is a key with this name; checks for a changed file like `match`."""
         self._look(now)
         return any(key.name == name for key in self._keys)
 
     def reread(self) -> None:
-        """Read the file now; where it can't be used, that is logged, and the keys stay."""
+        """Read the file now. If it can't be used, that is logged, and the old keys stay."""
         self._signature, self._complaint = None, ""
         self._follow()
 
@@ -151,7 +152,7 @@ class KeyFile:
         try:
             changed = _signature(os.stat(self._path)) != self._signature
         except OSError:
-            changed = True  # reading it says how
+            changed = True  # Reading it gives the error.
         try:
             if changed:
                 self._read()
@@ -185,14 +186,14 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _edit(self) -> Iterator[MutableSequence[Key]]:
-        """The keys, read anew, and written when the block has changed them."""
-        path = os.path.realpath(self._path)  # a link stays one
+        """The keys, read again, and written if the block has changed them."""
+        path = os.path.realpath(self._path)  # Replace a link's target, not the link.
         try:
             directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise self._unwritable(error) from None
         try:
-            # Of two who edit at once neither's change is lost. Not the file itself, which is another one afterwards.
+            # So that concurrent edits don't lose changes. The directory, since the file itself is replaced.
             fcntl.flock(directory, fcntl.LOCK_EX)
             self._read()
             keys = [*self._keys]
@@ -210,7 +211,7 @@ class KeyFile:
         if len(data) > MAX_FILE_BYTES:
             raise ConfigError(f"API keys {self._path}: the file would pass {MAX_FILE_BYTES} bytes: revoke keys first")
         directory = os.path.dirname(path)
-        # With the directory's lock, one that is there is what a process left that was killed.
+        # While we hold the directory's lock, any temporary file was left by a process that was killed.
         for leftover in Path(directory).glob(f"{_TEMPORARY}*"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
@@ -233,7 +234,7 @@ class KeyFile:
 
 
 def _keep_owner_and_mode(path: str, descriptor: int) -> None:
-    """Give the new file the old one's. A first file keeps mkstemp's: ours, 0600."""
+    """Give the new file the old one's owner and mode. A first file keeps mkstemp's: this user, 0600."""
     try:
         old = os.stat(path)
     except FileNotFoundError:
@@ -252,7 +253,7 @@ def _signature(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _digest(presented: str) -> str:
-    # What a client sends may hold lone surrogates.
+    # A client's string may contain lone surrogates.
     return hashlib.sha256(presented.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -286,7 +287,7 @@ _FIELDS: Mapping[str, Kind[Any]] = {
 
 
 def _parsed(data: bytes) -> tuple[Key, ...]:
-    """The keys of the file. ValueError says what is wrong and quotes nothing: a key may stand where its hash should."""
+    """The keys of the file. Raises ValueError, whose message quotes no value: a key may be where its hash should be."""
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
     try:
@@ -296,7 +297,7 @@ def _parsed(data: bytes) -> tuple[Key, ...]:
     if not isinstance(value, dict) or list(value) != ["keys"] or not isinstance(value["keys"], list):
         raise ValueError('expected an object with one field, the array "keys"')
     keys = tuple(_key(entry, f"keys[{i}]") for i, entry in enumerate(value["keys"]))
-    for field in ("name", "sha256"):  # one of two equal ones would outlive its revocation
+    for field in ("name", "sha256"):  # One of two equal keys would stay valid after a revocation.
         if len({getattr(key, field) for key in keys}) < len(keys):
             raise ValueError(f"keys: two have the same {field}")
     return keys
