@@ -1,1 +1,1 @@
-"""The HTTP side: who may come in, which route answers, and the connections. Knows no engine."""
+"""HTTP connections: requests in turn, to a site that answers them."""

@@ -1,4 +1,4 @@
-"""One HTTP client: its requests in turn to the site that answers them, and the timeouts of each phase."""
+"""One HTTP connection: passes its requests in turn to the site that answers them, with a timeout for each phase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_LOGGED = 128
 
 
 class Client(Protocol):
-    """What is kept of whoever is connected, before and after an upgrade."""
+    """A connected client, before and after an upgrade."""
 
     channel: Channel
 
@@ -41,29 +41,30 @@ class Upgraded(Client, Handler, Protocol):
 
 
 class Pending(Protocol):
-    """What a request set going, until its reply is complete."""
+    """A request in progress, until its reply is complete."""
 
     def release(self) -> None:
-        """The client has read what waited for it."""
+        """The client has read the queued output: go on."""
 
     def abandon(self) -> None:
         """The client has left."""
 
 
 Serve = Callable[["HttpConnection", Request], None]
-"""Answers a whole request through the connection, at once or as its ``pending``. May raise as ``Site.judge``."""
+"""Answers a whole request through the connection, at once or later as its ``pending``. May raise what ``Site.judge``
+raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Of each connection. Times are in seconds; ``idle_timeout`` is between two requests."""
+    """Limits of each connection. Times are in seconds; ``idle_timeout`` is between two requests."""
 
     body_bytes: int
     header_timeout: float
     body_timeout: float
     idle_timeout: float
     bodies: Mapping[str, int] = field(default_factory=dict)
-    """``body_bytes`` of the paths that have their own."""
+    """Limits by path, instead of ``body_bytes``."""
 
 
 class Site(Protocol):
@@ -76,17 +77,18 @@ class Site(Protocol):
     def input_budget(self) -> InputBudget: ...
 
     def judge(self, head: Request, peer: str) -> Serve:
-        """By its head alone: a body is taken from nobody who is refused. Raises ``Refusal`` or ``RequestError``."""
+        """What will serve the request, decided by its head, so that a refused client's body isn't read. Raises
+        ``Refusal`` or ``RequestError``."""
 
     def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
-        """How an error at ``path``, which is empty where it is not known, is worded."""
+        """The reply for an error at ``path``, which is empty if it isn't known."""
 
     def cors_headers(self, head: Request) -> Headers:
-        """What lets a browser's page read the reply, also that of a refusal."""
+        """The headers that allow a browser's page to read the reply, also to a refused request."""
 
 
 class HttpConnection:
-    """Handler of one channel. A mistake of ours in handling it costs this client its connection, and nobody else."""
+    """Handler of one channel. A bug of ours in handling it ends this client's connection, and no other."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class HttpConnection:
         replaced: Callable[[Client, Client], None],
         lost: Callable[[Client], None],
     ) -> None:
-        """``replaced`` is told of the handler that an upgrade puts in this one's place."""
+        """``replaced`` is called with this handler and the one that replaces it after an upgrade."""
         self.channel = channel
         self.peer = peer
         self.lost = lost
@@ -108,12 +110,12 @@ class HttpConnection:
         self._replaced = replaced
         self._codec = HttpCodec(MAX_HEAD_BYTES, site.limits.body_bytes, site.limits.bodies)
         self._begun = False
-        """Whether a part of the present reply is written."""
+        """Whether a part of the current reply is written."""
         self._cors: Headers = ()
         self._served = 0
         self._path = ""
         self._serve: Serve | None = None
-        """What answers the present request, by its head."""
+        """What serves the current request."""
         self._backlog = Backlog(loop, channel, self._handle_requests, REQUESTS_PER_TURN)
         self._phase: Phase | None = None
         self._deadline: Timer | None = None
@@ -151,7 +153,7 @@ class HttpConnection:
         self.lost(self)
 
     def close(self) -> None:
-        """Say what is queued, and end."""
+        """Write what is queued, then close."""
         self.channel.close()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -170,14 +172,14 @@ class HttpConnection:
         if not self._codec.keep_alive:
             self.channel.close()
         elif self.channel.ended:
-            # Over TCP, a client that has left looks like one that only finished sending, until something is sent.
+            # On TCP a client that has left looks like one that only finished sending, until something is sent.
             self.channel.write(self._codec.probe())
 
     def _may_go_on(self) -> bool:
         return self.channel.open and self.channel.handler is self and not self.channel.overfull
 
     def _handle_one(self) -> bool:
-        """The next request; whether another one may be handled after it."""
+        """Handle the next request; returns whether another one may be handled after it."""
         if not self._may_go_on():
             return False
         try:
@@ -207,21 +209,21 @@ class HttpConnection:
         self._cors = self._site.cors_headers(head)
 
     def _refuse(self, error: RequestError | Refusal) -> None:
-        """The reply to a request that set nothing going."""
+        """Reply to a request that is refused."""
         path = self._path[:MAX_LOGGED]
         status = self._fail(error)
         log.info("request refused", extra={"fields": {"peer": self.peer, "path": path, "status": status}})
 
     def _fail(self, error: RequestError | Refusal) -> int:
-        """Reply with an error, in the words of the path's dialect; returns its status."""
+        """Reply with an error in the form of the path's dialect; returns its status."""
         status, body, headers = self._site.error_reply(self._path, error)
         self.respond(status, [JSON, *headers], body)
         return status
 
     def upgrade(self, request: Request, subprotocols: Sequence[str]) -> bytes:
-        """Answer the handshake of a WebSocket; returns the first bytes after it, for the handler that takes over.
+        """Answer a WebSocket handshake; returns the bytes received after it, for the handler that takes over.
 
-        Raises ``Refusal`` for another request.
+        Raises ``Refusal`` for any other request, or a malformed handshake.
         """
         if not wants_websocket(request):
             raise Refusal(426, "Upgrade: expected websocket", [("Upgrade", "websocket")])
@@ -231,7 +233,7 @@ class HttpConnection:
         return rest
 
     def hand_over(self, handler: Upgraded, rest: bytes) -> None:
-        """``handler`` has the channel now."""
+        """Hand the channel over to ``handler``, with the bytes ``rest``."""
         self.input.close()
         self._replaced(self, handler)
         if rest:
@@ -246,13 +248,13 @@ class HttpConnection:
         return self.channel.congested
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """The whole reply to the present request."""
+        """Send the whole reply to the current request."""
         self._begun = True
         self.channel.write(self._codec.respond(status, [*self._common(), *headers], body))
         self._complete()
 
     def begin(self, status: int, headers: Headers) -> None:
-        """A reply that comes in parts."""
+        """Begin a reply that is sent in parts."""
         self._begun = True
         self.channel.write(self._codec.begin(status, [*self._common(), *headers]))
 
@@ -264,7 +266,7 @@ class HttpConnection:
         self._complete()
 
     def abort(self) -> None:
-        """End after a mistake of ours: with an error reply where none has begun."""
+        """Close after a bug of ours; with an error reply, unless another reply has begun."""
         if not self._codec.answering or self._begun:
             self.channel.abort()
             return
@@ -281,7 +283,7 @@ class HttpConnection:
         self._cors = ()
         self._path = ""
         self._serve = None
-        # The next request has a deadline of its own, also where it has come already.
+        # The next request has its own deadline, even if it has arrived already.
         self._stop_deadline()
         self._phase = None
         if not self._codec.keep_alive:
@@ -293,7 +295,7 @@ class HttpConnection:
     # -- timeouts ------------------------------------------------------------------------------------------------
 
     def _watch_phase(self) -> None:
-        """One deadline for each phase, from its beginning: a byte now and then keeps nobody's connection open."""
+        """One deadline for each phase, counted from its start, so that single bytes don't keep a connection open."""
         phase = self._codec.phase
         if phase is self._phase:
             return
@@ -301,7 +303,7 @@ class HttpConnection:
         self._stop_deadline()
         limits = self._site.limits
         seconds = {
-            # A client that has only connected has its first request still to begin.
+            # A new connection must begin its first request.
             Phase.IDLE: limits.idle_timeout if self._served else limits.header_timeout,
             Phase.HEAD: limits.header_timeout,
             Phase.BODY: limits.body_timeout,
@@ -319,7 +321,7 @@ class HttpConnection:
         if not self.channel.open:
             return
         if waited := self.input.take_waited():
-            # It is no fault of the client's that nobody read what it sent.
+            # While it waited for the input budget, we didn't read what the client sent.
             self._deadline = self._loop.call_later(waited, self._on_deadline)
             return
         if self._phase is Phase.IDLE:

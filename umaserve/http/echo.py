@@ -17,7 +17,7 @@ MESSAGES_PER_TURN = 32
 
 
 class EchoConnection:
-    """Handler of a channel after its upgrade. One that sends no message for ``idle_timeout`` seconds is closed."""
+    """Handler of a channel after its upgrade. A client that sends no message for ``idle_timeout`` seconds is closed."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EchoConnection:
             self.channel.close()
 
     def _echo_one(self) -> bool:
-        """The next message; whether another one may be handled after it."""
+        """Handle the next message; returns whether another one may be handled after it."""
         if not self.channel.open or self.channel.overfull:
             return False
         message = self._codec.next_message()
