@@ -1,1 +1,1 @@
-"""A worker: dials out to relays, and answers their requests."""
+"""The relay's worker: dials out to relays, and answers their requests."""

@@ -1,4 +1,4 @@
-"""The seam between a link to a relay and what answers the relay's requests."""
+"""The interface between a link to a relay and the backend that answers the relay's requests."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from umaserve.wire.relay_messages import Request, TokenCounts
 
 
 class Reply(Protocol):
-    """Where one request's answer goes: chunks or none, then exactly one ``complete``, unless the job is aborted."""
+    """The receiver of one request's answer: any number of chunks, then exactly one ``complete``, unless the job is
+    aborted."""
 
     def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
-        """Some more of the body of an answer that comes in parts, whose head is the same with each of them; for a
-        WebSocket one frame to the client."""
+        """The next part of a streamed body, with the same status and headers each time; for a WebSocket, one message to
+        the client."""
 
     def complete(
         self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
     ) -> None:
-        """The end. Without chunks before it, ``body`` is the whole answer; after chunks it is empty, and a status of
-        400 or more says that the answer has broken off."""
+        """The end. Without earlier chunks ``body`` is the whole answer. After chunks it is empty, and a status of 400
+        or more means that the answer is incomplete."""
 
 
 class Job(Protocol):
-    """One request at work."""
+    """One request in progress."""
 
     def abort(self) -> None:
-        """Nobody wants the answer any more; its reply hears nothing from here on."""
+        """Cancel the request; its reply is not called any more."""
 
     def pause(self, paused: bool) -> None:
-        """Whether to hold the output, since the reader is behind; what is under way may still come."""
+        """Pause or resume the output, for a slow reader; output in flight may still follow a pause."""
 
     def frame(self, text: str) -> None:
-        """One more message of a WebSocket's client."""
+        """One more message from a WebSocket's client."""
 
 
 class Backend(Protocol):
-    """What answers."""
+    """Answers the requests of relays."""
 
     @property
     def features(self) -> Sequence[str]:
-        """What it can do beyond the contract, by the names in ``relay_messages``."""
+        """Features that it has beyond the contract, by their names in ``relay_messages``."""
 
     @property
     def models(self) -> Sequence[str]:
-        """The names of those that it has now."""
+        """The names of the models that it has now."""
 
     @property
     def load(self) -> int:
-        """Requests that it is at work on or that wait for it, whoever sent them."""
+        """The number of requests that run or wait, from all sources."""
 
     def start(self, request: Request, reply: Reply) -> Job | None:
-        """``None`` where ``reply`` has its end already, which it may have before this returns."""
+        """Start a request. ``reply`` may be called before this returns; ``None`` if it is already complete."""
 
     def refresh(self, done: Callable[[], None]) -> None:
-        """Look anew which models there are; ``done`` is called when ``models`` has them, maybe before this returns."""
+        """Look up the models again; ``done`` is called once ``models`` is current, possibly before this returns."""

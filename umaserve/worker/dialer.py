@@ -1,4 +1,4 @@
-"""Connections to servers that are named by URLs: where each leads, and a channel to there."""
+"""Connects to servers by URL: parses the URL, and makes a channel."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from umaserve.settings.reread import reread
 
 @dataclass(frozen=True, slots=True)
 class ServerUrl:
-    """The parts of an http, https, ws or wss URL without user, query and fragment."""
+    """The parts of an http, https, ws or wss URL that has no user, query or fragment."""
 
     text: str
     secure: bool
     host: str
-    """A name or an address, without brackets."""
+    """A name or an IP address, without brackets."""
     port: int
     authority: str
     """For the ``Host`` header."""
     prefix: str
-    """The path before ours, without its last slash; empty, or with its first."""
+    """The URL's path, which our paths are appended to: empty, or with a leading and no trailing slash."""
 
     @classmethod
     def parse(cls, text: str) -> ServerUrl:
-        """``text`` is one that ``kinds.url`` took."""
+        """``text`` must have been accepted by ``kinds.url``."""
         split = urllib.parse.urlsplit(text)
         assert split.hostname is not None
         secure = split.scheme in ("https", "wss")
@@ -39,19 +39,18 @@ class ServerUrl:
 
 
 class Dialer:
-    """Makes channels, with TLS where the URL says so, whose certificate must then be the host's."""
+    """Makes channels; with TLS if the URL says so, and then the certificate must be the host's."""
 
     def __init__(self, loop: Loop, submit: Submit, ca_file: str = "") -> None:
-        """``submit`` runs the look-up of names on another thread. Raises ``ConfigError`` for a ``ca_file`` that is no
-        good."""
+        """``submit`` runs name look-ups on another thread. Raises ``ConfigError`` for an unusable ``ca_file``."""
         self._loop = loop
         self._submit = submit
         self._ca_file = ca_file
         self._context = client_context(ca_file)
 
     def reread_authorities(self) -> None:
-        """For the connections that are made from now on; a file that can't be used is logged, and what was read before
-        stays."""
+        """Read ``ca_file`` again, for future connections. If it can't be used, that is logged, and the old authorities
+        stay."""
         self._context = reread(lambda: client_context(self._ca_file), self._context)
 
     def connect(
@@ -63,7 +62,7 @@ class Dialer:
         high_water: int,
         stall_timeout: float,
     ) -> Dialing:
-        """As `dial`; ``done`` gets a channel that has no handler yet and must have one when ``done`` returns."""
+        """Like `dial`, but ``done`` gets a channel without a handler, and must set one before it returns."""
 
         def connected(found: socket.socket | DialError) -> None:
             if isinstance(found, DialError):
@@ -73,7 +72,7 @@ class Dialer:
                 cipher = Tls(self._context, url.host) if url.secure else None
                 channel = Channel(self._loop, found, high_water=high_water, stall_timeout=stall_timeout, cipher=cipher)
             except (OSError, TlsError) as error:
-                # Whoever dials must hear of it, or would never dial again.
+                # ``done`` must be called, or the caller would never dial again.
                 found.close()
                 done(DialError(f"can't connect to {url.text}: {error}"))
                 return

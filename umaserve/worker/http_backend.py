@@ -1,4 +1,4 @@
-"""An OpenAI-compatible HTTP server as the backend: requests are posted to it, and its models are looked up."""
+"""An OpenAI-compatible HTTP server as the backend: posts requests to it, and looks up its models."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ log = logging.getLogger(__name__)
 MODELS_PATH = "/v1/models"
 MAX_LISTING_BYTES = 1024 * 1024
 MAX_COUNTED_BYTES = 256 * 1024
-"""A larger answer is not parsed only to tell the relay its token counts."""
+"""The token counts of a longer answer are not parsed."""
 MAX_EVENT = 1024 * 1024
-"""Characters of an event that has not come whole; those of a longer one go on as they come."""
+"""The longest event, in characters, that is held until it is complete; a longer one is passed on in parts."""
 CONVERSATIONS = ("/generate", "/ws/chat")
 """The endpoints that are WebSockets."""
 JSON = {"content-type": "application/json"}
 
 _NOT_PASSED = frozenset(("host", "expect", "accept-encoding", "proxy-authorization"))
 _KEYS = frozenset(("authorization", "x-api-key"))
-# Neither empty nor dot segments, escapes, queries: what the relay names must not lead elsewhere at the backend.
+# No empty or dot segments, escapes or queries, so that a relay's path can't lead elsewhere at the backend.
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~:-]*)+/?")
 
 
 @dataclass(slots=True)
 class HttpSettings:
-    """``key``, which may be changed, replaces the clients' own; ``models`` those that the server lists. Times in
-    seconds."""
+    """Times are in seconds. ``key`` replaces the clients' keys, and may be changed later. ``models`` replaces the list
+    that the server gives."""
 
     url: str
     key: str
@@ -69,9 +69,9 @@ class HttpBackend:
         self._url = ServerUrl.parse(settings.url)
         self._places = Places(loop, settings.max_concurrent)
         self._asking: list[Callable[[], None]] = []
-        """Who waits for the list of models that is being fetched."""
+        """The callbacks that wait for the list of models that is being fetched."""
         self._trouble = ""
-        """Why there is no list, if the log has been told."""
+        """Why there is no list, as last logged."""
 
     @property
     def load(self) -> int:
@@ -147,7 +147,7 @@ class HttpBackend:
                 raise ValueError(f"status {status}: {shown(body)}")
             self._have(_models_of(body))
         except (ValueError, RequestError) as error:
-            # Who takes too long to answer is busy, and will serve what it has; others have nothing to serve.
+            # A server that times out is busy, and keeps its models; any other failure means that it serves none.
             if status != 504:
                 self.models = ()
             self._note(str(error))
@@ -168,7 +168,7 @@ class HttpBackend:
 
 
 class _BackendRequest:
-    """One call and its reply: ``backend.Job`` to the one side, ``http_call.Answer`` to the other."""
+    """One call and its reply: a ``backend.Job`` for the link, an ``http_call.Answer`` for the call."""
 
     def __init__(self, reply: Reply, is_streaming: bool, max_bytes: int) -> None:
         self._reply = reply
@@ -179,10 +179,10 @@ class _BackendRequest:
         self._headers: dict[str, str] = {}
         self._in_parts = self._events = self._begun = False
         self._unfinished = ""
-        """The event that has begun to come, in a stream of them."""
+        """The incomplete event at the end of a stream so far."""
         self._collected = bytearray()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        """Keeps what has come of a character until the rest comes."""
+        """Holds an incomplete character until it is whole."""
 
     def begin(self, call: HttpCall) -> _BackendRequest:
         self._call = call
@@ -197,13 +197,13 @@ class _BackendRequest:
         self._call.pause(paused)
 
     def frame(self, text: str) -> None:
-        """No WebSocket begins here."""
+        """Ignored: this backend has no WebSockets."""
 
     # -- from the call -------------------------------------------------------------------------------------------
 
     def head(self, status: int, headers: Headers) -> None:
         self._status = status
-        # A longer name would cost the connection to the relay.
+        # The relay would close the connection for a longer name.
         self._headers = joined(field for field in end_to_end(headers) if len(field[0]) <= MAX_NAME_BYTES)
         cookies = sum(name == "set-cookie" for name, _ in headers)
         if cookies > 1:
@@ -237,14 +237,14 @@ class _BackendRequest:
 
     def failed(self, reason: str, *, timed_out: bool) -> None:
         if self._begun:
-            # The reply has no room for the reason.
+            # After chunks the reply has no body for the reason.
             log.warning("the backend broke off an answer: %s", reason)
             self._reply.complete(502, {}, "")
         else:
             self._reply.complete(504 if timed_out else 502, JSON, _error(f"backend: {reason}"))
 
     def _whole_events(self, text: str) -> str:
-        """What may go on: a client could not tell an event that breaks off from one that is wrong."""
+        """The whole events so far. An incomplete one is held: a client can't tell it from a malformed one."""
         text = self._unfinished + text
         end = len(text) if len(text) > MAX_EVENT else end_of_events(text)
         self._unfinished = text[end:]
@@ -261,13 +261,13 @@ class _BackendRequest:
 
 
 class _Listing:
-    """The reply to our own question for the models."""
+    """The reply to our own request for the models."""
 
     def __init__(self, done: Callable[[int, str], None]) -> None:
         self._done = done
 
     def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
-        """A stream of events is no list: its end, without a body, says so."""
+        """Ignored: a stream of events is not a list, and its end, without a body, is then not valid JSON."""
 
     def complete(
         self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
@@ -280,7 +280,7 @@ def _models_of(body: str) -> Sequence[str]:
     values = Fields.of(parse_json(body.encode()), "models").values
     data = values.get("data")
     if data is None and "data" in values:
-        return ()  # Ollama's way to list none.
+        return ()  # Ollama sends null for an empty list.
     if not isinstance(data, list):
         raise bad_request("data", "an array", data)
     names = [string(Fields.of(item, f"data[{index}]").values.get("id"), "id") for index, item in enumerate(data)]
@@ -288,7 +288,7 @@ def _models_of(body: str) -> Sequence[str]:
 
 
 def token_counts(body: str) -> TokenCounts | None:
-    """OpenAI's ``usage`` of an answer in JSON, where it has one and isn't large."""
+    """OpenAI's ``usage`` in a JSON answer; ``None`` if there is none, or the answer is long."""
     if len(body) > MAX_COUNTED_BYTES or '"usage"' not in body:
         return None
     try:
@@ -298,7 +298,7 @@ def token_counts(body: str) -> TokenCounts | None:
         names = ("prompt_tokens", "completion_tokens", "total_tokens")
         return TokenCounts(*(usage.integer(name, 0, MAX_COUNT) for name in names))
     except RequestError:
-        return None  # Whatever it is, it goes to the client as it is.
+        return None  # The answer is passed on unchanged all the same.
 
 
 def _error(message: str) -> str:

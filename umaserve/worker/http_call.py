@@ -15,7 +15,7 @@ MIN_HIGH_WATER = 64 * 1024
 
 
 class Answer(Protocol):
-    """What a call tells of the response: a head, parts of the body and an end, or at any point a failure."""
+    """A call's callbacks: the response's head, parts of its body and the end; or, at any point, a failure."""
 
     def head(self, status: int, headers: Headers) -> None: ...
 
@@ -27,9 +27,10 @@ class Answer(Protocol):
 
 
 class HttpCall:
-    """Handler of a channel. Tells its answer nothing before it is made, nor after the end, a failure or ``abort``.
+    """Handler of a channel. The answer is not called before the constructor returns, nor after ``end``, ``failed`` or
+    ``abort``.
 
-    ``connect_timeout`` and ``timeout``, the time for all of it, are in seconds.
+    ``connect_timeout`` and ``timeout``, which is for the whole call, are in seconds.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class HttpCall:
             url,
             self._connected,
             timeout=connect_timeout,
-            # An answer is read also while the server still reads the request.
+            # The whole request fits, so that the answer is read even before the server has read all of it.
             high_water=max(MIN_HIGH_WATER, len(self._request)),
             stall_timeout=timeout,
         )
 
     def pause(self, paused: bool) -> None:
-        """Whether to leave the response with the server."""
+        """Stop or resume reading the response, as backpressure on the server."""
         self._paused = paused
         if self._channel is not None:
             self._channel.reconsider()
@@ -108,7 +109,7 @@ class HttpCall:
         return not self._paused
 
     def drained(self) -> None:
-        """The request was written in one piece."""
+        """Nothing more to write: the request was written at once."""
 
     def connection_lost(self) -> None:
         assert self._channel is not None
@@ -136,7 +137,7 @@ class HttpCall:
                     return
 
     def _tell(self, parts: list[bytes]) -> None:
-        """What came at once goes on at once, however many chunks it was in."""
+        """Pass on what arrived together in one piece, however many chunks it had."""
         if parts and not self._over:
             self._answer.body(b"".join(parts))
 

@@ -1,4 +1,4 @@
-"""How many requests a backend is given at once; the others wait in the order in which they came."""
+"""Limits how many requests a backend gets at once; the others wait in a FIFO queue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from umaserve.wire.relay_messages import TokenCounts
 from umaserve.worker.backend import Job, Reply
 
 MAX_WAITING = 256
-"""A relay gives a worker no more than it takes at once; several relays, or one that forgets, may."""
+"""A relay sends a worker no more than ``max_concurrent`` at once; several relays together may, or a faulty one."""
 
 Begin = Callable[[Reply], Job]
 
 
 class Places:
-    """The places of one backend, for the requests of all relays."""
+    """One backend's places, shared by the requests of all relays."""
 
     def __init__(self, loop: Loop, count: int) -> None:
         self._loop = loop
@@ -30,11 +30,11 @@ class Places:
 
     @property
     def full(self) -> bool:
-        """Whether nobody else may wait."""
+        """Whether the queue is full."""
         return len(self._waiting) >= MAX_WAITING
 
     def take(self, begin: Begin, reply: Reply) -> Job:
-        """Begin at once or as soon as a place is free. ``begin`` returns before its reply is called."""
+        """Call ``begin`` as soon as a place is free. It must return before it calls its reply."""
         assert not self.full
         guest = _Guest(self, begin, reply)
         self._waiting.append(guest)
@@ -48,18 +48,18 @@ class Places:
             self._waiting.popleft().sit_down()
 
     def left(self, guest: _Guest) -> None:
-        """It has its answer, or wants none any more."""
+        """Free the place of a request that is complete or aborted."""
         if guest.job is None:
             self._waiting.remove(guest)
             return
         self._running -= 1
         self._free += 1
-        # In a turn of its own: whoever left is in the middle of something.
+        # In a call of its own: the caller is still in the middle of ending its request.
         self._loop.call_soon(self._seat)
 
 
 class _Guest:
-    """One request: the job that the link has, and the reply that the backend has."""
+    """One request: the link's job, and the backend's reply."""
 
     def __init__(self, places: Places, begin: Begin, reply: Reply) -> None:
         self.job: Job | None = None

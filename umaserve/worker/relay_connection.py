@@ -1,4 +1,4 @@
-"""One connection to a relay: the handshake, the registration, then requests and their answers, and how it ends."""
+"""One connection to a relay: handshake, registration, requests and their answers, and the end."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from umaserve.worker.running import Running
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""What both kinds of relay take and send at most."""
+"""The limit of both kinds of relay, ModelRelay's and ours, in both directions."""
 MESSAGES_PER_TURN = 64
 PING_S = 30.0
-"""Of silence, after which a relay is pinged. Some ping only who sends them nothing: while a worker streams, the answers
-to its own pings are the only sign that they are there."""
+"""Silence after which a relay is pinged. Some relays ping only a silent worker: while it streams, the answers to its
+own pings are the only sign that the relay is alive."""
 MAX_ENDED = 256
 CANCELLED = 499
-"""The status, nobody's standard, of an answer that its client does not want any more."""
+"""The non-standard status of a request that was cancelled."""
 
 
 class _Phase(enum.Enum):
@@ -55,14 +55,14 @@ class _Phase(enum.Enum):
     REGISTERING = enum.auto()
     SERVING = enum.auto()
     LEAVING = enum.auto()
-    """What runs is finished, and then the connection is closed."""
+    """Running requests are finished, then the connection is closed."""
     CLOSING = enum.auto()
-    """Nothing is heard any more; the last words go out."""
+    """Input is ignored; queued output is still written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a connection begins: the handshake's request, its key, and what is said first; ``timeout`` seconds for it."""
+    """How a connection begins: the handshake's request and key, and the first message; ``timeout`` seconds for all."""
 
     handshake: bytes
     key: str
@@ -71,7 +71,8 @@ class Opening:
 
 
 class RelayConnection:
-    """Handler of a channel. ``acked`` is called when the relay has taken us, ``lost`` once, at the end."""
+    """Handler of a channel. ``acked`` is called when the relay acknowledges the registration, ``lost`` once at the
+    end."""
 
     def __init__(
         self,
@@ -84,13 +85,13 @@ class RelayConnection:
     ) -> None:
         self.channel = channel
         self.registered = False
-        """Whether it was ever acknowledged."""
+        """Whether the registration was acknowledged."""
         self.dismissed = False
-        """Whether the relay asked us to finish and go."""
+        """Whether the relay asked us to drain and leave."""
         self.reason = ""
-        """Why it ended."""
+        """Why the connection ended."""
         self.status: int | None = None
-        """Of a handshake that was refused."""
+        """The HTTP status of a refused handshake."""
         self._loop = loop
         self._opening = opening
         self._backend = backend
@@ -103,9 +104,9 @@ class RelayConnection:
         self._features: frozenset[str] = frozenset()
         self._running: dict[str, Running] = {}
         self._ended: dict[str, None] = {}
-        """The last requests that are over, of which the client may have sent a frame that crossed the end."""
+        """The requests that ended last: a late WebSocket message for one of them is not a new request."""
         self._held = False
-        """Whether all output is held, since the relay is behind."""
+        """Whether all output is paused, since the relay reads slowly."""
         self._deadline = loop.call_later(opening.timeout, self._not_registered)
         self._pings: Pings | None = None
         channel.handler = self
@@ -115,12 +116,12 @@ class RelayConnection:
 
     @property
     def close_code(self) -> int | None:
-        """The relay's, if it said goodbye."""
+        """The code in the relay's close frame; ``None`` without one."""
         return self._codec.close_code
 
     @property
     def tells_late_errors(self) -> bool:
-        """Others than umaserve's relay, which agrees on features, take any end of a stream for a good one."""
+        """Only umaserve's relay, which agrees on features, reports a stream that ends with an error to its client."""
         return bool(self._features)
 
     @property
@@ -128,12 +129,12 @@ class RelayConnection:
         return len(self._running)
 
     def say_models(self) -> None:
-        """Tell the relay what the backend has, unless it is to send nothing any more."""
+        """Send the backend's models to the relay, unless we are leaving."""
         if self._phase is _Phase.SERVING:
             self._send(ModelsUpdate(tuple(self._backend.models), self._backend.load))
 
     def leave(self) -> None:
-        """Finish what runs, and close; the relay is to send nothing new."""
+        """Drain: accept nothing new, finish running requests, then close."""
         if self._phase is _Phase.SERVING:
             self._send(ModelsUpdate((), self._backend.load))
             self._phase = _Phase.LEAVING
@@ -142,7 +143,7 @@ class RelayConnection:
             self.close(CloseCode.NORMAL_CLOSURE, "")
 
     def close(self, code: int, reason: str) -> None:
-        """End it now; what runs is the relay's to give to others."""
+        """Close now; the relay may give running requests to other workers."""
         if self._phase is _Phase.CLOSING:
             return
         self._note(reason)
@@ -158,7 +159,7 @@ class RelayConnection:
         self.channel.close()
 
     def _note(self, reason: str) -> None:
-        # The first one: the others come of it.
+        # Only the first: it causes the others.
         self.reason = self.reason or reason
 
     # -- from the channel ----------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class RelayConnection:
     def drained(self) -> None:
         self._held = False
         for running in list(self._running.values()):
-            # One that goes on may leave the relay behind again.
+            # A resumed request may congest the channel again.
             if not self._held:
                 running.pause_or_go_on(held=False)
 
@@ -234,7 +235,7 @@ class RelayConnection:
             self._end()
 
     def _handle_one(self) -> bool:
-        """The next message; whether another one may be handled after it."""
+        """Handle the next message; returns whether another one may be handled after it."""
         if not self.channel.open:
             return False
         payload = self._codec.next_payload()
@@ -292,7 +293,7 @@ class RelayConnection:
         log.info("registered at a relay", extra={"fields": fields})
         for warning in ack.warnings:
             log.warning("the relay says: %s", shown(warning))
-        # Some relays give a new worker nothing of what waits before it says something.
+        # Some relays give a new worker no waiting requests until it sends a message.
         self.say_models()
         self._acked()
 
@@ -322,7 +323,7 @@ class RelayConnection:
         running = self._running.get(request_id)
         if running is not None:
             running.abort()
-            # It may keep our place taken until then.
+            # The relay may count the request against our concurrency until it is complete.
             running.complete(CANCELLED, {}, "")
 
     def chunk(self, message: ResponseChunk) -> None:
@@ -339,7 +340,7 @@ class RelayConnection:
             del self._ended[next(iter(self._ended))]
         data = encode(message)
         if len(data) > MAX_MESSAGE_BYTES:
-            # One that the relay refuses would cost all others on the connection their answers.
+            # The relay would close the connection for it, and all other answers on it would be lost.
             error = f"response: expected at most {MAX_MESSAGE_BYTES} bytes as a message, got {len(data)}"
             message = ResponseComplete(message.request_id, 502, {}, orjson.dumps({"error": error}).decode())
             data = encode(message)

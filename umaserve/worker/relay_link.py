@@ -1,4 +1,4 @@
-"""The link to one relay: dialed, and dialed again whenever it is lost."""
+"""The link to one relay: dials, and dials again whenever the connection is lost."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 CONNECT_PATH = "/v1/worker/connect"
 SECRET_HEADER = "x-worker-secret"
 VERSIONS = (None, "1", "2026-04-bridge-v1")
-"""Of the protocol, in the order in which they are tried. The contract's is "1", for which ModelRelay's server refuses a
-worker; who names none is taken by both."""
+"""Protocol versions, in the order of trying. The contract has "1", which ModelRelay's server refuses; both accept a
+worker that names none."""
 HIGH_WATER = 256 * 1024
 STALL_S = 90.0
 SHORTEST_WAIT_S, MAX_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
@@ -34,10 +34,10 @@ DISMISSED_WAIT_S = 2.0
 
 @dataclass(slots=True)
 class Introduction:
-    """How a worker introduces itself to a relay; it is given up after ``timeout`` seconds."""
+    """How a worker introduces itself to a relay; an attempt fails after ``timeout`` seconds."""
 
     secret: str
-    """May be changed; the next connection shows the new one."""
+    """May be changed; the next connection uses the new one."""
     provider: str
     name: str
     max_concurrent: int
@@ -45,8 +45,8 @@ class Introduction:
 
 
 class RelayLink:
-    """Works for one relay from ``start`` to the end of ``drain``, and is ``over`` then. ``acked`` is called each time
-    that the relay has taken us."""
+    """Serves one relay from ``start`` until ``drain`` is done; then it is ``over``. ``acked`` is called each time the
+    relay acknowledges our registration."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class RelayLink:
         self._backend = backend
         self._acked = acked
         self._version = 0
-        """Which of ``VERSIONS`` is announced: the one that was acknowledged last, or the next to try."""
+        """The index in ``VERSIONS`` to announce: the one acknowledged last, or the next to try."""
         self._failures = 0
-        """Since it last was acknowledged."""
+        """Failed attempts since the last acknowledgement."""
         self._said = ""
-        """The last failure that the log was told."""
+        """The last failure that was logged."""
         self._draining = False
         self._tried_at = 0.0
         self._dialing: Dialing | None = None
@@ -78,7 +78,7 @@ class RelayLink:
 
     @property
     def running(self) -> int:
-        """Requests at work for this relay."""
+        """The number of this relay's running requests."""
         return 0 if self._connection is None else self._connection.running
 
     def start(self) -> None:
@@ -94,12 +94,12 @@ class RelayLink:
         )
 
     def say_models(self) -> None:
-        """The backend's models have changed."""
+        """Tell the relay that the backend's models have changed."""
         if self._connection is not None:
             self._connection.say_models()
 
     def drain(self) -> None:
-        """Take nothing new, finish what runs, and go."""
+        """Accept nothing new, finish running requests, then disconnect."""
         self._draining = True
         if self._timer is not None:
             self._timer.cancel()
@@ -111,7 +111,7 @@ class RelayLink:
             self._connection.leave()
 
     def close(self) -> None:
-        """The time to drain is over: the relay may give to others what still runs."""
+        """End the drain now: the relay may give running requests to other workers."""
         if self._connection is not None:
             self._connection.close(CloseCode.NORMAL_CLOSURE, "the worker ends")
 
@@ -174,7 +174,7 @@ class RelayLink:
     def _failed(self, reason: str, advice: str) -> None:
         wait_s = min(MAX_WAIT_S, SHORTEST_WAIT_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        # The first, the second, the fourth: whoever reads the log learns nothing from the others.
+        # Repeats are logged at powers of two only.
         if reason != self._said or self._failures.bit_count() == 1:
             self._said = reason
             fields = {"url": self._url.text, "failures": self._failures, "next_try_s": wait_s}
@@ -182,5 +182,5 @@ class RelayLink:
         self._dial_in(wait_s)
 
     def _dial_in(self, wait_s: float) -> None:
-        # Workers that a relay's restart has cut off should not all come back at once.
+        # Jitter, so that workers don't all reconnect at once after a relay's restart.
         self._timer = self._loop.call_later(wait_s + random.uniform(0, JITTER_S), self.start)

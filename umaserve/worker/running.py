@@ -1,4 +1,4 @@
-"""One request of a relay's at work: the job that answers it, and the reply that the job has."""
+"""One running request of a relay: connects its job at the backend with the connection to the relay."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LATE_ERROR = '\n\ndata: {"error":"the worker failed after it had begun to answer
 
 
 class Connection(Protocol):
-    """Where its answer goes."""
+    """The connection that the answer goes to."""
 
     @property
     def tells_late_errors(self) -> bool:
-        """Whether the relay tells a client of an answer that has broken off."""
+        """Whether the relay reports an incomplete answer to its client."""
 
     def chunk(self, message: ResponseChunk) -> None: ...
 
@@ -28,7 +28,7 @@ class Connection(Protocol):
 
 
 class Running:
-    """One request of the relay's: the job that answers it, and ``backend.Reply`` to that."""
+    """One running request; the ``backend.Reply`` of its job."""
 
     def __init__(self, connection: Connection, request: Request, now: float) -> None:
         self.request = request
@@ -43,7 +43,7 @@ class Running:
         try:
             self._job = backend.start(self.request, self)
         except Exception:
-            # A mistake of ours in one request costs nobody else on the connection theirs.
+            # A bug of ours in one request must not end the others on the connection.
             log.exception("request %s failed", self.request.request_id)
             if not self._over:
                 self.complete(500, {}, "")
@@ -64,7 +64,7 @@ class Running:
                 self.complete(500, {}, "")
 
     def pause_or_go_on(self, *, held: bool | None = None, by_client: bool | None = None) -> None:
-        """Note what has changed: whether all are ``held``, or this one's client is behind."""
+        """Update the reasons to pause: all requests are ``held``, or this one's client reads slowly (``by_client``)."""
         before = self._held or self._by_client
         self._held = self._held if held is None else held
         self._by_client = self._by_client if by_client is None else by_client

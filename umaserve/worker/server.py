@@ -1,4 +1,4 @@
-"""The worker: composition of links and backend, and the order of its life."""
+"""The worker program: links and backend put together, start, reload and drain."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from umaserve.worker.relay_link import Introduction, RelayLink
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
-"""How long the last words may take to be read when the time to drain is over."""
+"""How long queued output may take to be read after the drain timeout."""
 
 RESOLVER_S = 1.0
-"""How long a look-up may hold the end."""
+"""How long a running look-up may delay the exit."""
 
 
 class WorkerServer:
     """One worker. ``run`` blocks until it ends and returns the exit status."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        """Raises ``ConfigError`` for secrets and certificates that can't be used."""
+        """Raises ``ConfigError`` for unusable secrets and certificates."""
         self._config = config
         self._loop = Loop()
         self._signals = Signals(self._loop, lambda: None, self._reread_files)
@@ -56,7 +56,7 @@ class WorkerServer:
         ]
         self._started = self._ready = self._draining = False
         self._models: tuple[str, ...] = ()
-        """Those that the links were told last."""
+        """The models that the links announced last."""
 
     def run(self) -> int:
         raise_descriptor_limit(self._config.max_concurrent, "max_concurrent")
@@ -68,7 +68,7 @@ class WorkerServer:
         self._refresh()
         self._loop.run()
         self._signals.restore()
-        # A resolver that hangs would yet wake the loop.
+        # A hanging look-up may still wake the loop later, which must then stay open.
         if self._resolving.stop(RESOLVER_S):
             self._loop.close()
         log.info("stopped")
@@ -87,7 +87,7 @@ class WorkerServer:
         return read_secret(self._config.backend_key, self._config.backend_key_file, "backend_key_file")
 
     def _reread_files(self) -> None:
-        """SIGHUP, for the connections that are made from now on. What can't be used changes nothing."""
+        """On SIGHUP, for future connections. A file that can't be used changes nothing."""
         log.info("reading secrets and authorities again")
         self._mine.secret = reread(self._read_secret, self._mine.secret)
         self._http.key = reread(self._read_backend_key, self._http.key)
@@ -106,7 +106,7 @@ class WorkerServer:
         if self._draining:
             return
         if not self._started:
-            # Not before, so that a relay which has no other worker knows the models from the first moment.
+            # Only now, so that a relay without other workers knows the models from the start.
             self._started = True
             for link in self._links:
                 link.start()
