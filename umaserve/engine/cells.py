@@ -1,4 +1,4 @@
-"""What a context's KV cells hold: sequences shared, cut short, copied to host memory and brought back."""
+"""KV operations on a context: share, cut, save and load sequences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from umaserve.engine.positions import Positions
 from umaserve.serving.ticks import Copy, KVOperation, Load, Release, Run, Save, Shed
 
 CALIBRATED = (1, 2)
-"""Lengths whose sizes tell what a sequence takes when it is saved."""
+"""Lengths, in tokens, of the two sequences that saved sizes are measured with."""
 
 
 class Cells:
-    """Carries out the moves of a tick, on the compute thread."""
+    """Executes the KV operations of a tick, on the compute thread."""
 
     def __init__(self, model: Model, host_bytes: int) -> None:
         self.positions = Positions()
@@ -27,7 +27,7 @@ class Cells:
         self._host = HostMemory(host_bytes) if host_bytes else None
 
     def move(self, kv_operations: Sequence[KVOperation]) -> bool:
-        """Do all of them, in order; whether what was to be saved and brought back was."""
+        """Execute all of them, in order; returns whether every save and load succeeded."""
         done = True
         for move in kv_operations:
             match move:
@@ -54,7 +54,7 @@ class Cells:
 
 
 def saved_bytes(model: Model, batch: Batch) -> tuple[int, int]:
-    """What a saved sequence of this model takes: in any case, and for each token. Computes a few tokens."""
+    """Bytes of a saved sequence: the constant part, and the part for each token. Decodes a few tokens to measure."""
     memory = llama_cpp.llama_get_memory(model.context)
     sizes = []
     for length in CALIBRATED:

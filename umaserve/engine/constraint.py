@@ -1,4 +1,4 @@
-"""A grammar at work on one sequence: which tokens it lets through, and how far it has come."""
+"""The state of a grammar on one sequence: which tokens it allows next."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from umaserve.errors import Fault, RequestError
 class Constraint:
     """Binds a sequence to ``grammar``: from its first token on or, with ``after``, once its text has contained that.
 
-    llama.cpp has such a lazy grammar too, but ends the process where the token that completes ``after`` goes on with
-    something that the grammar forbids. Here such a token is not let through, unless it goes on with white space alone,
-    which the grammar then never sees. ``pieces`` are the bytes of each token id. The C object is freed with this one.
+    llama.cpp has such lazy grammars too, but aborts the process where the token that completes ``after`` continues with
+    text that the grammar forbids. Here, such a token is allowed only if nothing or white space follows ``after``, which
+    the grammar never sees. ``pieces`` are the bytes of each token id. The C object is freed with this one. Raises
+    ``RequestError`` for a grammar that llama.cpp can't parse.
     """
 
     def __init__(self, vocab: Any, grammar: str, pieces: Sequence[bytes], after: bytes = b"") -> None:
@@ -33,10 +34,10 @@ class Constraint:
         self._after = after
         self._waiting = bool(after)
         self._tail = b""
-        """While it waits: the end of the text, one byte shorter than ``after``."""
+        """While waiting for ``after``: the end of the text, at most one byte shorter than ``after``."""
 
     def allows(self, token: int) -> bool:
-        """Whether ``token`` may come next. To ask about one is cheap, about the whole vocabulary is not."""
+        """Whether ``token`` may come next. Checking one token is cheap; checking the whole vocabulary is not."""
         if self._waiting:
             _before, _after, rest = (self._tail + self._pieces[token]).partition(self._after)
             return not rest.strip()
@@ -46,7 +47,8 @@ class Constraint:
         return bool(alone["logit"][0] != -np.inf)
 
     def mask(self, logits: Logits, forbidden: int, candidates: Candidates) -> Logits:
-        """A copy of ``logits`` without ``forbidden``, nor anything else that the grammar, if it holds, forbids."""
+        """A copy of ``logits`` with -inf for ``forbidden`` and, unless waiting for ``after``, for all other tokens that
+        the grammar forbids."""
         if self._waiting:
             left = logits.copy()
             left[forbidden] = -np.inf
@@ -58,7 +60,7 @@ class Constraint:
         return left
 
     def accept(self, token: int) -> None:
-        """Go on by ``token``. One that is not allowed would end the process."""
+        """Advance by ``token``, which must be allowed: llama.cpp would abort the process otherwise."""
         if not self._waiting:
             llama_cpp.llama_sampler_accept(self._grammar, token)
             return

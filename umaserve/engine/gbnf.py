@@ -1,8 +1,8 @@
-"""GBNF read before llama.cpp reads it, since its parser ends or hangs the process on some grammars.
+"""Checks GBNF before llama.cpp parses it: its parser crashes or hangs the process on some grammars.
 
-llama.cpp recurses for each parenthesis, copies what is repeated for each repetition, looks for left recursion along
-every path, misses the left recursion that hides behind rules which may be empty, and aborts on token rules. What could
-meet one of these is refused here, in time linear in the grammar's length.
+llama.cpp's parser recurses for each parenthesis, copies the repeated elements for each repetition, searches for left
+recursion along every path, misses left recursion behind rules that may be empty, and aborts on token rules. Grammars
+that could cause any of these are refused here, in time linear in the grammar's length.
 
 Syntax: llama.cpp, grammars/README.md.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 MAX_NESTING = 1000
 MAX_ELEMENTS = 100_000
-"""Characters, classes and references after all repetitions are written out."""
+"""Characters, classes and references, with all repetitions written out."""
 MAX_PATHS = 10_000
-"""Ways to the first character of a rule."""
+"""Paths through references to the first character of a rule."""
 
 _TOKEN = re.compile(
     r"""
@@ -49,14 +49,14 @@ class Item:
     """The characters of a literal with their escapes, a class with its brackets, or the dot."""
     literal: bool = False
     unit: int = 1
-    """Elements that a repetition copies; a group is a rule of its own, so just a reference to it."""
+    """Elements that a repetition copies; for a group, which is a rule of its own, one reference."""
     copies: int = 0
-    """Elements that repetitions have added."""
+    """Elements that repetitions add."""
     nullable: bool = False
     name: str | None = None
     group: Alternatives | None = None
     repeats: list[tuple[int, int | None]] = field(default_factory=list)
-    """The fewest and the most times, ``None`` where there is no limit; each repeats what those before make."""
+    """(fewest, most) times of each repetition, ``None`` for no limit; each applies to the result of those before."""
 
     @property
     def size(self) -> int:
@@ -84,7 +84,7 @@ def check(grammar: str) -> dict[str, Alternatives]:
 
 
 def prefixed(grammar: str, prefix: str) -> str:
-    """``grammar`` with ``prefix`` before the name of each rule, so that it can stand beside others."""
+    """``grammar`` with ``prefix`` before the name of each rule, so that it can be joined with others."""
     parts: list[str] = []
     for kind, text in _tokens(grammar):
         parts += [
@@ -129,7 +129,7 @@ def _parse(grammar: str) -> dict[str, Alternatives]:
                 inner = text[1:-1]
                 sequence.append(Item(unit=max(1, len(inner)), nullable=not inner, text=inner, literal=True))
             case "class", "[]" | "[^]":
-                # llama.cpp takes them for nothing at all, so for what may be empty.
+                # llama.cpp treats them as empty.
                 raise GbnfError(f"at least one character in each class, got {text}")
             case ("class", _) | ("mark", "."):
                 sequence.append(Item(text=text))
@@ -158,10 +158,10 @@ def _parse(grammar: str) -> dict[str, Alternatives]:
 def _repeat(item: Item, text: str) -> None:
     low, high = _bounds(text)
     if high is not None and high < low:
-        # llama.cpp would count down from below zero, and fill the memory.
+        # llama.cpp's counter would underflow, and fill the memory.
         raise GbnfError(f"a largest count that is not below the smallest in {text[:64]}")
     item.repeats.append((low, high))
-    # Each optional copy is a rule of its own: the copy, a reference to the next such rule, and an end.
+    # llama.cpp makes a rule of each optional copy: the copy, a reference to the next such rule, and an end.
     item.copies += (item.unit + 2) * max(low + 1, high or 0)
     item.unit = item.unit * low + 1
     item.nullable = item.nullable or low == 0
@@ -170,7 +170,7 @@ def _repeat(item: Item, text: str) -> None:
 
 
 def _bounds(text: str) -> tuple[int, int | None]:
-    """The fewest and the most times that a repetition stands for."""
+    """The fewest and the most times of a repetition; ``None`` for no limit."""
     if text in _BOUNDS:
         return _BOUNDS[text]
     low, *high = map(int, re.findall("[0-9]+", text))
@@ -180,9 +180,9 @@ def _bounds(text: str) -> tuple[int, int | None]:
 
 
 def _nullable(rules: dict[str, Alternatives]) -> set[str]:
-    """The rules that may stand for nothing: those that become so when all that are known are tried, until none does."""
+    """The names of rules that may be empty, found by iteration to a fixed point."""
     waiting: dict[str, list[str]] = {}
-    """For a rule, those whose turn comes again when it turns out to be nullable."""
+    """For each rule, those to be checked again when it turns out to be nullable."""
     for name, rule in rules.items():
         for used in _names(rule):
             waiting.setdefault(used, []).append(name)
@@ -197,7 +197,7 @@ def _nullable(rules: dict[str, Alternatives]) -> set[str]:
 
 
 def _names(alternatives: Alternatives, *, first: bool = False) -> Iterator[str]:
-    """The rules that ``alternatives`` refer to, once for each time; with ``first`` those that may come first."""
+    """The rules that ``alternatives`` refer to, once per reference; with ``first``, only those that may come first."""
     pending = [alternatives]
     while pending:
         for sequence in pending.pop().sequences:
@@ -211,7 +211,7 @@ def _names(alternatives: Alternatives, *, first: bool = False) -> Iterator[str]:
 
 
 def _may_be_empty(alternatives: Alternatives, nullable: set[str]) -> bool:
-    """Whether ``alternatives`` may stand for nothing. Groups are marked on the way, the inner ones first."""
+    """Whether ``alternatives`` may be empty. Sets ``nullable`` of all items, inner groups first."""
     order = [alternatives]
     for group in order:
         order += [item.group for sequence in group.sequences for item in sequence if item.group is not None]

@@ -1,4 +1,4 @@
-"""The rules of a grammar as llama.cpp has them: groups and repetitions are rules too, and all elements have numbers."""
+"""A grammar's rules in llama.cpp's form: groups and repetitions are rules too, and elements have positions."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from dataclasses import dataclass, field
 from umaserve.engine.gbnf import Alternatives, GbnfError, Item
 
 MAX_CHARACTERS = 4096
-"""Ranges of characters that a grammar tells apart."""
+"""Ranges of characters that a grammar distinguishes."""
 
 _MAX_REPEAT = 2000
-"""llama.cpp takes a larger maximum for none."""
+"""llama.cpp treats a larger maximum as none."""
 
 _LETTERS = [(ord("A"), ord("Z")), (ord("a"), ord("z")), (0x80, 0x10FFFF)]
 _CHARACTER = re.compile(r"\\x(?P<x>..)|\\u(?P<u>.{4})|\\U(?P<U>.{8})|\\(?P<escaped>.)|(?P<plain>.)", re.DOTALL)
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r"}
 
 Ranges = list[tuple[int, int]]
-"""Code points from one to another, both included."""
+"""(first, last) code points, both included."""
 Stack = tuple[int, ...]
-"""Positions: the last one is where llama.cpp reads on, those before it are where it goes on after that."""
+"""Positions: the last one is where llama.cpp reads next, those before it are where it returns to, innermost last."""
 
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """One of llama.cpp's, which makes rules of groups and repetitions too. ``name``: that of the rule it is part of."""
+    """A rule of llama.cpp, which makes rules of groups and repetitions too. ``name``: the grammar's rule that it is
+    part of."""
 
     name: str
     starts: list[int] = field(default_factory=list)
-    """Where its alternatives begin."""
+    """The first position of each alternative."""
     first: set[Stack] | None = None
-    """The stacks at its beginning, ``()`` for none where it may be empty; ``None`` until that is known."""
+    """The stacks at its beginning, with ``()`` where it may be empty; ``None`` until they are computed."""
     returns: list[tuple[Rule, int]] = field(default_factory=list)
-    """Where it goes on after this rule, and in which; but for references that end an alternative."""
+    """(rule, position) after each reference to this rule, except references that end an alternative."""
     ends: list[Rule] = field(default_factory=list)
-    """The rules that have an alternative which this one ends."""
+    """The rules with an alternative that ends in a reference to this one."""
     shorter: bool = False
-    """Whether it repeats what another rule does, fewer times; then there are no more ways from here than from there."""
+    """Whether another rule is the same repetition with a higher maximum; there are no more ways from here than from it.
+    """
 
 
 Element = Rule | int | None
-"""A reference, a set of characters as the bits of an integer, or the end of an alternative."""
+"""A reference, a set of characters as an integer's bits, or ``None`` for the end of an alternative."""
 
 
 class Positions:
@@ -73,7 +75,7 @@ class Positions:
                 self._note_return(rule, position)
 
     def inner(self, rule: Rule) -> Iterator[int]:
-        """The positions of ``rule`` that are reached by reading or returning: all but the first of an alternative."""
+        """The positions of ``rule`` that are reached by reading or returning: all but the first of each alternative."""
         for position in rule.starts:
             while self.elements[position] is not None:
                 position += 1
@@ -120,7 +122,7 @@ class Positions:
         return elements
 
     def _optional(self, elements: Sequence[Element], most: int | None, name: str) -> list[Element]:
-        """A reference to at most so many copies, or to any number."""
+        """A reference to a rule for at most ``most`` copies; ``None`` for any number."""
         if most is None:
             rule = self._new_rule(name)
             self._add(rule, [*elements, rule])
@@ -137,7 +139,7 @@ class Positions:
 
 
 class Alphabet:
-    """Ranges of characters that are told apart, a bit of an integer for each."""
+    """The ranges of characters that a grammar distinguishes, one bit of an integer for each."""
 
     def __init__(self, told_apart: Iterable[Ranges]) -> None:
         begins = {0, *(edge for low, high in _LETTERS for edge in (low, high + 1))}
@@ -158,7 +160,7 @@ class Alphabet:
 
 
 def _terminals(item: Item) -> Iterator[tuple[bool, Ranges]]:
-    """The characters that an item of text reads, one after another: whether all but those, and which."""
+    """For each character that an item of text reads: (whether negated, ranges)."""
     if item.literal:
         for code, _plain in _codes(item.text):
             yield False, [(code, code)]
@@ -181,7 +183,7 @@ def _terminals(item: Item) -> Iterator[tuple[bool, Ranges]]:
 
 
 def _codes(text: str) -> Iterator[tuple[int, bool]]:
-    """The code points that ``text`` stands for, and whether each stands for itself."""
+    """(code point, whether written without an escape) of each character of ``text``."""
     for match in _CHARACTER.finditer(text):
         digits = match["x"] or match["u"] or match["U"]
         if digits is not None:

@@ -1,9 +1,9 @@
-"""How many ways llama.cpp follows at once through a grammar: a bound, since every way costs time in every tick.
+"""Bounds the ways that llama.cpp follows through a grammar at once, because each of them costs time in every tick.
 
-To find which tokens may come next, llama.cpp tries each token in all ways in which the grammar reads it, and does not
-notice ways that lead to the same place: by ``(" " | " "){64}`` a token of 64 spaces is read in 2**64 ways. Here its
-stacks are followed beforehand, with the number of ways to each, from every place in the grammar and through all texts
-that long tokens are like: one character many times, or a word, once a few characters of any kind have been read.
+To find which tokens may come next, llama.cpp tries each token in all ways in which the grammar can read it, and doesn't
+merge ways that lead to the same stack: with ``(" " | " "){64}``, a token of 64 spaces is read in 2**64 ways. Here its
+stacks are followed in advance, with the number of ways to each, from every position of the grammar and through all
+texts like long tokens: a few characters of any kind, then a word or one character many times.
 """
 
 from __future__ import annotations
@@ -16,42 +16,43 @@ from umaserve.engine.gbnf import Alternatives, GbnfError
 from umaserve.engine.gbnf_positions import Positions, Rule, Stack
 
 MAX_BEGINNINGS = 512
-"""At the beginning of a token: the whole vocabulary is tried in each, which takes a millisecond where it is large."""
+"""At the start of a token. The whole vocabulary is tried in each way, a millisecond where it is large."""
 MAX_WORD_WAYS = 1000
-"""Through letters, which most tokens are. Three repetitions that may share a word between them are fewer."""
+"""Through letters, which most tokens consist of. A word split among three repetitions stays below."""
 MAX_SHORT_WAYS = 20_000
-"""Through other characters: of a vocabulary few begin with the same ones."""
+"""Through other characters: few tokens of a vocabulary begin with the same ones."""
 MAX_LONG_WAYS = 400_000
-"""Through longer texts than words, of which a vocabulary has a hundred."""
+"""Through texts longer than words; a vocabulary has about a hundred such tokens."""
 MAX_STEPS = 3_000_000
-"""Of this check, which then takes some seconds."""
+"""Steps of this check: some seconds."""
 
 _ANY_LENGTH, _WORD_LENGTH, _RUN_LENGTH = 3, 16, 128
-"""How many characters are read: of any kind, then letters after a letter, then only the same one again."""
+"""Lengths of the texts read: up to the first, any characters; up to the second, also letters after letters; up to the
+third, only the same character again."""
 
 Ways = Counter[Stack]
-"""How many lead to each stack; ``()`` stands for the end of the rule that they are in."""
+"""The number of ways to each stack; ``()`` is the end of the current rule."""
 
 
 def check(rules: Mapping[str, Alternatives]) -> None:
-    """Raise ``GbnfError`` if llama.cpp would follow too many ways through ``rules``, which `gbnf.check` gave."""
+    """Raise ``GbnfError`` if llama.cpp would follow too many ways through ``rules`` (from `gbnf.check`)."""
     _Check(Positions(rules)).run()
 
 
 @dataclass(slots=True, eq=False)
 class _Context:
-    """What rules have in common that all go on in the same places."""
+    """The state shared by rules that return to the same positions."""
 
     name: str
     returns: list[tuple[Rule, int]]
-    """A position after such a rule, and in which rule that is."""
+    """(rule, position) to return to."""
     followed: dict[int, dict[Stack, list[tuple[dict[Stack, int], int]]]] = field(default_factory=dict)
-    """By the characters that may come next and by each of their stacks: the ways, and the length of the text."""
+    """Ways followed already, each with the text's length, by the characters that may come next and by each stack."""
 
 
 class _Check:
-    """Follows the stacks of llama.cpp from each position of each rule on. What is below them, the rules that this one
-    is used in, is put there once it is reached."""
+    """Follows llama.cpp's stacks from each position of each rule. A stack begins at that rule; the rules that refer to
+    it are put below only when its end is reached (``_lifted``)."""
 
     def __init__(self, positions: Positions) -> None:
         self._positions = positions
@@ -71,7 +72,7 @@ class _Check:
             if not rule.shorter:
                 for position in self._positions.inner(rule):
                     starts += self._lifted(self._context(rule), Counter(self._stacks_at(position)))
-        # The most first, since those of the others are often among them.
+        # Those with the most stacks first: they often include the others.
         for context, ways in sorted(starts, key=lambda start: len(start[1]), reverse=True):
             del ways[()]
             self._follow(context, ways)
@@ -79,13 +80,13 @@ class _Check:
     # -- what llama.cpp does -------------------------------------------------------------------------------------
 
     def _find_first(self, rule: Rule) -> None:
-        """``rule.first``, and that of all which it may begin with."""
+        """Compute ``first`` of ``rule`` and of all rules that it may begin with."""
         waiting = [rule]
         while waiting:
             found: set[Stack] = set()
             for start in waiting[-1].starts:
                 unknown = self._collect(start, found)
-                # A repetition of what may be empty begins with itself, which makes it no longer.
+                # A repetition of something that may be empty begins with itself, which adds no stacks.
                 if unknown is not None and unknown is not waiting[-1]:
                     waiting.append(unknown)
                     break
@@ -94,7 +95,7 @@ class _Check:
                 waiting.pop().first = found
 
     def _collect(self, position: int, found: set[Stack]) -> Rule | None:
-        """Add the stacks at ``position`` to ``found``, or return the rule whose first ones must be known for that."""
+        """Add the stacks at ``position`` to ``found``, or return a rule whose ``first`` must be computed before."""
         while isinstance(rule := self._elements[position], Rule):
             if rule.first is None:
                 return rule
@@ -119,7 +120,7 @@ class _Check:
         return self._at[position]
 
     def _characters(self, stacks: Iterable[Stack]) -> int:
-        """All that one of ``stacks`` reads next."""
+        """The characters that any of ``stacks`` may read next."""
         found = 0
         for stack in stacks:
             characters = self._elements[stack[-1]] if stack else 0
@@ -128,7 +129,7 @@ class _Check:
         return found
 
     def _after(self, stack: Stack) -> set[Stack]:
-        """The stacks once one of the characters was read that ``stack`` waits for."""
+        """The stacks after ``stack`` has read a character."""
         *rest, position = stack
         if self._elements[position + 1] is not None:
             rest.append(position + 1)
@@ -144,7 +145,7 @@ class _Check:
     def _context(self, rule: Rule) -> _Context:
         if rule not in self._contexts:
             returns: list[tuple[Rule, int]] = []
-            # A rule that ends another goes on where that one does.
+            # A rule at the end of another returns where that one does.
             todo, seen = [rule], {rule}
             while todo:
                 one = todo.pop()
@@ -157,8 +158,8 @@ class _Check:
         return self._contexts[rule]
 
     def _lifted(self, context: _Context, ways: Ways) -> Iterator[tuple[_Context, Ways]]:
-        """``ways`` with those from where they go on after the rule's end, for each such place; where there is more than
-        one way."""
+        """``ways``, with those that have reached the rule's end continued at each position that the rule returns to;
+        only where there is more than one way."""
         todo = [(context, ways)]
         while todo:
             context, ways = todo.pop()
@@ -172,7 +173,7 @@ class _Check:
             for rule, position in context.returns:
                 after = self._stacks_at(position)
                 if ways[()] == 1 and not inside & self._characters_at[position]:
-                    # No text is read both ways, and those from that place on are followed by themselves.
+                    # No text can be read both inside and after the rule; ways from that position are followed anyway.
                     apart = True
                     after = after & {()}
                     if not after:
@@ -207,7 +208,7 @@ class _Check:
                         todo.append((outer, lifted, further, length))
 
     def _is_followed(self, context: _Context, ways: dict[Stack, int], further: int, length: int) -> bool:
-        """Whether that many ways, or more, were followed already; if not, they are noted."""
+        """Whether at least these ways were followed already; if not, they are noted."""
         index = context.followed.setdefault(further, {})
         for others, shorter in index.get(next(iter(ways)), ()):
             self.steps += 1
@@ -219,13 +220,13 @@ class _Check:
         return False
 
     def _limit(self, characters: int, length: int) -> int:
-        """How many ways there may be through ``length`` characters, of which the last is one of ``characters``."""
+        """The limit of ways through ``length`` characters, of which the last is one of ``characters``."""
         if length > _WORD_LENGTH:
             return MAX_LONG_WAYS
         return MAX_WORD_WAYS if characters & self._positions.alphabet.letters else MAX_SHORT_WAYS
 
     def _further(self, characters: int, length: int) -> int:
-        """Which may come after the last one of ``length``, which was one of ``characters``."""
+        """The characters to try after ``length`` characters, of which the last is one of ``characters``."""
         alphabet = self._positions.alphabet
         if length < _ANY_LENGTH:
             return alphabet.all
@@ -234,7 +235,8 @@ class _Check:
         return characters
 
     def _by_character(self, ways: Ways, allowed: int) -> Iterator[tuple[int, dict[Stack, int]]]:
-        """The sets of characters that the same stacks wait for, with these ways, where there is more than one."""
+        """``allowed`` split into sets of characters that the same stacks read, each with the ways to these stacks; only
+        where there is more than one way."""
         waiting: dict[int, list[Stack]] = {}
         for stack in ways:
             characters = self._elements[stack[-1]]

@@ -1,8 +1,8 @@
-"""Is this file a GGUF model that llama.cpp can load? Told from its header, before llama.cpp sees it.
+"""Checks from its header that a file is a GGUF model that llama.cpp can load, before llama.cpp reads it.
 
-The layout is that of the GGUF specification (ggml, docs/gguf.md). Where llama.cpp's reader is stricter, so is
-this one: no nested arrays, and tensors one after another without gaps. llama.cpp itself tells what is wrong
-in its log alone, and aborts the process on some damage.
+The format is that of the GGUF specification (ggml, docs/gguf.md). Where llama.cpp's reader is stricter, so is this one:
+no nested arrays, and tensors one after another without gaps. llama.cpp reports errors only in its log, and aborts the
+process on some damaged files.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from llama_cpp._ggml import libggml
 
 from umaserve.errors import ModelError
 
-# Prototypes of our own: a ``restype`` set on the library's attributes would change them for llama_cpp too.
+# Prototypes declared here: a ``restype`` set on the library's attributes would change them for llama_cpp too.
 _block_elements = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int)(("ggml_blck_size", libggml))
 _block_bytes = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(("ggml_type_size", libggml))
-# By tensor type; a removed type has blocks of no elements. ggml checks no bounds, so none comes from a file.
+# (elements, bytes) of a block by tensor type, without removed types. A table, because ggml checks no bounds: its
+# functions must not be called with a type from a file.
 _BLOCKS: dict[int, tuple[int, int]] = {
     kind: (_block_elements(kind), _block_bytes(kind)) for kind in range(GGML_TYPE_COUNT) if _block_elements(kind) > 0
 }
@@ -32,7 +33,7 @@ _UINT16, _UINT32, _STRING, _ARRAY = 2, 4, 8, 9
 _SCALAR_BYTES = {0: 1, 1: 1, _UINT16: 2, 3: 2, _UINT32: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _LENGTH = struct.Struct("<Q")
 
-# llama.cpp aborts where a part's number has another type.
+# llama.cpp aborts the process where split.no or split.count has another type.
 _LAYOUT_KEYS = {"general.alignment": _UINT32, "split.no": _UINT16, "split.count": _UINT16}
 _DEFAULT_ALIGNMENT = 32
 _TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -41,17 +42,17 @@ _MAX_KEY_BYTES = 65535
 _MAX_TENSOR_NAME_BYTES = 63
 _MAX_DIMS = 4
 _MAX_ELEMENTS = 2**63 - 1
-# Far above any real model (260k tokens take some 16 MiB), so that a hostile file costs seconds at most.
+# Far above any real model (260k tokens take some 16 MiB); a hostile file costs at most seconds.
 _MAX_HEADER_BYTES = 128 * 2**20
 _MAX_ENTRIES = 2**18
 _MAX_TOKENS = 2**20
 
 
 def check(path: str) -> None:
-    """Raise ``ModelError``, one line for the operator, unless ``path`` is a whole GGUF model, version 2 or 3.
+    """Raise ``ModelError``, one line for the operator, unless ``path`` is a complete GGUF model, version 2 or 3.
 
-    Reads the header and the file's length, no weights. Of a model in parts, ``NAME-00001-of-00003.gguf`` and
-    so on, ``path`` must be the first; the others are checked beside it.
+    Reads the header and the file's length, no weights. For a model in parts, ``NAME-00001-of-00003.gguf`` and so on,
+    ``path`` must be the first; the others are checked too.
     """
     number, count = _check_file(path)
     if count < 2:
@@ -77,16 +78,16 @@ def _error(path: str, problem: str) -> ModelError:
 
 
 def _check_file(path: str) -> tuple[int, int]:
-    """The file's number among the parts of its model, from 0, and their count; ``(0, 1)`` if whole."""
+    """The file's number among the parts of its model, from 0, and their count; ``(0, 1)`` for a single file."""
     data, size = _map_header(path)
     with data:
         return _check_layout(_Header(path, data), size)
 
 
 def _map_header(path: str) -> tuple[mmap.mmap, int]:
-    """The first bytes of the file, at most ``_MAX_HEADER_BYTES``, and the length of all of it."""
+    """The first bytes of the file, at most ``_MAX_HEADER_BYTES``, and the length of the whole file."""
     try:
-        # Before open(), which would wait for the writer of a pipe.
+        # Before open(), which would block on a pipe without a writer.
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise _error(path, "not a regular file; give the path of a .gguf file")
@@ -101,7 +102,7 @@ def _map_header(path: str) -> tuple[mmap.mmap, int]:
 
 
 class _Header:
-    """A cursor over the first bytes of a file, which never steps past their end."""
+    """A cursor over the first bytes of a file; raises ``ModelError`` instead of passing their end."""
 
     def __init__(self, path: str, data: mmap.mmap) -> None:
         self._path = path
@@ -130,8 +131,10 @@ class _Header:
         self.skip(position - self.position)
 
     def check_tokens(self, count: int) -> None:
-        """Step over the strings of a vocabulary. llama.cpp ends the process where two of them are equal; it reads them
-        as C strings, and gives an empty one a name."""
+        """Skip the strings of a vocabulary, and check that they are distinct: llama.cpp aborts the process otherwise.
+
+        It reads them as C strings, and names an empty one "[EMPTY_…]".
+        """
         data, length_at, last = self._data, _LENGTH.unpack_from, len(self._data) - _LENGTH.size
         seen: dict[bytes, int] = {}
         position = self.position
@@ -155,12 +158,12 @@ class _Header:
         return int.from_bytes(self.read(size), "little")
 
     def new_name(self, max_bytes: int, seen: set[str]) -> str:
-        """The key or tensor name that comes next, added to ``seen``; a byte is a character."""
+        """Read a key or tensor name, decoded as Latin-1, and add it to ``seen``."""
         size = self.integer(8)
         if not 0 < size <= max_bytes:
             raise self.error(f"damaged, a name has {size} bytes, expected 1 to {max_bytes}")
         name = self.read(size).decode("latin-1")
-        # llama.cpp looks a name up as a C string: what comes after a NUL would not count.
+        # llama.cpp looks names up as C strings, which end at a NUL.
         if "\0" in name or name in seen:
             raise self.error(f"damaged, the name {name[:64]!r} is there twice or has a NUL")
         seen.add(name)
@@ -168,12 +171,12 @@ class _Header:
 
 
 def _check_layout(header: _Header, size: int) -> tuple[int, int]:
-    """Check a file of ``size`` bytes from its first to its last; returns what ``_check_file`` does."""
+    """Check the layout of a file of ``size`` bytes; returns the same as ``_check_file``."""
     if (magic := header.read(4)) != b"GGUF":
         raise header.error(f"not a GGUF file, it begins with {magic!r}")
     version = header.integer(4)
     if version not in _VERSIONS:
-        # llama.cpp's own test: byte-swapped, a small number has no low bits.
+        # llama.cpp's own test: a byte-swapped small number has no low bits.
         found = "big-endian" if version & 0xFFFF == 0 else f"version {version}"
         raise header.error(f"GGUF, but {found}, expected little-endian version 2 or 3")
     tensors, pairs = header.integer(8), header.integer(8)
@@ -190,7 +193,7 @@ def _check_layout(header: _Header, size: int) -> tuple[int, int]:
 
 
 def _layout_values(header: _Header, pairs: int) -> dict[str, int]:
-    """Steps over all key-value pairs; those of ``_LAYOUT_KEYS``."""
+    """Skip all key-value pairs; returns the values of ``_LAYOUT_KEYS``."""
     values: dict[str, int] = {}
     seen: set[str] = set()
     for _ in range(pairs):
@@ -230,7 +233,7 @@ def _skip_value(header: _Header, key: str, kind: int) -> None:
 
 
 def _end_of_tensors(header: _Header, tensors: int, alignment: int) -> int:
-    """Bytes from the file's start to the end of its last tensor."""
+    """Number of bytes from the file's start to the end of its last tensor."""
     seen: set[str] = set()
     end = 0
     for _ in range(tensors):
@@ -244,7 +247,7 @@ def _end_of_tensors(header: _Header, tensors: int, alignment: int) -> int:
 
 
 def _tensor_bytes(header: _Header, name: str) -> int:
-    """Size of the tensor whose shape and type come next."""
+    """Read a tensor's shape and type; returns its size in bytes."""
     dims = header.integer(4)
     if dims > _MAX_DIMS:
         raise header.error(f"damaged, tensor {name!r} has {dims} dimensions, expected at most {_MAX_DIMS}")
@@ -253,7 +256,7 @@ def _tensor_bytes(header: _Header, name: str) -> int:
     if kind not in _BLOCKS:
         raise header.error(f"tensor {name!r} has type {kind}, which this llama.cpp doesn't know")
     elements, size = _BLOCKS[kind]
-    # An empty dimension counts as 1 here: it must not hide an impossible one beside it.
+    # A dimension of 0 counts as 1 here, so that it doesn't hide an impossible one.
     if math.prod(dim or 1 for dim in shape) > _MAX_ELEMENTS or math.prod(shape[:1]) % elements:
         raise header.error(f"damaged, tensor {name!r} of type {kind} can't have the shape {shape}")
     return math.prod(shape) // elements * size

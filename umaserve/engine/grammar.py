@@ -1,4 +1,4 @@
-"""Grammars for clients: JSON schemas and tools turned into GBNF, and the limits that keep llama.cpp's parser safe."""
+"""Grammars of requests: JSON schemas and tools converted to GBNF, and the checks that keep llama.cpp safe."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Tool
 log = logging.getLogger(__name__)
 
 MAX_TOOLS_GRAMMAR = 256 * 1024
-"""Characters of all tools' grammars together: it takes some seconds to make a megabyte of it."""
+"""Characters of all tools' grammars together: making a megabyte takes some seconds."""
 _CHARACTER = r'[^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
-"""One of a JSON string (RFC 8259 section 7)."""
+"""A character of a JSON string (RFC 8259 section 7)."""
 
 _WHOLE_NUMBER = '"0" | [1-9] [0-9]{0,15}'
-"""Read in one way only: llama-cpp-python's reads a single digit in two."""
+"""Unambiguous; llama-cpp-python's own rule reads a single digit in two ways."""
 
 REMEMBERED = 32
-"""Conversions that are kept: programs ask with the same schema again and again, and a large one takes a second."""
+"""Cached conversions: programs send the same schema again and again, and converting a large one takes a second."""
 
 
 def check_gbnf(grammar: str, field: str = "grammar") -> str:
-    """``grammar`` itself, if llama.cpp can take it safely; or ``RequestError``."""
+    """Returns ``grammar`` if it is safe for llama.cpp; raises ``RequestError`` otherwise."""
     try:
         gbnf_ways.check(gbnf.check(grammar))
     except gbnf.GbnfError as error:
@@ -40,7 +40,7 @@ def check_gbnf(grammar: str, field: str = "grammar") -> str:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def gbnf_of_schema(schema_text: str, field: str = "json_schema") -> str:
-    """GBNF for a JSON schema, which ``field`` names in the ``RequestError`` for one that can't be enforced."""
+    """GBNF for a JSON schema. Raises ``RequestError``, which names ``field``, for one that can't be enforced."""
     try:
         schema = json.loads(schema_text)
     except (ValueError, RecursionError) as error:
@@ -48,7 +48,7 @@ def gbnf_of_schema(schema_text: str, field: str = "json_schema") -> str:
     root, references = json_schema.reduce(schema, field)
     try:
         grammar = _Converter(references).grammar(root)
-    except Exception as error:  # The converter raises whatever its code runs into on a pattern it doesn't know.
+    except Exception as error:  # On patterns that it doesn't support, the converter raises arbitrary errors.
         log.debug("a schema was refused", exc_info=error)
         expected = "a schema that can be made a grammar, with patterns of groups, classes and repetitions alone"
         raise RequestError(Fault.BAD_REQUEST, field, f"expected {expected}") from None
@@ -58,13 +58,13 @@ def gbnf_of_schema(schema_text: str, field: str = "json_schema") -> str:
 def gbnf_of_tools(tools: Sequence[Tool], *, must_call: bool) -> str:
     """GBNF for calls of ``tools``; raises ``RequestError``.
 
-    With ``must_call`` it is for a whole answer of exactly one call. Otherwise it is for what follows the first
-    ``TOOL_CALL_OPEN``: the rest of that call, and any more calls.
+    With ``must_call``, for a whole answer of exactly one call. Otherwise, for the text after the first
+    ``TOOL_CALL_OPEN``: the rest of that call, and any further calls.
     """
     rules, calls = [], []
     for index, tool in enumerate(tools):
         prefix = f"tool-{index}-"
-        # A schema of its own for each, since references in it count from its own root.
+        # Each schema is converted by itself, since its references are relative to its root.
         rules.append(gbnf.prefixed(gbnf_of_schema(tool.parameters, f"tools[{index}].function.parameters"), prefix))
         calls.append(f"{literal(json.dumps(tool.name))} call-{index}")
         rules.append(f'call-{index} ::= space "," space "\\"arguments\\"" space ":" space {prefix}root\n')
@@ -76,17 +76,17 @@ def gbnf_of_tools(tools: Sequence[Tool], *, must_call: bool) -> str:
         f"root ::= {root}\n"
         f'call ::= ws "{{" space "\\"name\\"" space ":" space name space "}}" ws {end}\n'
         f"name ::= {' | '.join(calls)}\n"
-        # Bounded, since a small model may go on with white space for ever.
+        # Bounded, since a small model may generate white space without end.
         "ws ::= [ \\n]{0,2}\n"
         'space ::= " "?\n'
     )
     return check_gbnf(grammar + "".join(rules), "tools")
 
 
-# mypy doesn't read llama_cpp, so this is a class of unknown kind to it.
+# mypy doesn't read llama_cpp, so it doesn't know the base class.
 class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
-    """llama-cpp-python's, for schemas that ``json_schema`` has reduced. What is overridden mixes up the names
-    of rules, or lets through what isn't JSON."""
+    """llama-cpp-python's converter, for schemas reduced by ``json_schema``. The overridden methods confuse names of
+    rules, or allow text that isn't JSON."""
 
     def __init__(self, references: Mapping[str, Schema]) -> None:
         super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
@@ -101,7 +101,7 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
         return text
 
     def visit(self, schema: Schema, name: str) -> str:
-        # Rules are named so in the end, and then one could take the place of a rule that others mean.
+        # The base class renames rules like this later, when a new name could replace another rule.
         name = llama_grammar.INVALID_RULE_CHARS_RE.sub("-", name)
         if name in llama_grammar.RESERVED_NAMES:
             name += "-"
@@ -125,7 +125,7 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
 
     def _resolve_ref(self, ref: str) -> str:
         if ref not in self._named:
-            # The reference holds the place of its rule, so that the name is there for references on the way.
+            # A placeholder reserves the name of the rule, since the schema may refer to itself.
             name = self._named[ref] = self._add_rule("ref", ref)
             self._rules[name] = self.visit(self._refs[ref], f"{name}-is")
         return self._named[ref]
@@ -133,7 +133,7 @@ class _Converter(llama_grammar.SchemaConverter):  # type: ignore[misc]
     def _build_object_rule(
         self, properties: Sequence[tuple[str, Schema]], required: Collection[str], name: str, additional: Schema | None
     ) -> str:
-        """The required ones first, then the others, each or not, then additional ones."""
+        """Required properties first, then optional ones, in order, then additional ones."""
         prefix = name and f"{name}-"
         pairs: dict[str, str] = {}
         for key, schema in properties:
@@ -161,7 +161,7 @@ def _json(value: object) -> str:
 
 
 def _separated(item: str, low: int, high: int | None) -> str:
-    """``item`` that many times, with commas between."""
+    """``item`` from ``low`` to ``high`` times (``None``: any number), separated by commas."""
     if high == 0:
         return ""
     more = "" if high is None else high - 1

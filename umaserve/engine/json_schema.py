@@ -1,4 +1,4 @@
-"""JSON schemas reduced to what a grammar holds a text to: a keyword that restricts is kept, worked in, or refused."""
+"""JSON schemas reduced to what a grammar can enforce: each restricting keyword is kept, merged, or refused."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from umaserve.engine.schema_keywords import (
 MAX_REPEAT = 1000
 MAX_DEPTH = 64
 MAX_SCHEMAS = 5000
-"""Schemas within one, each counted as often as an ``allOf`` takes it in."""
+"""Schemas within one, each counted again for every ``allOf`` that merges it."""
 MAX_PROPERTIES = 500
-"""Properties of one object: llama.cpp recurses for each in a row that may be left out."""
+"""Properties of one object: llama.cpp recurses for each optional one in a row."""
 _PATTERN_PART = re.compile(
     r"""
       \\. | \[ (?: \\. | [^\]\\] )* \]
@@ -38,25 +38,25 @@ _PATTERN_PART = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""A part of a pattern that llama-cpp-python's converter can read. At a ``]`` or ``}`` that nothing opened its loop
-never advances, and it takes what is in braces as ``int`` does, so also "1_000"."""
+"""A part of a pattern that llama-cpp-python's converter can read. Its loop never ends at an unmatched ``]`` or ``}``,
+and it parses numbers in braces with ``int``, which accepts "1_000" too."""
 _KNOWN_FORMAT = re.compile(r"date|time|date-time|uuid[1-5]?")
-"""Other formats only describe, as the standard has it."""
+"""Other formats are annotations only, as in the standard."""
 
 _ANY: Schema = {"type": list(OF_KIND)}
 
 
 def reduce(schema: Any, field: str) -> tuple[Schema, dict[str, Schema]]:
-    """``schema`` and those that it refers to, by reference, in the keywords that the grammar's converter enforces.
+    """``schema``, and the schemas that it refers to by reference, reduced to keywords that the converter enforces.
 
-    Numbers between bounds become ``{"gbnf": …}``. The grammar may allow less than the schema does (properties that are
-    not named, numbers with exponents between bounds), never more, but that ``oneOf`` counts as ``anyOf`` and a property
-    may come again where additional ones are allowed. Raises ``RequestError`` with the path of what is
-    malformed, too large, or can't be enforced.
+    Numbers with bounds become ``{"gbnf": …}``. The grammar may allow less than the schema (no unnamed properties, no
+    exponents in numbers with bounds), but never more, with two exceptions: ``oneOf`` is treated as ``anyOf``, and a
+    property may be repeated where additional ones are allowed. Raises ``RequestError`` with the path of the part that
+    is malformed, too large, or can't be enforced.
     """
     _check_depth(schema, field, 0)
     reducer = _Reducer(schema, field)
-    # Whoever binds a whole text to a schema that says nothing wants an object.
+    # An empty schema for a whole text means any object.
     root = reducer.schema({"type": "object"} if schema == {} else schema, field)
     while reducer.pending:
         reference = reducer.pending.pop()
@@ -88,7 +88,7 @@ class _Reducer:
         self._count = 0
 
     def schema(self, value: Any, path: str) -> Schema:
-        """``value`` reduced."""
+        """``value``, reduced."""
         self._take(path)
         if value is True:
             return _ANY
@@ -117,7 +117,7 @@ class _Reducer:
             raise refused(path, f"at most {MAX_SCHEMAS} schemas once each allOf is put together", "more")
 
     def target(self, reference: object, path: str) -> tuple[Any, str]:
-        """What ``reference`` stands for (RFC 6901, as a fragment), and its path."""
+        """The schema that ``reference`` points to (RFC 6901, as a fragment), and its path."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             raise refused(f"{path}.$ref", 'a reference within the schema ("#/…")', reference)
         found, where = self._document, self._field
@@ -128,7 +128,7 @@ class _Reducer:
             elif isinstance(found, list) and re.fullmatch("[0-9]{1,6}", key) and int(key) < len(found):
                 found, where = found[int(key)], f"{where}[{key}]"
             else:
-                # The schema as a whole, since that is where a reference begins to count.
+                # The error names the whole schema, since references are relative to its root.
                 raise refused(self._field, f"a schema at {reference[:64]}, as {path}.$ref has it", "none")
         if not re.match("#(/|$)", reference):
             raise refused(f"{path}.$ref", 'a reference by path ("#/…")', reference)
@@ -153,7 +153,7 @@ class _Reducer:
         return {"anyOf": reduced}
 
     def _of_kinds(self, value: Any, path: str, kinds: Sequence[str] | None) -> Any:
-        """``value``, which stands in for a schema that names ``kinds``, as a schema that is of no others."""
+        """``value`` restricted to ``kinds``, the types of the schema around it; ``None``: no restriction."""
         if kinds is None or not isinstance(value, dict):
             return value if kinds is None or value is not True else {"type": kinds}
         own = value
@@ -182,7 +182,7 @@ class _Reducer:
         return self._object(merged)
 
     def _parts(self, value: Schema, path: str) -> list[tuple[Schema, str]]:
-        """All that an ``allOf`` puts together, through its references and inner ones."""
+        """All parts of an ``allOf`` with their paths, including those of references and of inner ``allOf``."""
         parts: list[tuple[Schema, str]] = []
         seen: set[str] = set()
         stack: list[tuple[Any, str]] = [(value, path)]
@@ -220,7 +220,7 @@ class _Reducer:
                 return {"type": kind}
 
     def _object(self, parts: Sequence[tuple[Schema, str]]) -> Schema:
-        """The one object that has the properties of all ``parts``."""
+        """One object schema with the properties of all ``parts``."""
         properties: dict[str, Schema] = {}
         required: dict[str, str] = {}
         for value, path in parts:
@@ -320,7 +320,7 @@ def _string(value: Schema, path: str) -> Schema:
 def _check_pattern(pattern: Any, path: str) -> None:
     if not isinstance(pattern, str) or not (pattern.startswith("^") and pattern.endswith("$")):
         raise refused(path, 'a pattern of the whole text, from "^" to "$"', pattern)
-    # The converter writes repetitions out before their result can be measured.
+    # Estimated here, since the converter writes repetitions out before their size can be checked.
     written_out = len(pattern)
     at, end = 1, len(pattern) - 1
     while at < end:
@@ -357,7 +357,8 @@ def _number(value: Schema, path: str, kind: str) -> Schema:
             raise refused(f"{path}.{key}", "a number", bound)
         if kind == "number" and bound % 1:
             raise refused(f"{path}.{key}", "a whole number where type is number, as the bound of a grammar", bound)
-    # An open end is the tighter one of two at the same number: the last for lower bounds, the first for upper ones.
+    # Of two bounds at the same number, the exclusive one is tighter: it sorts last among lower bounds, first among
+    # upper ones.
     lower = [(math.ceil(bounds[key]), n) for n, key in enumerate(("minimum", "exclusiveMinimum")) if key in bounds]
     upper = [(math.floor(bounds[key]), n) for n, key in enumerate(("exclusiveMaximum", "maximum")) if key in bounds]
     if kind == "integer":

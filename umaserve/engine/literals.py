@@ -1,4 +1,4 @@
-"""GBNF for texts as they are."""
+"""GBNF for literal texts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ MAX_NESTING = 100
 
 
 def literal(text: str) -> str:
-    """GBNF for ``text`` alone, which has no control characters."""
+    """GBNF for ``text``, which must not have control characters."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """GBNF for any of ``texts``, of which there is at least one.
+    """GBNF for any of ``texts``, at least one.
 
-    What several begin with is there once, since llama.cpp tries the whole vocabulary in each alternative that is left.
+    Common prefixes are shared, since llama.cpp tries the whole vocabulary in each remaining alternative.
     """
     return _one_of(sorted(set(texts)), MAX_NESTING)
 
@@ -29,7 +29,7 @@ def _one_of(texts: list[str], levels: int) -> str:
     alternatives = []
     for _first, group in groupby(filter(None, texts), lambda text: text[0]):
         alike = list(group)
-        # What the first and the last have in common, those between have too.
+        # The texts are sorted: a common prefix of the first and the last is one of all.
         common = os.path.commonprefix([alike[0], alike[-1]])  # noqa: RUF071 — characters are meant
         rests = [text[len(common) :] for text in alike]
         after = "" if rests == [""] else f" ({_one_of(rests, levels - 1)})"
