@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard
+from world import DaemonWorld
 
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.dialects.chat import conversation as chat
@@ -55,10 +57,6 @@ from umaserve.speech.voice import SAMPLE_RATE
 from umaserve.stages.spoken import SpokenAnswer
 from umaserve.wire import fields
 from umaserve.wire.relay_messages import Request
-
-pytest.register_assert_rewrite("standin", "world")
-from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard  # noqa: E402
-from world import DaemonWorld  # noqa: E402
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-pytest.register_assert_rewrite("standin", "http_world")
-from http_world import HttpWorld  # noqa: E402
-from standin import StandInVoice  # noqa: E402
+from http_world import HttpWorld
+from standin import StandInVoice
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from http_world import CONFIG, HEALTH, PAGE, HttpWorld, last_words, post, upgraded
 from routes import routes
+from standin import StandInVoice
 
 from umaserve.daemon.routes import Routes
 from umaserve.dialects import sse
@@ -34,9 +35,6 @@ from umaserve.serving.sessions import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import Message
-
-pytest.register_assert_rewrite("standin")
-from standin import StandInVoice  # noqa: E402
 
 # Deadlines.
 

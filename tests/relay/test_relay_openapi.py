@@ -10,13 +10,11 @@ from typing import Any
 import jsonschema
 import openapi_spec_validator
 import pytest
+from relay_peers import MODEL, TOKEN, Relay
 
-pytest.register_assert_rewrite("relay_peers")
-from relay_peers import MODEL, TOKEN, Relay  # noqa: E402
-
-import umaserve  # noqa: E402
-from umaserve.relay.pages import DOCUMENT as PUBLISHED  # noqa: E402
-from umaserve.relay.site import CONNECT, CONVERSATIONS, RELAYED  # noqa: E402
+import umaserve
+from umaserve.relay.pages import DOCUMENT as PUBLISHED
+from umaserve.relay.site import CONNECT, CONVERSATIONS, RELAYED
 
 DOCUMENT = json.loads(PUBLISHED)
 OPERATIONS = [

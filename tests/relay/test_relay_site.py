@@ -16,23 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_wire import WEBSOCKET
 from prometheus_client.parser import text_string_to_metric_families
+from relay_peers import CHAT, MODEL, SECRET, Client, Relay, Socket, Worker, register, wait_until
 
-pytest.register_assert_rewrite("relay_peers")
-from http_wire import WEBSOCKET  # noqa: E402
-from relay_peers import CHAT, MODEL, SECRET, Client, Relay, Socket, Worker, register, wait_until  # noqa: E402
-
-from umaserve.access.client_keys import ClientKeys  # noqa: E402
-from umaserve.net.channel import Channel  # noqa: E402
-from umaserve.net.loop import Loop  # noqa: E402
-from umaserve.relay import intake as intake_module  # noqa: E402
-from umaserve.relay import request as request_module  # noqa: E402
-from umaserve.relay import site as site_module  # noqa: E402
-from umaserve.relay.pool import Pool, PoolLimits  # noqa: E402
-from umaserve.relay.request import RelayedRequest  # noqa: E402
-from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink  # noqa: E402
-from umaserve.wire.long_texts import LONG  # noqa: E402
-from umaserve.wire.websocket import WebSocketCodec  # noqa: E402
+from umaserve.access.client_keys import ClientKeys
+from umaserve.net.channel import Channel
+from umaserve.net.loop import Loop
+from umaserve.relay import intake as intake_module
+from umaserve.relay import request as request_module
+from umaserve.relay import site as site_module
+from umaserve.relay.pool import Pool, PoolLimits
+from umaserve.relay.request import RelayedRequest
+from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink
+from umaserve.wire.long_texts import LONG
+from umaserve.wire.websocket import WebSocketCodec
 
 FLOWING = ["flow", "websocket"]
 WELL = {"model": MODEL, "messages": []}

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-pytest.register_assert_rewrite("relay_peers")
-from relay_peers import CHAT, SECRET, Client, Relay, Worker, register, wait_until  # noqa: E402
+from relay_peers import CHAT, SECRET, Client, Relay, Worker, register, wait_until
 
 EVENT = 'data: {"choices":[]}\n\n'
 SHUTTING_DOWN = {"error": "the relay is shutting down"}

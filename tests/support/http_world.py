@@ -7,7 +7,8 @@ import re
 import socket
 from typing import Any
 
-import pytest
+from standin import StandInVoice
+from world import DaemonWorld
 
 from umaserve.access.gate import Gate, Names
 from umaserve.daemon.site import DaemonSite
@@ -16,10 +17,6 @@ from umaserve.net.channel import Channel
 from umaserve.serving.questions import Question
 from umaserve.settings.daemon import Config
 from umaserve.wire.websocket import WebSocketCodec
-
-pytest.register_assert_rewrite("standin", "world")
-from standin import StandInVoice  # noqa: E402
-from world import DaemonWorld  # noqa: E402
 
 PAGE = "https://a.example"
 CONFIG = Config(

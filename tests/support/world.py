@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from clock import Clock
+from standin import StandInEngine, StandInVoice, SteppedWorker
 
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
@@ -15,9 +15,6 @@ from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.spoken import Speech
-
-pytest.register_assert_rewrite("standin")
-from standin import StandInEngine, StandInVoice, SteppedWorker  # noqa: E402
 
 
 def nothing() -> None:

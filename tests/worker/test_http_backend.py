@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from worker_wire import PATIENCE_S, BackendPeer, LoopThread, Server, listing
 
 from umaserve.wire.relay_messages import Request, TokenCounts
 from umaserve.worker import http_backend
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_backend import HttpBackend, HttpSettings, token_counts
-
-pytest.register_assert_rewrite("worker_wire")
-from worker_wire import PATIENCE_S, BackendPeer, LoopThread, Server, listing  # noqa: E402
 
 SSE = "text/event-stream"
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import trustme
+from worker_wire import PATIENCE_S, BackendPeer, LoopThread, RelayPeer, Server, listing
 
 from umaserve.settings.worker import WorkerConfig
 from umaserve.wire.relay_messages import Request
@@ -26,9 +27,6 @@ from umaserve.worker.backend import Reply
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.relay_link import Introduction, RelayLink
 from umaserve.worker.server import WorkerServer
-
-pytest.register_assert_rewrite("worker_wire")
-from worker_wire import PATIENCE_S, BackendPeer, LoopThread, RelayPeer, Server, listing  # noqa: E402
 
 SECRET = "s3cret-of-the-workers"
 

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from worker_wire import BackendPeer, LoopThread, Server
+from world import DaemonWorld
 
 from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
@@ -22,10 +24,6 @@ from umaserve.wire.relay_messages import ResponseComplete as Complete
 from umaserve.worker.backend import Job
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
-
-pytest.register_assert_rewrite("worker_wire", "world")
-from worker_wire import BackendPeer, LoopThread, Server  # noqa: E402
-from world import DaemonWorld  # noqa: E402
 
 MAX_BYTES = 1024
 MAX_CHAT_BYTES = 2048
