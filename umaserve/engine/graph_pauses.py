@@ -15,8 +15,9 @@ from umaserve.serving.ticks import YieldPoint
 SLICE_S = 0.01
 """Computing time between two pauses."""
 LIGHT_ELEMENTS, LIGHT_NODES = 4096, 16
-"""A node of at most this many elements takes less than a millisecond, so the clock is read only every so many of them:
-stopping after each of the thousands of nodes of a frame would take 10 of its 80 ms (two threads)."""
+"""A node of at most ``LIGHT_ELEMENTS`` takes less than a millisecond, so the graph stops only after every
+``LIGHT_NODES`` of them: stopping after each of the thousands of nodes of a frame would take 10 of its 80 ms (two
+threads)."""
 TOP_K = 50
 """Top-k sampling of a frame's codes."""
 

@@ -245,7 +245,7 @@ class Pool:
         self.workers.remove(worker)
         if worker.drain is not None:
             worker.drain.cancel()
-        # In order of arrival, but those that fail last: their clients may send new requests at once.
+        # In order of arrival, except that requests that fail come last: their clients may send new ones at once.
         orphans = self.in_flight.take_all(worker)
         for request in sorted(orphans, key=lambda one: (not _may_go_back(one), one.number)):
             self._requeue(request)
