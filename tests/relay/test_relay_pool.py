@@ -72,7 +72,9 @@ class Client:
         id_ = f"r-{next(relay.numbers)}"
         path = "/generate" if websocket else "/v1/chat/completions"
         self.body = f"body of {id_}"
-        self.request = RelayedRequest(id_, model, path, not websocket, self.body, {"x-of": id_}, self, websocket)
+        self.request = RelayedRequest(
+            id_, model, path, not websocket, self.body, {"x-of": id_}, self, "websocket" if websocket else ""
+        )
         self.heard: list[tuple[object, ...]] = []
         self.frames: list[str] = []
         self.left = self.paused = self.answered = False
@@ -112,7 +114,7 @@ class Client:
         assert not self.begun
         self.hear("begin", status, headers)
 
-    def write(self, chunk: str) -> None:
+    def write(self, chunk: str | bytes) -> None:
         assert self.begun
         self.hear("write", chunk)
 
@@ -259,11 +261,13 @@ class Link:
         self.others = max(0, load - self.occupied)
         self.relay.pool.report(self.worker, load)
 
-    def chunk(self, id_: str, text: str, status: int | None = 200, headers: dict[str, str] | None = None) -> None:
+    def chunk(
+        self, id_: str, text: str | bytes, status: int | None = 200, headers: dict[str, str] | None = None
+    ) -> None:
         """With a status it is output, whatever it is; without one it may be held back."""
         self.relay.pool.chunk(self.worker, ResponseChunk(id_, text, status, headers))
 
-    def complete(self, id_: str, status: int = 200, body: str | None = "answer") -> None:
+    def complete(self, id_: str, status: int = 200, body: str | bytes | None = "answer") -> None:
         self._answer(id_)
         self.relay.pool.complete(self.worker, ResponseComplete(id_, status, {"x-by": "box"}, body))
 
@@ -623,7 +627,8 @@ def test_what_begins_like_events_is_a_stream_once_that_shows(relay: Relay, chunk
     for chunk in chunks:
         assert client.heard == []
         link.chunk(client.request.id, chunk, None)
-    assert client.heard == [("begin", 200, EVENT_STREAM), ("write", "".join(chunks))]
+    assert client.heard[0] == ("begin", 200, EVENT_STREAM)
+    assert client.got == "".join(chunks)
     link.chunk(client.request.id, "{", None)
     assert client.heard[-1] == ("write", "{")
 
@@ -634,7 +639,7 @@ def test_what_is_longer_than_an_error_is_a_stream(relay: Relay, monkeypatch: pyt
     link.chunk(client.request.id, "1234", None)
     assert client.heard == []
     link.chunk(client.request.id, "5", None)
-    assert client.heard == [("begin", 200, EVENT_STREAM), ("write", "12345")]
+    assert client.heard == [("begin", 200, EVENT_STREAM), ("write", "1234"), ("write", "5")]
 
 
 def test_who_has_seen_nothing_of_its_output_gets_another_worker(relay: Relay) -> None:
@@ -954,13 +959,35 @@ def test_a_websocket_goes_to_workers_that_know_them_only(relay: Relay) -> None:
 def test_a_websocket_waits_for_no_worker_that_carries_none(relay: Relay, model: str) -> None:
     relay.connect("a")
     relay.connect("b", features=BOTH).drop()
-    assert relay.ask(model, websocket=True).outcome == ("fail", 503, pool_module.NO_WEBSOCKETS)
+    assert relay.ask(model, websocket=True).outcome == ("fail", 503, pool_module.LACKING["websocket"])
     waits = relay.ask("b", websocket=True)
     assert list(relay.pool.queue) == [waits.request], "its worker may come back"
     link = relay.connect("a", "b", features=BOTH)
     relay.ask(model, websocket=True)
     assert len(relay.pool.queue) == 1, "its worker is busy"
     assert relay.holders(waits) == [link]
+
+
+def test_what_is_no_text_goes_to_workers_that_send_bytes(relay: Relay) -> None:
+    relay.connect("a")
+    client = Client(relay, "a", False, None)
+    client.request.needs = "bytes"
+    relay.clients[client.request.id] = client
+    relay.pool.submit(client.request)
+    assert client.outcome == ("fail", 503, pool_module.LACKING["bytes"])
+    link = relay.connect("a", features=("bytes",))
+    clients = [Client(relay, "a", False, None) for _ in range(2)]
+    for client, body in zip(clients, (b"\0\xff", None), strict=True):
+        client.request.needs = "bytes"
+        relay.clients[client.request.id] = client
+        relay.pool.submit(client.request)
+        assert relay.holders(client) == [link]
+        if body is None:
+            for part in (b"\xff", b"\0"):
+                link.chunk(client.request.id, part, None, None)
+        link.complete(client.request.id, body=body)
+    assert clients[0].heard == [("respond", 200, {"x-by": "box"}, b"\0\xff")]
+    assert clients[1].heard == [("begin", 200, EVENT_STREAM), ("write", b"\xff"), ("write", b"\0"), ("end",)]
 
 
 def test_a_websockets_messages_follow_it_to_its_next_worker(relay: Relay) -> None:
@@ -1094,7 +1121,7 @@ class AnyOrder(RuleBasedStateMachine):
             (link,) = relay.holders(client)
             assert fit[link] == min(fit.values())
         elif provided and websocket and offering and not any("websocket" in link.features for link in offering):
-            assert client.outcome == ("fail", 503, pool_module.NO_WEBSOCKETS)
+            assert client.outcome == ("fail", 503, pool_module.LACKING["websocket"])
         elif not provided:
             assert client.outcome == ("fail", 404, f"no provider for model {model}" if model else "no provider")
         elif full:

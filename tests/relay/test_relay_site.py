@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ipaddress
 import json
@@ -234,13 +235,63 @@ def test_what_is_not_served_is_refused(
 
 
 def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(relay: Relay) -> None:
-    response = relay.client().ask("POST", "/v1/audio/speech", {"model": "tts-1", "input": "Hello.", "voice": "alloy"})
+    response = relay.client().ask("POST", "/v1/generate", {"prompt": "Hello."})
     assert response.status == 404
     assert response.error["message"] == (
-        "path: there is no /v1/audio/speech here: a relay carries /detokenize, /generate, /tokenize, "
+        "path: there is no /v1/generate here: a relay carries /detokenize, /generate, /tokenize, /v1/audio/speech, "
         "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon "
         "itself for anything else"
     )
+
+
+SOUND = bytes(range(256)) * 3
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_speech_is_relayed_by_workers_that_send_bytes(relay: Relay, in_parts: bool) -> None:
+    relay.worker()
+    asked = json.dumps({"input": "Hello."}).encode()
+    refused = relay.client().post("/v1/audio/speech", asked).receive()
+    assert refused.status == 503
+    assert refused.json["error"].startswith("speech: no worker with this model carries sound, only text: ")
+    worker = relay.worker(features=["bytes"])
+    assert worker.ack["features"] == ["bytes"]
+    client = relay.client().post("/v1/audio/speech", asked)
+    request = worker.request()
+    assert (request["endpoint_path"], request["model"]) == ("/v1/audio/speech", MODEL)
+    head, sound = {"content-type": "audio/wav"}, base64.b64encode(SOUND).decode()
+    if in_parts:
+        worker.chunk(request, sound, encoding="base64", status_code=200, headers=head)
+        status, headers = client.head()
+        assert (status, headers["content-type"], client.chunk()) == (200, "audio/wav", SOUND)
+        worker.chunk(request, sound, encoding="base64")
+        assert client.chunk() == SOUND
+        worker.complete(request)
+        assert client.chunk() == b""
+    else:
+        worker.complete(request, headers=head, body=sound, encoding="base64")
+        response = client.receive()
+        assert (response.headers["content-type"], response.body) == ("audio/wav", SOUND)
+
+
+def test_speech_that_breaks_off_is_no_whole_sound(relay: Relay) -> None:
+    worker = relay.worker(features=["bytes"])
+    client = relay.client().post("/v1/audio/speech", b"{}")
+    head, sound = {"content-type": "audio/wav"}, base64.b64encode(SOUND).decode()
+    worker.chunk(worker.request(), sound, encoding="base64", status_code=200, headers=head)
+    assert client.head()[0] == 200
+    assert client.chunk() == SOUND
+    worker.crash()
+    assert client.rest() == b""
+
+
+def test_bytes_that_are_none_cost_a_worker_its_link(relay: Relay) -> None:
+    worker = relay.worker(features=["bytes"])
+    client = relay.client().post("/v1/audio/speech", b"{}")
+    worker.chunk(worker.request(), "no base64", encoding="base64")
+    assert worker.closed() == (1002, "worker protocol error")
+    assert relay.worker(features=["bytes"]).request()["body"].startswith("{")
+    client.close()
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 1025\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n401\r\n"])

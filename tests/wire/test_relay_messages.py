@@ -85,6 +85,14 @@ FROM_WORKER: list[tuple[str, FromWorker]] = [
         '{"type":"register","worker_name":"","models":[],"max_concurrent":1,"current_load":2,"features":["flow"]}',
         Register("", (), 1, current_load=2, features=("flow",)),
     ),
+    (
+        '{"type":"response_chunk","request_id":"r-1","chunk":"AP8=","encoding":"base64","status_code":200}',
+        ResponseChunk("r-1", b"\0\xff", 200),
+    ),
+    (
+        '{"type":"response_complete","request_id":"r-1","status_code":200,"body":"","encoding":"base64"}',
+        ResponseComplete("r-1", 200, body=b""),
+    ),
     ('{"type":"pong","current_load":0}', Pong(0)),
 ]
 

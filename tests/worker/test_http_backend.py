@@ -31,11 +31,11 @@ class Collected:
     def __init__(self) -> None:
         self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
 
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
-        self.told.put(("chunk", text, status, dict(headers)))
+    def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:
+        self.told.put(("chunk", data, status, dict(headers)))
 
     def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+        self, status: int, headers: Mapping[str, str], body: str | bytes, token_counts: TokenCounts | None = None
     ) -> None:
         self.told.put(("complete", status, dict(headers), body, token_counts))
 
@@ -174,6 +174,21 @@ def test_what_is_streamed(world: World, is_streaming: bool, kind: str, status: s
         assert reply.next() == ("complete", *head, "", None)
     else:
         assert reply.next() == ("complete", *head, "data: x\n\n", None)
+
+
+def test_what_is_no_text_stays_bytes(world: World) -> None:
+    _, reply = world.start(endpoint_path="/v1/audio/speech")
+    peer = world.accept()
+    peer.begin("audio/wav")
+    head = (200, {"content-type": "audio/wav"})
+    for data in (b"\xff\0", b"\n\n\x80"):
+        peer.chunk(data)
+        assert reply.next() == ("chunk", data, *head)
+    peer.chunk(b"")
+    assert reply.next() == ("complete", *head, "", None)
+    _, reply = world.start(endpoint_path="/v1/audio/speech")
+    world.accept().answer(b"\xff", "503 Busy", "image/png")
+    assert reply.next() == ("complete", 503, {"content-type": "image/png"}, b"\xff", None)
 
 
 def test_a_stream_goes_on_as_it_comes(world: World) -> None:

@@ -502,6 +502,20 @@ def test_work_before_the_acknowledgement_is_wrong(world: World) -> None:
     assert world.backend.jobs.empty()
 
 
+@pytest.mark.parametrize("features", [["bytes"], ["flow"]])
+def test_bytes_go_to_a_relay_that_takes_them(world: World, features: list[str]) -> None:
+    peer = world.begin(features=features)
+    job = world.running(peer)
+    world.thread.call(lambda: job.reply.chunk(b"\xff\0", 200, {"content-type": "audio/wav"}))
+    world.thread.call(lambda: job.reply.complete(200, {}, b"\x80"))
+    chunk, end = peer.receive(), peer.receive()
+    if "bytes" in features:
+        assert (chunk["chunk"], chunk["encoding"], end["body"], end["encoding"]) == ("/wA=", "base64", "gA==", "base64")
+    else:
+        assert (chunk["chunk"], end["body"]) == ("\ufffd\0", "\ufffd")
+        assert world.log.until("this relay takes text only, which the answer is not")
+
+
 @pytest.mark.parametrize("features", [["flow"], []])
 def test_a_relay_that_takes_any_end_for_a_good_one_is_given_the_late_error(world: World, features: list[str]) -> None:
     peer = world.begin(features=features)
@@ -645,7 +659,7 @@ def test_a_worker_looks_up_its_models_works_for_several_relays_and_drains(stack:
     for peer in peers:
         assert peer.welcome() == {
             "type": "register", "worker_name": "n", "models": ["a", "b"], "max_concurrent": 1,
-            "current_load": 0, "features": ["flow"],
+            "current_load": 0, "features": ["flow", "bytes"],
         }  # fmt: skip
     peers[0].ask("r-1", '{"stream":true}', is_streaming=True)
     first = BackendPeer(server.accept())

@@ -29,6 +29,7 @@ MAX_BYTES = 1024
 MAX_CHAT_BYTES = 2048
 CONFIG = Config(max_frame_bytes=MAX_BYTES, max_chat_bytes=MAX_CHAT_BYTES, max_prompt_bytes=512)
 CHAT, EMBEDDINGS, GENERATE = "/v1/chat/completions", "/v1/embeddings", "/generate"
+SPEECH = "/v1/audio/speech"
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "stream": True},
     EMBEDDINGS: {"input": "hello", "model": "m"},
@@ -40,17 +41,17 @@ class Told:
     """A reply that hears one end, and nothing after it or after its job was aborted."""
 
     def __init__(self) -> None:
-        self.chunks: list[str] = []
-        self.end: tuple[int, Mapping[str, str], str] | None = None
+        self.chunks: list[str | bytes] = []
+        self.end: tuple[int, Mapping[str, str], str | bytes] | None = None
         self.aborted = False
 
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+    def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:
         assert not self.aborted
         assert self.end is None
-        self.chunks.append(text)
+        self.chunks.append(data)
 
     def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+        self, status: int, headers: Mapping[str, str], body: str | bytes, token_counts: TokenCounts | None = None
     ) -> None:
         assert not self.aborted
         assert self.end is None
@@ -113,6 +114,26 @@ def test_a_body_is_encoded_once(daemon: Daemon, path: str) -> None:
     job, _reply = daemon.start(path, body)
     assert job is not None
     assert body.n == 1
+
+
+def test_a_daemon_without_a_voice_says_so_through_a_relay(daemon: Daemon) -> None:
+    job, reply = daemon.start(SPEECH, '{"input": "Hello."}')
+    assert job is None
+    assert reply.end is not None
+    assert reply.end[0] == 400
+    assert "this daemon has no voice" in json.loads(reply.end[2])["error"]["message"]
+
+
+def test_sound_goes_to_a_relay_as_bytes() -> None:
+    reply = Told()
+    responder = relay_backend._Responder(reply)
+    responder.begin(200, [("Content-Type", "audio/wav")])
+    responder.write(b"\xff\0")
+    responder.end()
+    assert reply.chunks == [b"\xff\0"]
+    reply = Told()
+    relay_backend._Responder(reply).respond(200, [("Content-Type", "audio/pcm")], b"\x80")
+    assert reply.end == (200, {"content-type": "audio/pcm"}, b"\x80")
 
 
 def test_nor_may_a_message_of_a_conversation(daemon: Daemon) -> None:

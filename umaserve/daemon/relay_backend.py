@@ -12,13 +12,13 @@ from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange, new_exchange
 from umaserve.daemon.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import Conversation, EngineQuestion, TextReply
+from umaserve.dialects.http import Conversation, EngineQuestion, SpeechReply, TextReply
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
 from umaserve.wire.http_head import Headers
-from umaserve.wire.relay_messages import FLOW, WEBSOCKET, Request
-from umaserve.worker.backend import Job, Reply
+from umaserve.wire.relay_messages import BYTES, FLOW, WEBSOCKET, Request
+from umaserve.worker.backend import Job, Reply, is_text
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _JSON = {"content-type": "application/json"}
 class DaemonBackend:
     """Implements ``worker.backend.Backend`` on the daemon's services."""
 
-    features = (FLOW, WEBSOCKET)
+    features = (FLOW, WEBSOCKET, BYTES)
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -66,7 +66,7 @@ class DaemonBackend:
         # Nobody can come back for what a lost connection leaves: a relay gives each connection a worker anew.
         facts = replace(self._services.facts(), resumable=False)
         match found.route.endpoint:
-            case EngineQuestion() | TextReply() as endpoint:
+            case EngineQuestion() | TextReply() | SpeechReply() as endpoint:
                 responder = _Responder(reply)
                 memory = self._services.input_budget.share(None)
                 exchange = new_exchange(
@@ -93,16 +93,19 @@ class _Responder:
         self.ended = False
         self._reply = reply
         self._head: tuple[int, Mapping[str, str]] = 200, {}
+        self._text = True
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        self._end(status, _mapping(headers), body.decode())
+        head = _mapping(headers)
+        self._end(status, head, body.decode() if is_text(head) else body)
 
     def begin(self, status: int, headers: Headers) -> None:
         self._head = status, _mapping(headers)
+        self._text = is_text(self._head[1])
 
     def write(self, data: bytes) -> None:
-        # Whole events, so that no character is split.
-        self._reply.chunk(data.decode(), *self._head)
+        # Text comes in whole events, so that no character is split.
+        self._reply.chunk(data.decode() if self._text else data, *self._head)
 
     def end(self) -> None:
         self._end(200, {}, "")
@@ -111,7 +114,7 @@ class _Responder:
         """After a bug of ours."""
         self._end(500, _JSON, "")
 
-    def _end(self, status: int, headers: Mapping[str, str], body: str) -> None:
+    def _end(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
         self.ended = True
         self._reply.complete(status, headers, body)
 

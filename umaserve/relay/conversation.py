@@ -18,7 +18,7 @@ from umaserve.relay.exchange import MAX_UNREAD
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
 from umaserve.wire.fields import MAX_VALUES, parse_json
-from umaserve.wire.websocket import CloseCode, WebSocketCodec
+from umaserve.wire.websocket import CloseCode, Message, WebSocketCodec
 
 FRAMES_PER_TURN = 32
 MAX_FRAMES_BEFORE_OUTPUT = 64
@@ -154,23 +154,23 @@ class Conversation:
 
     # -- from the pool -------------------------------------------------------------------------------------------
 
-    def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
+    def respond(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
         """A reply instead of a stream: a worker without such WebSockets answers so."""
         if status >= 400 or body:
-            self.fail(status, _said(body) or f"the worker answered with status {status}")
+            self.fail(status, _said(_message(body).data) or f"the worker answered with status {status}")
         else:
             self.end()
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """Nothing to do: a WebSocket begins with its handshake."""
 
-    def write(self, chunk: str) -> None:
+    def write(self, chunk: str | bytes) -> None:
         if self._kept:
             self._keep(0)
         if self.channel.queued > MAX_UNREAD:
             self.channel.abort()
             return
-        self.channel.write(self._codec.send(chunk.encode()))
+        self.channel.write(self._codec.send_message(_message(chunk)))
         if self.channel.congested and self._request is not None:
             self._pool.pause(self._request, True)
 
@@ -220,13 +220,17 @@ def _error(path: str, error: RequestError) -> bytes:
     return error_message(error, None)
 
 
-def _said(body: str) -> str:
+def _message(chunk: str | bytes) -> Message:
+    return Message(chunk.encode(), True) if isinstance(chunk, str) else Message(chunk, False)
+
+
+def _said(body: bytes) -> str:
     """The error message in a worker's reply, taken out of an HTTP error's JSON."""
     try:
-        value = parse_json(body.encode(), MAX_VALUES)
+        value = parse_json(body, MAX_VALUES)
     except RequestError:
-        return body
+        return body.decode(errors="replace")
     match value:
         case {"error": {"message": str(message)}} | {"error": str(message)}:
             return message
-    return body
+    return body.decode(errors="replace")

@@ -38,7 +38,7 @@ class RelayExchange:
         """Whether the status of the reply allows no body, whatever its worker sends."""
         self._events = False
         """Whether the reply is an event stream."""
-        self._last = ""
+        self._last = b""
         """The reply's last chunk."""
 
     def start(self, request: RelayedRequest) -> None:
@@ -61,10 +61,10 @@ class RelayExchange:
 
     # -- from the pool -------------------------------------------------------------------------------------------
 
-    def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
+    def respond(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
         self._request = None
         self._connection.input.keep(0)
-        self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else body.encode())
+        self._connection.respond(status, _passed(headers), b"" if status in WITHOUT_BODY else _bytes(body))
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._connection.input.keep(0)
@@ -73,7 +73,7 @@ class RelayExchange:
         self._events = is_event_stream(headers)
         self._connection.begin(status if status >= 200 else BAD_GATEWAY, _passed(headers))
 
-    def write(self, chunk: str) -> None:
+    def write(self, chunk: str | bytes) -> None:
         if self._bodiless:
             return
         connection = self._connection
@@ -81,8 +81,8 @@ class RelayExchange:
         if connection.channel.queued > MAX_UNREAD:
             connection.channel.abort()
             return
-        self._last = chunk
-        connection.write(chunk.encode())
+        self._last = _bytes(chunk)
+        connection.write(self._last)
         if connection.congested and self._request is not None:
             self._pool.pause(self._request, True)
 
@@ -100,12 +100,16 @@ class RelayExchange:
             self._connection.end()
         elif self._events:
             # The worker may have left an event unfinished; the error must be an event of its own.
-            end = b"" if self._last.endswith("\n\n") else b"\n\n"
+            end = b"" if self._last.endswith(b"\n\n") else b"\n\n"
             self._connection.write(end + sse.event(body))
             self._connection.end()
         else:
             # The body is no event stream: closing leaves it incomplete, which tells the client.
             self._connection.channel.close()
+
+
+def _bytes(body: str | bytes) -> bytes:
+    return body.encode() if isinstance(body, str) else body
 
 
 def _passed(headers: Mapping[str, str]) -> Headers:

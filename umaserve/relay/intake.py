@@ -14,7 +14,9 @@ from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
 from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Request
 from umaserve.wire.long_texts import as_string
+from umaserve.wire.relay_messages import BYTES, WEBSOCKET
 
+SPEECH = "/v1/audio/speech"
 DEFAULT = "default"
 """The model name by which clients ask for the default model."""
 MAX_NAME_BYTES = 256
@@ -63,6 +65,7 @@ class Intake:
             body=body,
             headers=self._headers(request, client_name),
             client=client,
+            needs=BYTES if request.path == SPEECH else "",
         )
 
     def conversation(self, handshake: Request, client_name: str) -> Callable[[str, Client], RelayedRequest]:
@@ -80,7 +83,7 @@ class Intake:
                 body=text,
                 headers=headers,
                 client=client,
-                is_websocket=True,
+                needs=WEBSOCKET,
             )
 
         return request

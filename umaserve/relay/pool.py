@@ -32,6 +32,8 @@ from umaserve.relay.states import Event, State
 from umaserve.relay.worker import Link, Worker
 from umaserve.wire.event_stream import begins_event
 from umaserve.wire.relay_messages import (
+    BYTES,
+    WEBSOCKET,
     CancelReason,
     GracefulShutdown,
     ModelsRefresh,
@@ -50,10 +52,13 @@ MAX_HELD = 64 * 1024
 EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
 """The headers of a stream whose worker sent none."""
 TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
-NO_WEBSOCKETS = (
-    "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have an umaserve "
-    "daemon work for the relay"
-)
+LACKING = {
+    WEBSOCKET: "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have "
+    "an umaserve daemon work for the relay",
+    BYTES: "speech: no worker with this model carries sound, only text: have an umaserve daemon or worker work for the "
+    "relay",
+}
+"""The error of a request that needs a feature which no worker with its model has."""
 SHUTTING_DOWN = "the relay is shutting down"
 COMPLETE, TIMED_OUT = "graceful shutdown complete", "graceful shutdown timed out"
 
@@ -120,8 +125,8 @@ class Pool:
             self.in_flight.dispatch(worker, request)
         elif not self.workers.provides(request):
             self._fail(request, 404, f"no provider for model {request.model}" if request.model else "no provider")
-        elif request.is_websocket and self.workers.without_websockets(request.model):
-            self._fail(request, 503, NO_WEBSOCKETS)
+        elif self.workers.lacks_feature(request):
+            self._fail(request, 503, LACKING[request.needs])
         elif len(self.queue) >= self._limits.queue_len:
             self._fail(request, 429, "queue full")
         else:
@@ -201,18 +206,21 @@ class Pool:
         if request.begun:
             request.client.write(message.chunk)
             return
-        request.held += message.chunk
         if request.is_websocket or _is_stream(message, request.held):
             self._begin(request, message)
+        else:
+            request.held += str(message.chunk)
 
     def _begin(self, request: RelayedRequest, message: ResponseChunk) -> None:
         request.move(Event.OUTPUT)
         # There is no requeue any more.
         request.body = ""
         request.frames.clear()
-        output, request.held = request.held, ""
+        held, request.held = request.held, ""
         request.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
-        request.client.write(output)
+        if held:
+            request.client.write(held)
+        request.client.write(message.chunk)
 
     def complete(self, worker: Worker, message: ResponseComplete) -> None:
         """The end of a reply, or the answer to a cancel."""
@@ -221,7 +229,10 @@ class Pool:
             return
         fields = self._about(request, message.status_code) | {"worker": worker.id}
         log.info("request relayed", extra={"fields": fields})
-        begun, body = request.begun, request.held + (message.body or "")
+        body = message.body or ""
+        if isinstance(body, str):
+            body = request.held + body
+        begun = request.begun
         if begun and message.status_code >= 400:
             self._fail(request, 502, "the worker failed after it had begun to answer")
         elif not begun and len(body) > self._limits.response_bytes:
@@ -371,10 +382,12 @@ class Pool:
         }
 
 
-def _is_stream(message: ResponseChunk, output: str) -> bool:
-    """Whether a worker's ``output`` so far, ``message`` last, is the start of a stream."""
-    head = message.status_code is not None or message.headers is not None
-    return head or begins_event(output) or len(output) > MAX_HELD
+def _is_stream(message: ResponseChunk, held: str) -> bool:
+    """Whether a worker's output so far, ``held`` and then ``message``, is the start of a stream."""
+    if message.status_code is not None or message.headers is not None or isinstance(message.chunk, bytes):
+        return True
+    output = held + message.chunk
+    return begins_event(output) or len(output) > MAX_HELD
 
 
 def _may_go_back(request: RelayedRequest) -> bool:

@@ -70,10 +70,10 @@ class Registry:
         models = (self._known, *(worker.models for worker in self._workers.values()))
         return any(request.model in those or ANY_MODEL in those for those in models)
 
-    def without_websockets(self, model: str) -> bool:
-        """Whether there are workers with ``model``, none of which supports WebSockets."""
-        offering = [worker for worker in self._workers.values() if worker.offers(model)]
-        return bool(offering) and not any(worker.takes_websockets for worker in offering)
+    def lacks_feature(self, request: RelayedRequest) -> bool:
+        """Whether there are workers with the request's model, none of which has the feature that it needs."""
+        offering = [worker for worker in self._workers.values() if worker.offers(request.model)]
+        return bool(offering) and not any(worker.serves(request) for worker in offering)
 
     def best_for(self, request: RelayedRequest) -> Worker | None:
         """The free worker with the lowest load that serves it; among equals, the one whose last dispatch is oldest."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from umaserve.net.timers import Timer
 from umaserve.relay.states import TRANSITIONS, WITH_WORKER, Event, State, TransitionError
 from umaserve.wire.relay_codec import encode
-from umaserve.wire.relay_messages import Request
+from umaserve.wire.relay_messages import WEBSOCKET, Request
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The largest message that workers accept. A larger one would close a worker's connection, with all its requests."""
@@ -29,13 +29,13 @@ class Client(Protocol):
     """A request's client. Exactly one of ``respond``, ``end`` and ``fail`` is called; only these may be called during
     the client's own call into the pool."""
 
-    def respond(self, status: int, headers: Mapping[str, str], body: str) -> None:
+    def respond(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
         """The whole reply."""
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The start of a reply that comes in parts."""
 
-    def write(self, chunk: str) -> None: ...
+    def write(self, chunk: str | bytes) -> None: ...
 
     def end(self) -> None: ...
 
@@ -55,7 +55,8 @@ class RelayedRequest:
     body: str
     headers: Mapping[str, str]
     client: Client
-    is_websocket: bool = False
+    needs: str = ""
+    """The feature that its worker must have, if any."""
 
     state: State = State.NEW
     number: int = 0
@@ -73,6 +74,10 @@ class RelayedRequest:
     paused: bool = False
     timer: Timer | None = None
     """The deadline, in the queue and in flight."""
+
+    @property
+    def is_websocket(self) -> bool:
+        return self.needs == WEBSOCKET
 
     @property
     def in_flight(self) -> bool:

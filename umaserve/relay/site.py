@@ -20,7 +20,7 @@ from umaserve.net.loop import Loop
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import RelayExchange
-from umaserve.relay.intake import Intake
+from umaserve.relay.intake import SPEECH, Intake
 from umaserve.relay.pages import Pages
 from umaserve.relay.pool import Pool
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
@@ -41,6 +41,7 @@ RELAYED = frozenset(
         "/v1/embeddings",
         "/tokenize",
         "/detokenize",
+        SPEECH,
     )
 )
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))

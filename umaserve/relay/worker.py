@@ -8,7 +8,7 @@ from typing import Protocol
 
 from umaserve.net.timers import Timer
 from umaserve.relay.request import RelayedRequest
-from umaserve.wire.relay_messages import WEBSOCKET, FromProxy
+from umaserve.wire.relay_messages import FromProxy
 
 ANY_MODEL = "*"
 
@@ -58,10 +58,6 @@ class Worker:
     def free(self) -> bool:
         return not self.draining and self.occupied < self.max_concurrent and not self.link.overfull
 
-    @property
-    def takes_websockets(self) -> bool:
-        return WEBSOCKET in self.features
-
     def offers(self, model: str) -> bool:
         """Whether it has ``model``, or any model where that is empty."""
         if not model:
@@ -69,7 +65,7 @@ class Worker:
         return model in self.models or ANY_MODEL in self.models
 
     def serves(self, request: RelayedRequest) -> bool:
-        return self.offers(request.model) and (self.takes_websockets or not request.is_websocket)
+        return self.offers(request.model) and (not request.needs or request.needs in self.features)
 
     def report(self, load: int) -> None:
         """It reports its load, which includes our requests."""

@@ -15,6 +15,7 @@ from umaserve.relay.pool import Pool
 from umaserve.relay.worker import Worker
 from umaserve.wire.relay_codec import accepted_models, encode, parse_from_worker
 from umaserve.wire.relay_messages import (
+    BYTES,
     FLOW,
     WEBSOCKET,
     FromProxy,
@@ -184,7 +185,7 @@ class WorkerLink:
                 Fault.BAD_REQUEST, "protocol_version", f'expected "1", got "{message.protocol_version[:64]}"'
             )
         models, warnings = accepted_models(message.models, self._limits.models)
-        features = [feature for feature in (FLOW, WEBSOCKET) if feature in message.features]
+        features = [feature for feature in (FLOW, WEBSOCKET, BYTES) if feature in message.features]
         worker = self._pool.register(
             self, message.worker_name, models, message.max_concurrent, message.current_load or 0, features
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from umaserve.wire.relay_messages import (
     WorkerError,
 )
 
+BASE64 = "base64"
+"""The value of ``encoding`` beside a text that encodes bytes."""
 MAX_NAME_BYTES = 256
 MAX_MODELS = 4096
 MAX_FEATURES = 64
@@ -80,16 +83,20 @@ def encode(message: FromWorker | FromProxy) -> bytes:
     return orjson.dumps(message, default=_object, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
 
-def _object(part: object) -> dict[str, object]:
-    """orjson's ``default`` hook, for a message, a part of one, or headers."""
+def _object(part: object) -> dict[str, object] | str:
+    """orjson's ``default`` hook, for a message, a part of one, headers, or bytes."""
     if isinstance(part, Mapping):
         return dict(part)
+    if isinstance(part, bytes):
+        return base64.b64encode(part).decode()
     kind = type(part)
     made: dict[str, object] = {"type": _TYPES[kind]} if kind in _TYPES else {}
     for name, absent in _OPTIONS[kind]:
         value = getattr(part, name)
         if value != absent:
             made[name] = value
+        if isinstance(value, bytes):
+            made["encoding"] = BASE64
     return made
 
 
@@ -137,20 +144,31 @@ def _response_chunk(fields: Fields) -> ResponseChunk:
     if not isinstance(chunk, str):
         raise bad_request("chunk", "a string", chunk)
     # Fast path: nearly all messages to a proxy are chunks, and only the first of a stream has more fields.
-    if "status_code" not in values and "headers" not in values:
+    if "status_code" not in values and "headers" not in values and "encoding" not in values:
         return ResponseChunk(request_id, chunk)
-    return ResponseChunk(request_id, chunk, fields.integer("status_code", 100, 599), _headers(fields))
+    status, headers = fields.integer("status_code", 100, 599), _headers(fields)
+    return ResponseChunk(request_id, _decoded(fields, "chunk", chunk), status, headers)
 
 
 def _response_complete(fields: Fields) -> ResponseComplete:
-    counts = fields.object("token_counts")
+    counts, body = fields.object("token_counts"), _option(fields, "body")
     return ResponseComplete(
         _id(fields),
         _integer(fields, "status_code", 200, 599),
         _headers(fields),
-        _option(fields, "body"),
+        None if body is None else _decoded(fields, "body", body),
         None if counts is None else _token_counts(counts),
     )
+
+
+def _decoded(fields: Fields, key: str, text: str) -> str | bytes:
+    """``text``, or the bytes that it encodes."""
+    if fields.values.get("encoding") != BASE64:
+        return text
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise out_of_range(fields.name(key), BASE64, ascii(text)) from None
 
 
 def _token_counts(fields: Fields) -> TokenCounts:

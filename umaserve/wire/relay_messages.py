@@ -6,8 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FLOW, WEBSOCKET = "flow", "websocket"
-"""What a relay and a worker may agree on at registration beyond the contract: ``Flow``, and frames of WebSockets."""
+FLOW, WEBSOCKET, BYTES = "flow", "websocket", "bytes"
+"""What a relay and a worker may agree on at registration beyond the contract: ``Flow``, WebSocket messages, and bodies
+that are not text."""
 
 # -- from the worker ---------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ class ResponseChunk:
     """A part of a response's body, or one WebSocket message; a stream's first chunk may carry status and headers."""
 
     request_id: str
-    chunk: str
+    chunk: str | bytes
     status_code: int | None = None
     headers: Mapping[str, str] | None = None
 
@@ -54,7 +55,7 @@ class ResponseComplete:
     request_id: str
     status_code: int
     headers: Mapping[str, str] | None = None
-    body: str | None = None
+    body: str | bytes | None = None
     token_counts: TokenCounts | None = None
 
 

@@ -7,17 +7,26 @@ from typing import Protocol
 
 from umaserve.wire.relay_messages import Request, TokenCounts
 
+_BINARY_TYPES = ("audio", "image", "video")
+
+
+def is_text(headers: Mapping[str, str]) -> bool:
+    """Whether a body with these headers is text: all but sounds, images, videos and unspecified bytes."""
+    kind = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
+    kind = kind.partition(";")[0].strip().lower()
+    return kind.partition("/")[0] not in _BINARY_TYPES and kind != "application/octet-stream"
+
 
 class Reply(Protocol):
     """The receiver of one request's answer: any number of chunks, then exactly one ``complete``, unless the job is
     aborted."""
 
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+    def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:
         """The next part of a streamed body, with the same status and headers each time; for a WebSocket, one message to
-        the client."""
+        the client. Bytes where the body is not text."""
 
     def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+        self, status: int, headers: Mapping[str, str], body: str | bytes, token_counts: TokenCounts | None = None
     ) -> None:
         """The end. Without earlier chunks ``body`` is the whole answer. After chunks it is empty, and a status of 400
         or more means that the answer is incomplete."""

@@ -18,8 +18,8 @@ from umaserve.wire.fields import Fields, bad_request, parse_json, string
 from umaserve.wire.forwarding import end_to_end, joined
 from umaserve.wire.http_head import Headers, shown
 from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
-from umaserve.wire.relay_messages import FLOW, Request, TokenCounts
-from umaserve.worker.backend import Job, Reply
+from umaserve.wire.relay_messages import BYTES, FLOW, Request, TokenCounts
+from umaserve.worker.backend import Job, Reply, is_text
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_call import HttpCall
 from umaserve.worker.places import Places
@@ -59,7 +59,7 @@ class HttpSettings:
 class HttpBackend:
     """Implements ``backend.Backend``."""
 
-    features = (FLOW,)
+    features = (FLOW, BYTES)
 
     def __init__(self, loop: Loop, dialer: Dialer, settings: HttpSettings) -> None:
         self.models: Sequence[str] = settings.models
@@ -177,7 +177,7 @@ class _BackendRequest:
         self._call: HttpCall
         self._status = 0
         self._headers: dict[str, str] = {}
-        self._in_parts = self._events = self._begun = False
+        self._text, self._in_parts, self._events, self._begun = True, False, False, False
         self._unfinished = ""
         """The incomplete event at the end of a stream so far."""
         self._collected = bytearray()
@@ -214,10 +214,15 @@ class _BackendRequest:
             return
         kind = self._headers.get("content-type", "").partition(";")[0].strip().lower()
         self._events = is_event_stream(self._headers)
-        streams = self._events or (self._is_streaming and kind != "application/json")
+        self._text = is_text(self._headers)
+        # Bytes are larger as a message than they are, and as one message may be too large for a relay.
+        streams = self._events or not self._text or (self._is_streaming and kind != "application/json")
         self._in_parts = 200 <= status < 300 and streams
 
     def body(self, data: bytes) -> None:
+        if self._in_parts and not self._text:
+            self._pass(data)
+            return
         if self._in_parts:
             text = self._decoder.decode(data)
             self._pass(self._whole_events(text) if self._events else text)
@@ -231,6 +236,9 @@ class _BackendRequest:
         if self._in_parts:
             self._pass(self._unfinished + self._decoder.decode(b"", True))
             self._reply.complete(self._status, self._headers, "")
+            return
+        if not self._text:
+            self._reply.complete(self._status, self._headers, bytes(self._collected))
             return
         body = self._collected.decode(errors="replace")
         self._reply.complete(self._status, self._headers, body, token_counts(body))
@@ -250,10 +258,10 @@ class _BackendRequest:
         self._unfinished = text[end:]
         return text[:end]
 
-    def _pass(self, text: str) -> None:
-        if text:
+    def _pass(self, data: str | bytes) -> None:
+        if data:
             self._begun = True
-            self._reply.chunk(text, self._status, self._headers)
+            self._reply.chunk(data, self._status, self._headers)
 
     def _give_up(self, reason: str) -> None:
         self._call.abort()
@@ -266,13 +274,13 @@ class _Listing:
     def __init__(self, done: Callable[[int, str], None]) -> None:
         self._done = done
 
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+    def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:
         """Ignored: a stream of events is not a list, and its end, without a body, is then not valid JSON."""
 
     def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+        self, status: int, headers: Mapping[str, str], body: str | bytes, token_counts: TokenCounts | None = None
     ) -> None:
-        self._done(status, body)
+        self._done(status, body if isinstance(body, str) else "")
 
 
 def _models_of(body: str) -> Sequence[str]:

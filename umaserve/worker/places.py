@@ -91,11 +91,11 @@ class _Guest:
 
     # -- from the backend ----------------------------------------------------------------------------------------
 
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
-        self._reply.chunk(text, status, headers)
+    def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:
+        self._reply.chunk(data, status, headers)
 
     def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+        self, status: int, headers: Mapping[str, str], body: str | bytes, token_counts: TokenCounts | None = None
     ) -> None:
         self._places.left(self)
         self._reply.complete(status, headers, body, token_counts)

@@ -17,6 +17,7 @@ from umaserve.net.pings import Pings
 from umaserve.wire.http_head import shown
 from umaserve.wire.relay_codec import encode, parse_from_proxy
 from umaserve.wire.relay_messages import (
+    BYTES,
     WEBSOCKET,
     Cancel,
     Flow,
@@ -123,6 +124,10 @@ class RelayConnection:
     def tells_late_errors(self) -> bool:
         """Only umaserve's relay, which agrees on features, reports a stream that ends with an error to its client."""
         return bool(self._features)
+
+    @property
+    def takes_bytes(self) -> bool:
+        return BYTES in self._features
 
     @property
     def running(self) -> int:
@@ -349,7 +354,7 @@ class RelayConnection:
             "request": message.request_id,
             "path": running.request.endpoint_path,
             "status": message.status_code,
-            "error": (message.body or "")[:256] if message.status_code >= 500 else None,
+            "error": str(message.body or "")[:256] if message.status_code >= 500 else None,
             "total_ms": round((self._loop.now() - running.started_at) * 1000, 1),
         }
         log.info("request answered", extra={"fields": fields})

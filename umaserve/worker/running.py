@@ -22,6 +22,10 @@ class Connection(Protocol):
     def tells_late_errors(self) -> bool:
         """Whether the relay reports an incomplete answer to its client."""
 
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether the relay takes bodies that are no text."""
+
     def chunk(self, message: ResponseChunk) -> None: ...
 
     def complete(self, running: Running, message: ResponseComplete) -> None: ...
@@ -79,20 +83,28 @@ class Running:
 
     # -- from the backend ----------------------------------------------------------------------------------------
 
-    def chunk(self, text: str, status: int, headers: Mapping[str, str]) -> None:
+    def chunk(self, data: str | bytes, status: int, headers: Mapping[str, str]) -> None:
         request_id = self.request.request_id
         begins, self._begun = not self._begun, True
         if begins:
             self._events = is_event_stream(headers)
+        data = self._as_taken(data)
         self._connection.chunk(
-            ResponseChunk(request_id, text, status, headers) if begins else ResponseChunk(request_id, text)
+            ResponseChunk(request_id, data, status, headers) if begins else ResponseChunk(request_id, data)
         )
 
     def complete(
-        self, status: int, headers: Mapping[str, str], body: str, token_counts: TokenCounts | None = None
+        self, status: int, headers: Mapping[str, str], body: str | bytes, token_counts: TokenCounts | None = None
     ) -> None:
         request_id = self.request.request_id
         self._over = True
         if status >= 400 and self._events and not (self._aborted or self._connection.tells_late_errors):
             self._connection.chunk(ResponseChunk(request_id, LATE_ERROR))
-        self._connection.complete(self, ResponseComplete(request_id, status, headers, body, token_counts))
+        message = ResponseComplete(request_id, status, headers, self._as_taken(body), token_counts)
+        self._connection.complete(self, message)
+
+    def _as_taken(self, data: str | bytes) -> str | bytes:
+        if isinstance(data, str) or self._connection.takes_bytes:
+            return data
+        log.warning("request %s: this relay takes text only, which the answer is not", self.request.request_id)
+        return data.decode(errors="replace")
