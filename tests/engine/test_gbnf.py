@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -56,6 +60,39 @@ def test_good_grammars_pass(grammar: str):
 def test_bad_grammars_are_refused(grammar: str):
     with pytest.raises(gbnf.GbnfError, match=BAD[grammar]):
         gbnf.check(grammar)
+
+
+def lines_run(grammar: str) -> int:
+    """How many lines of the module it takes to check ``grammar``."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace if frame.f_code.co_filename == gbnf.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        gbnf.check(grammar)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda n: "root ::= " + "e " * n + '\ne ::= ""',
+        lambda n: "root ::= " + " ".join(f"e{i}" for i in range(n)) + "".join(f'\ne{i} ::= ""' for i in range(n)),
+        lambda n: "root ::= e0" + "".join(f"\ne{i} ::= e{i + 1}" for i in range(n)) + f'\ne{n} ::= ""',
+        lambda n: "root ::= " + "(" * n + "e" + ")" * n + '\ne ::= ""',
+        lambda n: "root ::= " + "e? " * n + '\ne ::= "a"{0,3}',
+    ],
+    ids=["one rule often", "many rules", "a chain", "groups", "repetitions"],
+)
+def test_what_may_be_empty_is_found_in_steps_linear_in_the_grammar(part: Callable[[int], str]):
+    assert lines_run(part(400)) < 5 * lines_run(part(100))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def check(grammar: str) -> dict[str, Alternatives]:
         raise GbnfError('a rule "root"')
     if sum(rule.size for rule in rules.values()) > MAX_ELEMENTS:
         raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
-    _check_first(rules, _nullable(rules))
+    _mark_nullable(rules)
+    _check_first(rules)
     return rules
 
 
@@ -179,25 +180,36 @@ def _bounds(text: str) -> tuple[int, int | None]:
     return low, None if "," in text else low
 
 
-def _nullable(rules: dict[str, Alternatives]) -> set[str]:
-    """The names of rules that may be empty, found by iteration to a fixed point."""
-    waiting: dict[str, list[str]] = {}
-    """For each rule, those to be checked again when it turns out to be nullable."""
-    for name, rule in rules.items():
-        for used in _names(rule):
-            waiting.setdefault(used, []).append(name)
-    found: set[str] = set()
-    queue = list(rules)
-    while queue:
-        name = queue.pop()
-        if name not in found and _may_be_empty(rules[name], found):
-            found.add(name)
-            queue += waiting.get(name, [])
-    return found
+def _mark_nullable(rules: dict[str, Alternatives]) -> None:
+    """Set ``nullable`` of all items, each at most once."""
+    parts = list(rules.values())
+    uses: dict[int, list[tuple[Item, list[Item], Alternatives]]] = {}
+    """For a rule or group: the items that refer to it, with the sequence and the part that each is in."""
+    left: dict[int, int] = {}
+    """For a sequence, how many of its items may not be empty, as far as is known."""
+    empty: list[Alternatives] = []
+    for part in parts:
+        parts += [item.group for sequence in part.sequences for item in sequence if item.group is not None]
+        for sequence in part.sequences:
+            full = [item for item in sequence if not item.nullable]
+            left[id(sequence)] = len(full)
+            if not full:
+                empty.append(part)
+            for item in full:
+                used = item.group if item.name is None else rules.get(item.name)
+                if used is not None:
+                    uses.setdefault(id(used), []).append((item, sequence, part))
+    while empty:
+        # A part may come here once for each of its sequences; only the first time has uses left.
+        for item, sequence, part in uses.pop(id(empty.pop()), []):
+            item.nullable = True
+            left[id(sequence)] -= 1
+            if not left[id(sequence)]:
+                empty.append(part)
 
 
-def _names(alternatives: Alternatives, *, first: bool = False) -> Iterator[str]:
-    """The rules that ``alternatives`` refer to, once per reference; with ``first``, only those that may come first."""
+def _first_names(alternatives: Alternatives) -> Iterator[str]:
+    """The rules that ``alternatives`` may begin with, once per reference."""
     pending = [alternatives]
     while pending:
         for sequence in pending.pop().sequences:
@@ -206,28 +218,11 @@ def _names(alternatives: Alternatives, *, first: bool = False) -> Iterator[str]:
                     yield item.name
                 if item.group is not None:
                     pending.append(item.group)
-                if first and not item.nullable:
+                if not item.nullable:
                     break
 
 
-def _may_be_empty(alternatives: Alternatives, nullable: set[str]) -> bool:
-    """Whether ``alternatives`` may be empty. Sets ``nullable`` of all items, inner groups first."""
-    order = [alternatives]
-    for group in order:
-        order += [item.group for sequence in group.sequences for item in sequence if item.group is not None]
-    empty: dict[int, bool] = {}
-    for group in reversed(order):
-        for sequence in group.sequences:
-            for item in sequence:
-                inner = item.group is not None and empty[id(item.group)]
-                item.nullable = item.nullable or inner or item.name in nullable
-        empty[id(group)] = any(all(item.nullable for item in sequence) for sequence in group.sequences)
-    return empty[id(alternatives)]
-
-
-def _check_first(rules: dict[str, Alternatives], nullable: set[str]) -> None:
-    for rule in rules.values():
-        _may_be_empty(rule, nullable)
+def _check_first(rules: dict[str, Alternatives]) -> None:
     paths: dict[str, int] = {}
     open_rules: set[str] = set()
     for start in rules:
@@ -239,7 +234,7 @@ def _check_first(rules: dict[str, Alternatives], nullable: set[str]) -> None:
                 continue
             if name not in rules:
                 raise GbnfError(f"a rule for {name[:64]!r}")
-            first = list(_names(rules[name], first=True))
+            first = list(_first_names(rules[name]))
             if name in open_rules:
                 stack.pop()
                 open_rules.discard(name)

@@ -26,6 +26,8 @@ MAX_LONG_WAYS = 400_000
 MAX_STEPS = 3_000_000
 """Steps of this check: some seconds."""
 
+_OVERHEAD = 10
+"""Steps that any set of ways counts for, however small it is."""
 _ANY_LENGTH, _WORD_LENGTH, _RUN_LENGTH = 3, 16, 128
 """Lengths of the texts read: up to the first, any characters; up to the second, also letters after letters; up to the
 third, only the same character again."""
@@ -71,7 +73,9 @@ class _Check:
         for rule in self._positions.rules:
             if not rule.shorter:
                 for position in self._positions.inner(rule):
-                    starts += self._lifted(self._context(rule), Counter(self._stacks_at(position)))
+                    stacks = self._stacks_at(position)
+                    if len(stacks) > 1 and (() in stacks or self._share_characters(stacks)):
+                        starts += self._lifted(self._context(rule), Counter(stacks))
         # Those with the most stacks first: they often include the others.
         for context, ways in sorted(starts, key=lambda start: len(start[1]), reverse=True):
             del ways[()]
@@ -128,6 +132,16 @@ class _Check:
             found |= characters
         return found
 
+    def _share_characters(self, stacks: Iterable[Stack]) -> bool:
+        """Whether two of ``stacks`` can read the same character."""
+        found = 0
+        for stack in stacks:
+            characters = self._characters([stack])
+            if found & characters:
+                return True
+            found |= characters
+        return False
+
     def _after(self, stack: Stack) -> set[Stack]:
         """The stacks after ``stack`` has read a character."""
         *rest, position = stack
@@ -181,7 +195,7 @@ class _Check:
                 lifted = Counter({(position, *stack): number for stack, number in ways.items() if stack})
                 for stack in after:
                     lifted[stack] += ways[()]
-                self._count(sum(map(len, lifted)), 0, rule.name)
+                self._count(_OVERHEAD + sum(map(len, lifted)), 0, rule.name)
                 todo.append((self._context(rule), lifted))
             if apart:
                 yield context, ways
@@ -249,7 +263,7 @@ class _Check:
                 *((both, inside + stacks) for part, inside in parts if (both := part & characters)),
                 *((others, inside) for part, inside in parts if (others := part & ~characters)),
             ]
-        self.steps += len(ways)
+        self.steps += _OVERHEAD + len(ways)
         for part, stacks in parts:
             some = {stack: ways[stack] for stack in stacks}
             if sum(some.values()) > 1:
