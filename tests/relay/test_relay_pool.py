@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from umaserve.net.timers import Timer, Timers
 from umaserve.relay import pool as pool_module
 from umaserve.relay import registry as registry_module
+from umaserve.relay import replies as replies_module
 from umaserve.relay.in_flight import CANCEL_GRACE_S
-from umaserve.relay.pool import EVENT_STREAM, MAX_REQUEUES, Pool, PoolLimits
+from umaserve.relay.pool import MAX_REQUEUES, Pool, PoolLimits
+from umaserve.relay.replies import EVENT_STREAM
 from umaserve.relay.request import RelayedRequest
 from umaserve.relay.states import TRANSITIONS, Event, State, TransitionError
 from umaserve.wire.relay_messages import (
@@ -265,11 +267,11 @@ class Link:
         self, id_: str, text: str | bytes, status: int | None = 200, headers: dict[str, str] | None = None
     ) -> None:
         """With a status it is output, whatever it is; without one it may be held back."""
-        self.relay.pool.chunk(self.worker, ResponseChunk(id_, text, status, headers))
+        self.relay.pool.replies.chunk(self.worker, ResponseChunk(id_, text, status, headers))
 
     def complete(self, id_: str, status: int = 200, body: str | bytes | None = "answer") -> None:
         self._answer(id_)
-        self.relay.pool.complete(self.worker, ResponseComplete(id_, status, {"x-by": "box"}, body))
+        self.relay.pool.replies.complete(self.worker, ResponseComplete(id_, status, {"x-by": "box"}, body))
 
     def read(self, *, all_of_it: bool) -> None:
         """What it was sent, or so little that much waits for it."""
@@ -280,7 +282,7 @@ class Link:
     def error(self, id_: str | None, message: str = "broken") -> None:
         if id_ is not None:
             self._answer(id_)
-        self.relay.pool.error(self.worker, WorkerError("backend", message, id_))
+        self.relay.pool.replies.error(self.worker, WorkerError("backend", message, id_))
 
     def _answer(self, id_: str) -> None:
         client = self.open.pop(id_, None)
@@ -634,7 +636,7 @@ def test_what_begins_like_events_is_a_stream_once_that_shows(relay: Relay, chunk
 
 
 def test_what_is_longer_than_an_error_is_a_stream(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MAX_HELD", 4)
+    monkeypatch.setattr(replies_module, "MAX_HELD", 4)
     link, client = relay.connect("a"), relay.ask()
     link.chunk(client.request.id, "1234", None)
     assert client.heard == []

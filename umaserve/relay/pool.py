@@ -11,26 +11,23 @@ The rules, and why:
    output has reached its client, which would get that output twice.
 4. A cancelled request occupies its worker's slot until the worker answers, at most for ``CANCEL_GRACE_S``: its backend
    may still be busy, and some workers never answer.
-5. A worker whose first output has no status may be passing on its backend's error, as ModelRelay's does when it
-   streams. Output that doesn't begin like events is held back until the end, which has the status.
-6. When a request ends, queued requests are dispatched before its client is told, since the client may send another one
+5. When a request ends, queued requests are dispatched before its client is told, since the client may send another one
    at once.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from umaserve.relay.in_flight import InFlight
+from umaserve.relay.outcomes import Outcomes
 from umaserve.relay.queue import Queue
 from umaserve.relay.registry import Registry
+from umaserve.relay.replies import Replies
 from umaserve.relay.request import MAX_MESSAGE_BYTES, Clock, RelayedRequest, fits
 from umaserve.relay.states import Event, State
 from umaserve.relay.worker import Link, Worker
-from umaserve.wire.event_stream import begins_event
 from umaserve.wire.relay_messages import (
     BYTES,
     WEBSOCKET,
@@ -38,19 +35,10 @@ from umaserve.wire.relay_messages import (
     GracefulShutdown,
     ModelsRefresh,
     OtherReason,
-    ResponseChunk,
-    ResponseComplete,
-    WorkerError,
 )
 from umaserve.wire.websocket import CloseCode
 
-log = logging.getLogger(__name__)
-
 MAX_REQUEUES = 3
-MAX_HELD = 64 * 1024
-"""The longest body of an error, in characters; longer output is a stream."""
-EVENT_STREAM = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
-"""The headers of a stream whose worker sent none."""
 TOO_LARGE = f"request: larger than {MAX_MESSAGE_BYTES} bytes as a message to a worker"
 LACKING = {
     WEBSOCKET: "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have "
@@ -78,27 +66,16 @@ class PoolLimits:
 class Pool:
     """All workers and requests of a relay."""
 
-    COUNTED = (
-        "requests",
-        "completed",
-        "failed",
-        "requeues",
-        "client_disconnects",
-        "queue_timeouts",
-        "request_timeouts",
-        "late_messages",
-        "connections_refused",
-    )
-    """The names of ``totals``."""
-
     def __init__(self, clock: Clock, limits: PoolLimits) -> None:
+        outcomes = Outcomes(clock)
+        self.totals = outcomes.totals
+        self._fail = outcomes.fail
         self.workers = Registry()
         self.queue = Queue(clock, limits.queue_timeout, self._on_queue_timeout)
         self.in_flight = InFlight(
             clock, limits.request_timeout, limits.silence, self._on_request_timeout, self._on_freed
         )
-        self.totals: Counter[str] = Counter()
-        """Counters since the start, by the names in ``COUNTED``."""
+        self.replies = Replies(self.in_flight, outcomes, limits.response_bytes, self._on_freed)
         self.closing = False
         """Whether new requests and workers are refused."""
         self._clock = clock
@@ -189,68 +166,6 @@ class Pool:
         """The worker has read what it was sent."""
         self._serve_queue(worker)
 
-    def chunk(self, worker: Worker, message: ResponseChunk) -> None:
-        """A part of a reply; dropped where its request has ended."""
-        request = worker.in_flight.get(message.request_id)
-        if request is None:
-            self.totals["late_messages"] += 1
-            return
-        # A lower bound: a character has at least a byte, and counting exactly would cost a copy.
-        request.output_bytes += len(message.chunk)
-        if request.output_bytes > self._limits.response_bytes:
-            self.in_flight.cancel(request, OtherReason("response too large"))
-            self._fail(request, 502, f"response: larger than {self._limits.response_bytes} bytes")
-            return
-        if request.is_websocket:
-            self.in_flight.heard(request)
-        if request.begun:
-            request.client.write(message.chunk)
-            return
-        if request.is_websocket or _is_stream(message, request.held):
-            self._begin(request, message)
-        else:
-            request.held += str(message.chunk)
-
-    def _begin(self, request: RelayedRequest, message: ResponseChunk) -> None:
-        request.move(Event.OUTPUT)
-        # There is no requeue any more.
-        request.body = ""
-        request.frames.clear()
-        held, request.held = request.held, ""
-        request.client.begin(message.status_code or 200, message.headers or EVENT_STREAM)
-        if held:
-            request.client.write(held)
-        request.client.write(message.chunk)
-
-    def complete(self, worker: Worker, message: ResponseComplete) -> None:
-        """The end of a reply, or the answer to a cancel."""
-        request = self._take_back(worker, message.request_id)
-        if request is None:
-            return
-        fields = self._about(request, message.status_code) | {"worker": worker.id}
-        log.info("request relayed", extra={"fields": fields})
-        body = message.body or ""
-        if isinstance(body, str):
-            body = request.held + body
-        begun = request.begun
-        if begun and message.status_code >= 400:
-            self._fail(request, 502, "the worker failed after it had begun to answer")
-        elif not begun and len(body) > self._limits.response_bytes:
-            self._fail(request, 502, f"response: larger than {self._limits.response_bytes} bytes")
-        else:
-            request.move(Event.FINISH)
-            self.totals["completed"] += 1
-            if begun:
-                request.client.end()
-            else:
-                request.client.respond(message.status_code, message.headers or {}, body)
-
-    def error(self, worker: Worker, message: WorkerError) -> None:
-        """A request has failed at its worker. An error without a request id is only logged, by the link."""
-        request = None if message.request_id is None else self._take_back(worker, message.request_id)
-        if request is not None:
-            self._fail(request, 502, message.message)
-
     def lost(self, worker: Worker) -> None:
         """The worker's connection has ended: requeue or fail its requests."""
         self.workers.remove(worker)
@@ -315,15 +230,6 @@ class Pool:
         else:
             self._serve_queue(worker)
 
-    def _take_back(self, worker: Worker, request_id: str) -> RelayedRequest | None:
-        """The request that a worker reports as ended; ``None`` where it was cancelled, or isn't the worker's."""
-        request = self.in_flight.take(worker, request_id)
-        if request is None and not self.in_flight.end_cancelled(worker, request_id):
-            self.totals["late_messages"] += 1
-        else:
-            self._on_freed(worker)
-        return request
-
     def _requeue(self, request: RelayedRequest) -> None:
         """The request has lost its worker: dispatch, queue or fail it."""
         if request.begun:
@@ -361,33 +267,6 @@ class Pool:
         self.in_flight.cancel(request, CancelReason.TIMEOUT)
         silent = f"conversation: nothing was said for {self._limits.silence:g} s"
         self._fail(request, 504, silent if request.is_websocket else "request timeout")
-
-    def _fail(self, request: RelayedRequest, status: int, error: str) -> None:
-        request.move(Event.FAIL)
-        self.totals["failed"] += 1
-        # The error is a field, which is escaped: it may quote a client's or a worker's text.
-        log.info("request failed", extra={"fields": self._about(request, status) | {"error": error}})
-        request.client.fail(status, error)
-
-    def _about(self, request: RelayedRequest, status: int) -> dict[str, object]:
-        """The fields of a log line."""
-        return {
-            "request": request.id,
-            "path": request.path,
-            "model": request.model,
-            "status": status,
-            "requeues": request.requeues,
-            "queue_ms": round(request.waited_s * 1000, 1),
-            "total_ms": round((self._clock.now() - request.asked_at) * 1000, 1),
-        }
-
-
-def _is_stream(message: ResponseChunk, held: str) -> bool:
-    """Whether a worker's output so far, ``held`` and then ``message``, is the start of a stream."""
-    if message.status_code is not None or message.headers is not None or isinstance(message.chunk, bytes):
-        return True
-    output = held + message.chunk
-    return begins_event(output) or len(output) > MAX_HELD
 
 
 def _may_go_back(request: RelayedRequest) -> bool:

@@ -18,6 +18,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.relay.admin import Admin
+from umaserve.relay.outcomes import COUNTED
 from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.site import Doors, RelaySite
 from umaserve.settings.addresses import parse_address
@@ -145,7 +146,7 @@ class RelayServer:
             "relay_workers": len(pool.workers),
             "relay_queue_length": len(pool.queue),
             "relay_in_flight": len(pool.in_flight),
-            **{f"relay_{name}_total": totals[name] for name in pool.COUNTED},
+            **{f"relay_{name}_total": totals[name] for name in COUNTED},
             "relay_rss_bytes": resident_bytes(),
         }
 

@@ -161,9 +161,9 @@ class WorkerLink:
             return
         match message:
             case ResponseChunk():
-                self._pool.chunk(worker, message)
+                self._pool.replies.chunk(worker, message)
             case ResponseComplete():
-                self._pool.complete(worker, message)
+                self._pool.replies.complete(worker, message)
             case Pong():
                 self._pool.report(worker, message.current_load)
             case ModelsUpdate():
@@ -173,7 +173,7 @@ class WorkerLink:
                 about = {"worker": worker.id, "request": message.request_id, "code": message.code}
                 fields = about | {"error": message.message[:MAX_LOGGED]}
                 log.warning("a worker reports an error", extra={"fields": fields})
-                self._pool.error(worker, message)
+                self._pool.replies.error(worker, message)
             case Register():
                 raise RequestError(Fault.BAD_REQUEST, "type", "expected register only once")
 
