@@ -43,17 +43,17 @@ MAX_PICTURES = 200
 SAMPLE_RATE = 24_000
 
 _NOTES = """\
-In ms. Each picture is noise, and new to the daemon; the second turn asks again about the same one. Answers have 8
-tokens. Each row has the medians of its repeats, with the smallest and largest.
+In ms. Each image is noise that the daemon has not seen before; the second turn asks about the same one again. Answers
+have 8 tokens. Each row has the medians of its repeats, with the smallest and the largest.
 """
 _SPEECH_NOTES = f"""\
-Answers of {ANSWER_TOKENS} tokens, spoken while they are written. In ms from the request; the factor is the seconds of
-speech made in a second, from the request to the end.
+Answers of {ANSWER_TOKENS} tokens, spoken while they are generated. In ms from the request. The factor is the seconds
+of speech made per second, from the request to the end.
 """
 _GAPS_NOTES = f"""\
-Gaps in ms between the tokens of one stream at a time with a target of {STREAM_TARGET_MS} ms between tokens: alone for
-{ALONE_S:.0f} s, then for {BESIDE_S:.0f} s beside a client that asks one thing after another; its answers are counted.
-The large messages have noise of {LARGE_BYTES >> 20} MiB for a picture each, and are refused.
+Gaps in ms between the tokens of one stream with a target of {STREAM_TARGET_MS} ms: alone for {ALONE_S:.0f} s, then for
+{BESIDE_S:.0f} s beside a client that sends one request after another ("others": how many were answered). Each of the
+large messages contains {LARGE_BYTES >> 20} MiB of noise as an image, and is refused.
 """
 
 
@@ -125,8 +125,8 @@ def _turns(at: Served, repeats: int) -> str:
             tokens = once.input_tokens
         factor = statistics.median(before / after for before, after in zip(first, second, strict=True))
         rows.append([f"{edge} x {edge}", str(tokens), spread(first), spread(second), f"{factor:.1f}"])
-    header = ["picture", "prompt tokens", "first turn: first text", "second turn", "times faster"]
-    return f"## Pictures, repeats: {repeats}\n\n{table(header, rows)}\n{_NOTES}"
+    header = ["image", "prompt tokens", "first turn: first text", "second turn", "times faster"]
+    return f"## Images, repeats: {repeats}\n\n{table(header, rows)}\n{_NOTES}"
 
 
 def _speech(at: Served, repeats: int) -> str:
@@ -153,7 +153,7 @@ def _beside(at: Served) -> str:
     pictures = iter([_picture(EDGES[0], next(seeds)) for _ in range(MAX_PICTURES)])
     large = _request(at, base64.b64encode(np.random.default_rng(0).bytes(LARGE_BYTES)).decode())
     works: dict[str, Callable[[], object]] = {
-        "pictures are encoded": lambda: _ask(at, [_user(next(pictures), "What is it?")], 1),
+        "images are encoded": lambda: _ask(at, [_user(next(pictures), "What is it?")], 1),
         "answers are spoken": lambda: _ask(
             at, [_user(f"Tell me {next(seeds)} things about the sea.")], ANSWER_TOKENS, spoken=True
         ),

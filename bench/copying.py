@@ -12,9 +12,10 @@ _PLAIN = {"UMA_SPECULATION": "false"}
 _WITHOUT = f"{OURS}, speculation off"
 
 _NOTES = f"""\
-One greedy completion of {COPIED_TOKENS} tokens, whose prompt makes the model repeat a paragraph with one name changed.
-Tokens/s: after the first token. Ratios: to the daemon without speculation in the same round. The median of the runs,
-and in brackets the smallest and largest; each run is a fresh process, warmed up, and every other round goes backwards.
+One greedy completion of {COPIED_TOKENS} tokens, with a prompt that makes the model repeat a paragraph with one name
+changed. Tokens/s: after the first token. Ratios: to the daemon without draft tokens (--no-speculation) in the same
+round. The median of the runs, with the smallest and the largest in brackets. Each run is a new process, warmed up;
+every other round is in reverse order.
 """
 
 

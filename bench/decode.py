@@ -12,17 +12,17 @@ from bench.report import LATENCIES, latencies, number, progress, ratio, table
 from bench.trace import Measures, measures, medians
 
 _NOTES = """\
-Tokens/s, steady: all streams together, from the last stream's first token until the first stream ends, the same phase
-on both sides (a dash where the first had ended by then: ask for more --tokens). Tokens/s, whole: from the first request
-to the last token, prompts included. Ratios: the median of the pairs' ratios, and in brackets the smallest and largest;
-everything else is the median of the runs. Each run is a fresh process, warmed up, and a pair's two runs follow each
-other, in alternating order.
+Tokens/s, steady: of all streams, from the last stream's first token until the first stream ends, the same phase on
+both sides (a dash: the first stream had ended by then; use more --tokens). Tokens/s, whole: from the first request to
+the last token, prompts included. Ratios: the median of the pairs' ratios, with the smallest and the largest in
+brackets. All other numbers are medians of the runs. Each run is a new process, warmed up; the two runs of a pair
+follow each other, in alternating order.
 """
 
 _LATENCY_NOTES = """\
-In ms. TTFT: the bare loop's from the start of the first decode, with the prompts tokenized before; the daemon's from
-before the client connects. Gaps: between two tokens of one stream, over its whole life. The bare loop has no target for
-them, and the daemon is told none.
+In ms. TTFT (time to first token): of the bare loop from the start of the first decode, with the prompts tokenized
+before; of the daemon from before the client connects. Gaps: between two tokens of one stream, over its whole life. The
+bare loop has no target for them, and the daemon is given none.
 """
 
 

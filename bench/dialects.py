@@ -17,12 +17,12 @@ Round = dict[str, Measures]
 _LLAMA_SERVER = f"llama-server, {SSE}"
 
 _NOTES = """\
-Tokens/s, steady: all streams together, from the last stream's first token until the first stream ends (a dash where the
-first had ended by then: ask for more --tokens). Tokens/s, whole: from the first request to the last token, prompts
-included. Ratios: to the Unix socket in the same round, the median of the rounds, and in brackets the smallest and
-largest; everything else is the median of the runs. Each run is a fresh process, warmed up, and a round's runs follow
-each other, in every other round backwards. All have the same prompts and decode greedily. WebSocket is /generate with
-its default options, so every message repeats the text so far; SSE is /v1/completions. Both go over TCP.
+Tokens/s, steady: of all streams, from the last stream's first token until the first stream ends (a dash: the first
+stream had ended by then; use more --tokens). Tokens/s, whole: from the first request to the last token, prompts
+included. Ratios: to the Unix socket in the same round, the median of the rounds, with the smallest and the largest in
+brackets. All other numbers are medians of the runs. Each run is a new process, warmed up; the runs of a round follow
+each other, in reverse order in every other round. All have the same prompts and decode greedily. WebSocket is
+/generate with its default options, so every message repeats the text so far; SSE is /v1/completions. Both use TCP.
 """
 
 _LATENCY_NOTES = """\

@@ -16,8 +16,8 @@ _SPARE_DESCRIPTORS = 100
 _POLL_S = 0.02
 
 _NOTES = """\
-Resident memory by the daemon's own metrics, behind a stand-in for the engine, before and after the connections are
-opened. What the kernel keeps for a socket is not in it.
+Resident memory as the daemon's metrics show it, with a stand-in for the engine, before and after the connections were
+opened. The kernel's memory for sockets is not included.
 """
 
 

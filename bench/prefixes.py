@@ -12,11 +12,11 @@ WORDS = (150, 500)
 CLIENTS = (8, 16)
 
 _NOTES = f"""\
-In ms. A prompt with the shared words has been answered before, with another question; then all clients ask at once,
+In ms. A prompt with the shared words, and another question, has been answered before. Then all clients ask at once,
 each with the shared words and its own question of one short line, for {PREFIX_TOKENS} tokens. Both servers may reuse
 what they have computed (llama-server: cache_prompt, its default). TTFT: from before the client connects. The median of
-the runs, and in brackets the smallest and largest; ratios: to llama-server's p50 in the same round. Each run is a fresh
-process, warmed up, and every other round goes backwards.
+the runs, with the smallest and the largest in brackets; ratios: to llama-server's p50 in the same round. Each run is a
+new process, warmed up; every other round is in reverse order.
 """
 
 

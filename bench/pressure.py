@@ -21,12 +21,12 @@ _CELLS_STEP = 256
 """llama.cpp rounds the number of cells up to this."""
 
 _NOTES = f"""\
-{PRESSURE_REQUESTS} requests, {PRESSURE_CLIENTS} at a time: prompts of 10 to 400 words, 8 to 128 tokens to generate, the
-same for all. A request has failed if it did not get all its tokens. With classes every other request goes to /generate,
-as background work; all others go to /v1/completions. Wall time, and tokens/s (those of whole answers): from the first
-request to the last token. Peak: the most resident memory that the process ever had (VmHWM), before the first request
-and after the last. The median of the runs, and in brackets the smallest and largest; each run is a fresh process, and
-every other round goes backwards. Nobody may reuse a prefix.
+{PRESSURE_REQUESTS} requests, {PRESSURE_CLIENTS} at a time: prompts of 10 to 400 words, 8 to 128 tokens to generate,
+the same for all servers. A request has failed if it did not get all its tokens. With classes, every other request goes
+to /generate as background work, the others to /v1/completions. Wall time and tokens/s (of complete answers): from the
+first request to the last token. Peak: the most resident memory that the process ever had (VmHWM), before the first
+request and after the last. The median of the runs, with the smallest and the largest in brackets; each run is a new
+process, and every other round is in reverse order. No reuse of prefixes.
 """
 
 

@@ -10,10 +10,10 @@ from bench.scenarios import CHAT_QUESTIONS, CHAT_TOKENS
 from bench.sides import OURS, THEIRS, both, missing_note, rounds
 
 _NOTES = f"""\
-TTFT in ms. {CHAT_QUESTIONS} different questions of one line through /v1/chat/completions, one after another on one
-connection, each answered with {CHAT_TOKENS} tokens. Both servers may reuse what they have computed: what stands before
-the question is always the same. The median of the runs, and in brackets the smallest and largest; ratios: to
-llama-server's in the same round. Each run is a fresh process, warmed up, and every other round goes backwards.
+TTFT in ms. {CHAT_QUESTIONS} different questions of one line to /v1/chat/completions, one after another on one
+connection, each answered with {CHAT_TOKENS} tokens. Both servers may reuse what they have computed: the text before
+the question is always the same. The median of the runs, with the smallest and the largest in brackets; ratios: to
+llama-server's in the same round. Each run is a new process, warmed up; every other round is in reverse order.
 """
 
 

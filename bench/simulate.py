@@ -24,12 +24,12 @@ COSTS = Path(__file__).parent / "costs"
 RATES = (10, 30, 50, 60, 70, 80, 90, 100, 110, 120, 150)
 
 _NOTES = """\
-Load: of what the box could carry with all slots full and no target to keep. Goodput: sessions a second whose first
-token came within its target, and the later ones on average. TTFT and gaps: of the interactive sessions, in ms, without
-those that were refused. Attained: the share of a class's sessions that count as goodput. Background work has {factor:g}
-times the time of interactive. First come: a prompt is computed whole as soon as there is a slot, and all streams wait.
-Decode first: each tick has every stream's token, and prompts fill the batch. Moving the KV of a session that gives way
-costs nothing here, and every policy that asks is told the true cost of a tick.
+Load: of what the machine could serve with all slots full and without targets. Goodput: sessions per second whose first
+token met its target, and the later ones on average. TTFT and gaps: of the interactive sessions that were not refused,
+in ms. Attained: the share of a class's sessions that count as goodput. Background sessions have {factor:g} times as
+much time. First come: a prompt is computed whole as soon as a slot is free, while all streams wait. Decode first: each
+tick has a token of every stream, and prompts fill the batch. Moving the KV of a preempted session costs nothing here,
+and every policy knows the true cost of a tick.
 """
 
 

@@ -25,12 +25,13 @@ _SEQUENCES = 16
 """Not the environment's: a batch has to have room for a token of each."""
 
 _NOTES = f"""\
-Gaps and TTFT in ms. One stream decodes; after {CALM_S:g} s {STORM_CLIENTS} clients ask, each for {STORM_TOKENS} tokens
-after a prompt of {STORM_WORDS} words, and again as soon as it is answered, for {STORM_S:g} s. Gaps are the stream's,
-TTFT is the storm's. The daemon is run with different targets for the time between tokens (UMA_SLO_TBT_MS), llama-server
-with different batches (-b and -ub, both the same; 512 is the -ub that it has of itself). A prompt that is still being
-answered at the end counts by the part of its time. The median of the runs, and in brackets the smallest and largest;
-each run is a fresh process, warmed up, and every other round goes backwards. Nobody may reuse a prefix or guess tokens.
+Gaps and TTFT in ms. One stream decodes. After {CALM_S:g} s, {STORM_CLIENTS} clients send a prompt of {STORM_WORDS}
+words each for {STORM_TOKENS} tokens, and another one as soon as it is answered, for {STORM_S:g} s. Gaps are the
+stream's, TTFT is of the {STORM_CLIENTS} clients. umaserve runs with different targets for the time between tokens
+(UMA_SLO_TBT_MS), llama-server with different batch sizes (-b and -ub, both the same; 512 is its default -ub). A prompt
+that is still being answered at the end counts with the part of its time. The median of the runs, with the smallest and
+the largest in brackets. Each run is a new process, warmed up; every other round is in reverse order. No reuse of
+prefixes, no draft tokens.
 """
 
 
@@ -87,7 +88,7 @@ def report(repeats: int, picture: Path) -> str:
     runs = rounds("storm", _runs(), repeats)
     compared = {name: of for name, of in runs.items() if name in COMPARED}
     return f"""\
-## A storm of prompts beside a stream, runs: {repeats}
+## Storm: gaps of a stream while prompts come in, runs: {repeats}
 
 {_comparison(compared)}
 {_frontier(runs)}

@@ -13,9 +13,9 @@ _TOKENS = 1000
 """Of each stream. Not more: a message of WebSocket's grows with what came before it."""
 
 _NOTES = f"""\
-Behind the real server is a stand-in for the engine: its ticks take no time and give every stream a token; each has
-{_TOKENS:,} tokens. Tokens/s are those while all streams run, gaps in ms, all of it medians of the runs. Server and load
-generator share the machine. {WEBSOCKET} repeats the text so far in every message, by default: 3 KiB on average.
+The real server runs with a stand-in for the engine: its ticks take no time and give every stream a token; each stream
+has {_TOKENS:,} tokens. Tokens/s: while all streams run. Gaps in ms. All numbers are medians of the runs. Server and
+load generator share the machine. By default, every {WEBSOCKET} message repeats the text so far: 3 KiB on average.
 """
 
 
