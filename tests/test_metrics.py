@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from umaserve.metrics import HELP, WINDOW, ServingMetrics, Share, TickTimes, Window, exposition
-from umaserve.relay.pool import Pool
+from umaserve.relay.outcomes import COUNTED
 from umaserve.system.memory import resident_bytes
 
 # A busy box makes no test fail.
@@ -199,7 +199,7 @@ def test_ticks_are_a_histogram_too() -> None:
 
 def test_each_metric_is_explained() -> None:
     assert ServingMetrics().snapshot().keys() <= HELP.keys()
-    assert {f"relay_{name}_total" for name in Pool.COUNTED} <= HELP.keys()
+    assert {f"relay_{name}_total" for name in COUNTED} <= HELP.keys()
     page = exposition(None, {"connections": 1, "model": "a"}).decode()
     assert f"# HELP umaserve_connections {HELP['connections']}" in page
 
