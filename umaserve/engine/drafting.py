@@ -29,7 +29,7 @@ _SAMPLED = object()
 
 
 @dataclass(slots=True)
-class _Guessing:
+class _Drafting:
     """One draft while its tokens are computed."""
 
     slot: int
@@ -75,7 +75,7 @@ class Drafter:
         sequences that this model hasn't seen, sequences with the fewest missing tokens first.
         """
         self._set_threads(threads)
-        jobs = [_Guessing(runs[one.run].slot, one.sequence, one.limit) for one in wanted]
+        jobs = [_Drafting(runs[one.run].slot, one.sequence, one.limit) for one in wanted]
         going = []
         missing: list[Run] = []
         left = min(self._batch_tokens, CATCHING_UP)
@@ -111,7 +111,7 @@ class Drafter:
         n_batch = min(threads, self._model.n_threads_batch)
         llama_cpp.llama_set_n_threads(self._model.context, min(threads, self._model.n_threads), n_batch)
 
-    def _placed(self, jobs: Sequence[_Guessing]) -> list[_Guessing]:
+    def _placed(self, jobs: Sequence[_Drafting]) -> list[_Drafting]:
         """The jobs that fit into the KV cache, least to compute first; cells of others are freed as needed."""
         fitting = [job for job in jobs if job.sequence and job.limit > 0 and job.cells <= self._longest]
         for job in fitting:
@@ -137,7 +137,7 @@ class Drafter:
             placed.append(job)
         return placed
 
-    def _keep(self, job: _Guessing) -> None:
+    def _keep(self, job: _Drafting) -> None:
         """Remove the slot's tokens after the first ``job.kept``; the slot may have been forgotten meanwhile."""
         held = self._held.pop(job.slot, [])
         job.kept = min(job.kept, len(held))
@@ -145,7 +145,7 @@ class Drafter:
             llama_cpp.llama_memory_seq_rm(self._memory, job.slot, job.kept, -1)
         self._held[job.slot] = held[: job.kept]
 
-    def _goes_on(self, job: _Guessing, token: int) -> bool:
+    def _goes_on(self, job: _Drafting, token: int) -> bool:
         """Add a draft token; returns whether another is wanted. An end token is not added and ends the draft."""
         if token in self._model.end_tokens:
             return False
@@ -180,7 +180,8 @@ def _check(draft: Model, model: Model) -> None:
         or llama_cpp.llama_model_is_hybrid(native)
         or not llama_cpp.llama_get_memory(draft.context)
     ):
-        raise _error(draft, "it can't take tokens back, as wrong guesses need it; choose a transformer that makes text")
+        problem = "it can't take tokens back, which rejected draft tokens need; choose a transformer that makes text"
+        raise _error(draft, problem)
     if draft.n_vocab != model.n_vocab:
         raise _error(draft, f"its vocabulary has {draft.n_vocab} tokens, that of {model.name} {model.n_vocab}{_ADVICE}")
     for token in range(model.n_vocab):

@@ -301,13 +301,13 @@ class LlamaEngine:
         if self._drafter is None or not tick.drafts:
             return tick.runs, ()
         runs = list(tick.runs)
-        guessed = self._drafter.draft(tick.drafts, runs, tick.threads)
-        for draft, draft_tokens in zip(tick.drafts, guessed, strict=True):
+        drafted = self._drafter.draft(tick.drafts, runs, tick.threads)
+        for draft, draft_tokens in zip(tick.drafts, drafted, strict=True):
             run = runs[draft.run]
             runs[draft.run] = dataclasses.replace(
                 run, tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens)
             )
-        return runs, [len(draft_tokens) for draft_tokens in guessed]
+        return runs, [len(draft_tokens) for draft_tokens in drafted]
 
     def _logits(self, outputs: int) -> Sequence[Logits]:
         """The logits of each output row, in order; valid until the next decode."""
@@ -326,8 +326,8 @@ class LlamaEngine:
             if before is not None and run.logprobs is not None:
                 scores.append(before.report(token, run.logprobs, self._model.written))
             tokens.append(token)
-            guess = len(run.tokens) - run.draft_tokens + offset
-            if token in self.end_tokens or (offset < run.draft_tokens and token != run.tokens[guess]):
+            row = len(run.tokens) - run.draft_tokens + offset
+            if token in self.end_tokens or (offset < run.draft_tokens and token != run.tokens[row]):
                 break
         if run.draft_tokens:
             right = len(run.tokens) - run.draft_tokens + len(tokens) - 1
