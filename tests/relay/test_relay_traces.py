@@ -373,6 +373,23 @@ def test_a_late_error_is_no_part_of_an_unfinished_event(relay: Relay, unfinished
     assert client.chunk() == b""
 
 
+def test_a_late_error_is_one_for_anthropics_clients_too(relay: Relay) -> None:
+    worker = relay.worker()
+    client = relay.client().post("/v1/messages", stream=True)
+    worker.chunk(worker.request(), "event: ping\n\n")
+    assert client.head()[0] == 200
+    assert client.chunk() == b"event: ping\n\n"
+    worker.crash()
+    name, data = client.chunk().decode().split("\n", 1)
+    assert name == "event: error"
+    broken = "the worker disconnected after it had begun to answer"
+    assert json.loads(data.removeprefix("data: ")) == {
+        "type": "error",
+        "error": {"type": "api_error", "message": broken},
+    }
+    assert client.chunk() == b""
+
+
 def test_a_late_error_of_what_is_no_stream_of_events_leaves_it_unfinished(relay: Relay) -> None:
     worker = relay.worker()
     client = relay.client().post(stream=True)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from umaserve.dialects import sse
 from umaserve.http.connection import JSON, HttpConnection
 from umaserve.relay.pool import Pool
 from umaserve.relay.request import RelayedRequest
-from umaserve.wire.event_stream import is_event_stream
+from umaserve.wire.event_stream import is_event_stream, late_error
 from umaserve.wire.forwarding import end_to_end, via
 from umaserve.wire.http_head import Headers
 
@@ -33,6 +32,7 @@ class RelayExchange:
         self._connection = connection
         self._pool = pool
         self._request: RelayedRequest | None = None
+        self._path = ""
         self._begun = False
         self._bodiless = False
         """Whether the status of the reply allows no body, whatever its worker sends."""
@@ -42,7 +42,7 @@ class RelayExchange:
         """The reply's last chunk."""
 
     def start(self, request: RelayedRequest) -> None:
-        self._request = request
+        self._request, self._path = request, request.path
         # The body is kept until the answer begins, for a requeue.
         self._connection.input.keep(len(request.body))
         self._pool.submit(request)
@@ -93,15 +93,14 @@ class RelayExchange:
     def fail(self, status: int, error: str) -> None:
         self._connection.input.keep(0)
         self._request = None
-        body = orjson.dumps({"error": error})
         if not self._begun:
-            self._connection.respond(status, [JSON], body)
+            self._connection.respond(status, [JSON], orjson.dumps({"error": error}))
         elif self._bodiless:
             self._connection.end()
         elif self._events:
             # The worker may have left an event unfinished; the error must be an event of its own.
             end = b"" if self._last.endswith(b"\n\n") else b"\n\n"
-            self._connection.write(end + sse.event(body))
+            self._connection.write(end + late_error(self._path, error).encode())
             self._connection.end()
         else:
             # The body is no event stream: closing leaves it incomplete, which tells the client.

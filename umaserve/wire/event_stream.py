@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import orjson
+
 _FIELDS = ("data:", "event:", "id:", "retry:", ":")
 _BLANK_LINES = ("\n\n", "\n\r\n", "\n\r", "\r\r\n", "\r\r")
 """Two line endings in a row; each is LF, CRLF or CR."""
@@ -23,3 +25,12 @@ def begins_event(text: str) -> bool:
 def end_of_events(text: str) -> int:
     """The number of characters of ``text`` that are whole events; the rest is an incomplete one."""
     return max(found + len(blank) if (found := text.rfind(blank)) >= 0 else 0 for blank in _BLANK_LINES)
+
+
+def late_error(path: str, error: str) -> str:
+    """The event that ends a stream which was broken off, in the form that clients of the API at ``path`` look for."""
+    if path == "/v1/messages":
+        # Anthropic's clients go by the event's name.
+        data = orjson.dumps({"type": "error", "error": {"type": "api_error", "message": error}}).decode()
+        return f"event: error\ndata: {data}\n\n"
+    return f"data: {orjson.dumps({'error': error}).decode()}\n\n"

@@ -6,13 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from umaserve.wire.event_stream import is_event_stream
+from umaserve.wire.event_stream import is_event_stream, late_error
 from umaserve.wire.relay_messages import Request, ResponseChunk, ResponseComplete, TokenCounts
 from umaserve.worker.backend import Backend, Job
 
 log = logging.getLogger(__name__)
-
-LATE_ERROR = '\n\ndata: {"error":"the worker failed after it had begun to answer"}\n\n'
 
 
 class Connection(Protocol):
@@ -99,7 +97,9 @@ class Running:
         request_id = self.request.request_id
         self._over = True
         if status >= 400 and self._events and not (self._aborted or self._connection.tells_late_errors):
-            self._connection.chunk(ResponseChunk(request_id, LATE_ERROR))
+            late = late_error(self.request.endpoint_path, "the worker failed after it had begun to answer")
+            # After a blank line, which ends an event that is unfinished.
+            self._connection.chunk(ResponseChunk(request_id, f"\n\n{late}"))
         message = ResponseComplete(request_id, status, headers, self._as_taken(body), token_counts)
         self._connection.complete(self, message)
 
