@@ -56,7 +56,7 @@ class Collected:
         return status, json.loads(body)["error"]
 
 
-class World:
+class ServedBackend:
     """A backend's server, and the backend on a loop."""
 
     def __init__(self, stack: ExitStack, **changes: Any) -> None:
@@ -87,16 +87,16 @@ class World:
 
 
 @pytest.fixture
-def world(caplog: pytest.LogCaptureFixture) -> Iterator[World]:
+def served(caplog: pytest.LogCaptureFixture) -> Iterator[ServedBackend]:
     with ExitStack() as stack:
-        yield World(stack)
+        yield ServedBackend(stack)
     assert not [record for record in caplog.get_records("call") if record.exc_info]
 
 
 # Requests.
 
 
-def test_a_request_goes_to_the_backend_with_its_headers_but_those_of_its_connection(world: World) -> None:
+def test_a_request_goes_to_the_backend_with_its_headers_but_those_of_its_connection(served: ServedBackend) -> None:
     given = {"X-Trace": "t", "authorization": "Bearer theirs", "Content-Type": "application/json; charset=utf-8"}
     dropped = {
         "host": "relay",
@@ -106,9 +106,9 @@ def test_a_request_goes_to_the_backend_with_its_headers_but_those_of_its_connect
         "accept-encoding": "br",
         "te": "trailers",
     }
-    world.configure(url=f"{world.server.url}/prefix/")
-    world.start(body='{"é":1}', headers={**given, **dropped})
-    peer = world.accept()
+    served.configure(url=f"{served.server.url}/prefix/")
+    served.start(body='{"é":1}', headers={**given, **dropped})
+    peer = served.accept()
     assert (peer.line, peer.body) == ("POST /prefix/v1/chat/completions HTTP/1.1", '{"é":1}'.encode())
     assert sorted(peer.headers) == [
         ("accept-encoding", "identity"),
@@ -116,39 +116,39 @@ def test_a_request_goes_to_the_backend_with_its_headers_but_those_of_its_connect
         ("connection", "close"),
         ("content-length", "8"),
         ("content-type", "application/json; charset=utf-8"),
-        ("host", f"127.0.0.1:{world.server.port}"),
+        ("host", f"127.0.0.1:{served.server.port}"),
         ("x-trace", "t"),
     ]
 
 
-def test_the_backends_own_key_takes_the_place_of_the_clients(world: World) -> None:
-    world.configure(key="ours")
-    world.start(headers={"Authorization": "Bearer theirs", "X-Api-Key": "theirs"})
-    headers = world.accept().headers
+def test_the_backends_own_key_takes_the_place_of_the_clients(served: ServedBackend) -> None:
+    served.configure(key="ours")
+    served.start(headers={"Authorization": "Bearer theirs", "X-Api-Key": "theirs"})
+    headers = served.accept().headers
     assert [value for name, value in headers if name == "authorization"] == ["Bearer ours"]
     assert "x-api-key" not in dict(headers)
     assert dict(headers)["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(("status", "text"), [("200 OK", '{"a":"é"}'), ("418 No", '{"error":"no"}'), ("200 OK", "")])
-def test_an_answer_in_one_piece_goes_on_as_it_is(world: World, status: str, text: str) -> None:
-    _, reply = world.start()
-    peer = world.accept()
+def test_an_answer_in_one_piece_goes_on_as_it_is(served: ServedBackend, status: str, text: str) -> None:
+    _, reply = served.start()
+    peer = served.accept()
     hop = ("Connection: X-Hop", "X-Hop: 1")
     peer.answer(text.encode(), status, "application/json", "X-Id: 1", "X-Id: 2", "Keep-Alive: timeout=5", *hop)
     headers = {"content-type": "application/json", "x-id": "1, 2"}
     assert reply.next() == ("complete", int(status[:3]), headers, text, None)
     assert peer.ended()
-    assert world.thread.call(lambda: world.backend.load) == 0
+    assert served.thread.call(lambda: served.backend.load) == 0
 
 
 def test_of_several_cookies_the_first_goes_on_and_the_log_says_so(
-    world: World, caplog: pytest.LogCaptureFixture
+    served: ServedBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    _, reply = world.start()
+    _, reply = served.start()
     cookies = ("Set-Cookie: a=1; Path=/", "Set-Cookie: b=2; Path=/")
-    world.accept().answer(b"{}", "200 OK", "application/json", *cookies)
+    served.accept().answer(b"{}", "200 OK", "application/json", *cookies)
     headers = {"content-type": "application/json", "set-cookie": "a=1; Path=/"}
     assert reply.next() == ("complete", 200, headers, "{}", None)
     assert "the backend set 2 cookies: the first goes to the relay" in caplog.text
@@ -165,9 +165,9 @@ def test_of_several_cookies_the_first_goes_on_and_the_log_says_so(
         (True, SSE, "500 Oh", False),
     ],
 )
-def test_what_is_streamed(world: World, is_streaming: bool, kind: str, status: str, in_parts: bool) -> None:
-    _, reply = world.start(is_streaming=is_streaming)
-    world.accept().answer(b"data: x\n\n", status, kind)
+def test_what_is_streamed(served: ServedBackend, is_streaming: bool, kind: str, status: str, in_parts: bool) -> None:
+    _, reply = served.start(is_streaming=is_streaming)
+    served.accept().answer(b"data: x\n\n", status, kind)
     head = (int(status[:3]), {"content-type": kind})
     if in_parts:
         assert reply.next() == ("chunk", "data: x\n\n", *head)
@@ -176,9 +176,9 @@ def test_what_is_streamed(world: World, is_streaming: bool, kind: str, status: s
         assert reply.next() == ("complete", *head, "data: x\n\n", None)
 
 
-def test_what_is_no_text_stays_bytes(world: World) -> None:
-    _, reply = world.start(endpoint_path="/v1/audio/speech")
-    peer = world.accept()
+def test_what_is_no_text_stays_bytes(served: ServedBackend) -> None:
+    _, reply = served.start(endpoint_path="/v1/audio/speech")
+    peer = served.accept()
     peer.begin("audio/wav")
     head = (200, {"content-type": "audio/wav"})
     for data in (b"\xff\0", b"\n\n\x80"):
@@ -186,14 +186,14 @@ def test_what_is_no_text_stays_bytes(world: World) -> None:
         assert reply.next() == ("chunk", data, *head)
     peer.chunk(b"")
     assert reply.next() == ("complete", *head, "", None)
-    _, reply = world.start(endpoint_path="/v1/audio/speech")
-    world.accept().answer(b"\xff", "503 Busy", "image/png")
+    _, reply = served.start(endpoint_path="/v1/audio/speech")
+    served.accept().answer(b"\xff", "503 Busy", "image/png")
     assert reply.next() == ("complete", 503, {"content-type": "image/png"}, b"\xff", None)
 
 
-def test_a_stream_goes_on_as_it_comes(world: World) -> None:
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_a_stream_goes_on_as_it_comes(served: ServedBackend) -> None:
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     for text in ("data: 1\n\n", "data: 2\n\n"):
         peer.chunk(text.encode())
@@ -202,15 +202,15 @@ def test_a_stream_goes_on_as_it_comes(world: World) -> None:
     assert reply.next() == ("complete", 200, {"content-type": SSE}, "", None)
 
 
-def test_a_character_that_is_split_is_held_back_until_it_is_whole(world: World) -> None:
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_a_character_that_is_split_is_held_back_until_it_is_whole(served: ServedBackend) -> None:
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin("text/plain")
     data = "a€".encode()
     peer.chunk(data[:2])
     assert reply.next()[1] == "a"
     peer.chunk(data[2:3])
-    world.thread.turn()
+    served.thread.turn()
     assert reply.told.empty()
     peer.chunk(data[3:])
     assert reply.next()[1] == "€"
@@ -221,9 +221,9 @@ def test_a_character_that_is_split_is_held_back_until_it_is_whole(world: World) 
 
 @given(text=st.text(min_size=1, max_size=40), cuts=st.sets(st.integers(1, 160)))
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_stream_is_the_same_text_however_it_is_cut(world: World, text: str, cuts: set[int]) -> None:
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_a_stream_is_the_same_text_however_it_is_cut(served: ServedBackend, text: str, cuts: set[int]) -> None:
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     data = text.encode()
     places = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
@@ -233,15 +233,15 @@ def test_a_stream_is_the_same_text_however_it_is_cut(world: World, text: str, cu
     assert reply.text() == (text, ("complete", 200, {"content-type": SSE}, "", None))
 
 
-def test_an_event_is_held_back_until_it_is_whole(world: World) -> None:
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_an_event_is_held_back_until_it_is_whole(served: ServedBackend) -> None:
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     peer.chunk(b"data: 1\n\ndata: 2")
     assert reply.next()[1] == "data: 1\n\n"
     peer.chunk(b"\r")
     peer.chunk(b"\n")
-    world.thread.turn()
+    served.thread.turn()
     assert reply.told.empty()
     peer.chunk(b"\r\ndata: [DO")
     assert reply.next()[1] == "data: 2\r\n\r\n"
@@ -250,10 +250,10 @@ def test_an_event_is_held_back_until_it_is_whole(world: World) -> None:
     assert reply.text() == ("data: [DONE]", ("complete", 200, {"content-type": SSE}, "", None))
 
 
-def test_an_event_that_is_very_long_goes_on_as_it_comes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_that_is_very_long_goes_on_as_it_comes(served: ServedBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_backend, "MAX_EVENT", 10)
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     peer.chunk(b"data: 1234")
     peer.chunk(b"5")
@@ -263,23 +263,23 @@ def test_an_event_that_is_very_long_goes_on_as_it_comes(world: World, monkeypatc
 # Ends before the end.
 
 
-def test_an_abort_closes_the_backends_connection_and_the_reply_hears_no_more(world: World) -> None:
-    job, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_an_abort_closes_the_backends_connection_and_the_reply_hears_no_more(served: ServedBackend) -> None:
+    job, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     peer.chunk(b"data: 1\n\n")
     reply.next()
-    world.thread.call(job.abort)
+    served.thread.call(job.abort)
     assert peer.ended()
-    world.thread.pass_time(1000.0)
+    served.thread.pass_time(1000.0)
     assert reply.told.empty()
-    assert world.thread.call(lambda: world.backend.load) == 0
+    assert served.thread.call(lambda: served.backend.load) == 0
 
 
-def test_a_backend_that_is_down_is_a_502(world: World) -> None:
-    world.server.stop()
-    _, reply = world.start()
-    assert reply.failure() == (502, f"backend: can't connect to 127.0.0.1:{world.server.port}: Connection refused")
+def test_a_backend_that_is_down_is_a_502(served: ServedBackend) -> None:
+    served.server.stop()
+    _, reply = served.start()
+    assert reply.failure() == (502, f"backend: can't connect to 127.0.0.1:{served.server.port}: Connection refused")
 
 
 @pytest.mark.parametrize(
@@ -291,9 +291,9 @@ def test_a_backend_that_is_down_is_a_502(world: World) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", "content-encoding: expected none, got 'gzip'"),
     ],
 )
-def test_a_backend_that_answers_wrongly_is_a_502(world: World, said: bytes, reason: str) -> None:
-    _, reply = world.start()
-    peer = world.accept()
+def test_a_backend_that_answers_wrongly_is_a_502(served: ServedBackend, said: bytes, reason: str) -> None:
+    _, reply = served.start()
+    peer = served.accept()
     peer.send(said)
     peer.sock.shutdown(socket.SHUT_WR)
     status, error = reply.failure()
@@ -302,39 +302,39 @@ def test_a_backend_that_answers_wrongly_is_a_502(world: World, said: bytes, reas
     assert peer.ended()
 
 
-def test_a_stream_that_breaks_off_ends_with_a_status_that_says_so(world: World) -> None:
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_a_stream_that_breaks_off_ends_with_a_status_that_says_so(served: ServedBackend) -> None:
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     peer.chunk(b"data: 1\n\ndata: {")
     peer.sock.close()
     assert reply.text() == ("data: 1\n\n", ("complete", 502, {}, "", None))
 
 
-def test_a_stream_that_breaks_off_in_its_first_event_has_not_begun(world: World) -> None:
-    _, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_a_stream_that_breaks_off_in_its_first_event_has_not_begun(served: ServedBackend) -> None:
+    _, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.begin()
     peer.chunk(b"data: {")
     peer.sock.close()
     assert reply.failure() == (502, "backend: response: the connection ended before it was whole")
 
 
-def test_an_answer_that_takes_too_long_is_a_504(world: World) -> None:
-    _, reply = world.start()
-    peer = world.accept()
-    world.thread.pass_time(99.0)
+def test_an_answer_that_takes_too_long_is_a_504(served: ServedBackend) -> None:
+    _, reply = served.start()
+    peer = served.accept()
+    served.thread.pass_time(99.0)
     assert reply.told.empty()
-    world.thread.pass_time(2.0)
+    served.thread.pass_time(2.0)
     assert reply.failure() == (504, "backend: no whole answer within 100 s")
     assert peer.ended()
 
 
 @pytest.mark.parametrize(("extra", "fits"), [(0, True), (1, False)])
-def test_an_answer_in_one_piece_is_capped(world: World, extra: int, fits: bool) -> None:
-    world.configure(max_response_bytes=1000)
-    _, reply = world.start()
-    peer = world.accept()
+def test_an_answer_in_one_piece_is_capped(served: ServedBackend, extra: int, fits: bool) -> None:
+    served.configure(max_response_bytes=1000)
+    _, reply = served.start()
+    peer = served.accept()
     peer.answer(b"x" * (1000 + extra))
     if fits:
         assert reply.next()[3] == "x" * 1000
@@ -346,8 +346,8 @@ def test_an_answer_in_one_piece_is_capped(world: World, extra: int, fits: bool) 
     "path",
     ["/", "//evil", "/a//b", "/v1/../x", "/v1/..", "/a..b", "/v1?x=1", "/v1#x", "/v1%2e%2e", "/a\\b", "v1", "/.a"],
 )
-def test_a_path_that_might_lead_elsewhere_is_refused(world: World, path: str) -> None:
-    job, reply = world.start(endpoint_path=path)
+def test_a_path_that_might_lead_elsewhere_is_refused(served: ServedBackend, path: str) -> None:
+    job, reply = served.start(endpoint_path=path)
     assert job is None
     status, error = reply.failure()
     assert status == 400
@@ -355,30 +355,30 @@ def test_a_path_that_might_lead_elsewhere_is_refused(world: World, path: str) ->
 
 
 @pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
-def test_a_websocket_is_none_of_its_endpoints(world: World, path: str) -> None:
-    _, reply = world.start(endpoint_path=path)
+def test_a_websocket_is_none_of_its_endpoints(served: ServedBackend, path: str) -> None:
+    _, reply = served.start(endpoint_path=path)
     assert reply.failure() == (404, f"endpoint_path: this worker has no WebSocket {path}")
 
 
 # Pausing.
 
 
-def test_a_paused_job_leaves_the_answer_with_the_backend(world: World) -> None:
-    job, reply = world.start(is_streaming=True)
-    peer = world.accept()
+def test_a_paused_job_leaves_the_answer_with_the_backend(served: ServedBackend) -> None:
+    job, reply = served.start(is_streaming=True)
+    peer = served.accept()
     peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
     peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
     reply.next()
-    world.thread.call(lambda: job.pause(True))
+    served.thread.call(lambda: job.pause(True))
     peer.sock.setblocking(False)
     sent = 0
     with contextlib.suppress(BlockingIOError):
         while sent < 64 * 1024 * 1024:
             sent += peer.sock.send(b"x" * 65536)
     assert sent < 64 * 1024 * 1024, "somebody reads"
-    world.thread.turn()
+    served.thread.turn()
     assert reply.told.empty()
-    world.thread.call(lambda: job.pause(False))
+    served.thread.call(lambda: job.pause(False))
     peer.sock.settimeout(PATIENCE_S)
     peer.sock.shutdown(socket.SHUT_WR)
     text, end = reply.text()
@@ -388,43 +388,43 @@ def test_a_paused_job_leaves_the_answer_with_the_backend(world: World) -> None:
 # Places.
 
 
-def test_more_than_the_places_wait_in_order_and_go_when_nobody_wants_them(world: World) -> None:
-    world.configure(max_concurrent=1)
-    first, second, third, fourth = (world.start(body=str(number)) for number in range(4))
-    peer = world.accept()
+def test_more_than_the_places_wait_in_order_and_go_when_nobody_wants_them(served: ServedBackend) -> None:
+    served.configure(max_concurrent=1)
+    first, second, third, fourth = (served.start(body=str(number)) for number in range(4))
+    peer = served.accept()
     assert peer.body == b"0"
-    assert world.thread.call(lambda: world.backend.load) == 4
-    world.thread.call(second[0].abort)
+    assert served.thread.call(lambda: served.backend.load) == 4
+    served.thread.call(second[0].abort)
     peer.answer(b"{}")
-    peer = world.accept()
+    peer = served.accept()
     assert peer.body == b"2"
-    world.thread.call(third[0].abort)
-    assert world.accept().body == b"3"
+    served.thread.call(third[0].abort)
+    assert served.accept().body == b"3"
     assert first[1].next()[1] == 200
     assert second[1].told.empty()
-    assert world.thread.call(lambda: world.backend.load) == 1
+    assert served.thread.call(lambda: served.backend.load) == 1
     assert fourth[0] is not None
 
 
-def test_a_job_that_is_paused_while_it_waits_is_paused_when_it_begins(world: World) -> None:
-    world.configure(max_concurrent=1)
-    first, _ = world.start()
-    second, reply = world.start(is_streaming=True)
-    world.accept()
-    world.thread.call(lambda: second.pause(True))
-    world.thread.call(first.abort)
-    peer = world.accept()
+def test_a_job_that_is_paused_while_it_waits_is_paused_when_it_begins(served: ServedBackend) -> None:
+    served.configure(max_concurrent=1)
+    first, _ = served.start()
+    second, reply = served.start(is_streaming=True)
+    served.accept()
+    served.thread.call(lambda: second.pause(True))
+    served.thread.call(first.abort)
+    peer = served.accept()
     peer.answer(b"data: x\n\n", kind=SSE)
-    world.thread.turn()
+    served.thread.turn()
     assert reply.told.empty()
-    world.thread.call(lambda: second.pause(False))
+    served.thread.call(lambda: second.pause(False))
     assert reply.text()[0] == "data: x\n\n"
 
 
-def test_those_who_wait_are_not_without_number(world: World) -> None:
-    world.configure(max_concurrent=1)
-    world.start()
-    last = [world.start()[1] for _ in range(257)][-1]
+def test_those_who_wait_are_not_without_number(served: ServedBackend) -> None:
+    served.configure(max_concurrent=1)
+    served.start()
+    last = [served.start()[1] for _ in range(257)][-1]
     assert last.next()[1] == 503
 
 
@@ -439,19 +439,21 @@ def test_those_who_wait_are_not_without_number(world: World) -> None:
         (b'{"models":[{"name":"x"}],"object":"list","data":[{"id":"a","meta":{}}]}', ("a",)),
     ],
 )
-def test_the_models_are_those_that_the_backend_lists(world: World, body: bytes, models: tuple[str, ...]) -> None:
-    world.configure(key="ours")
-    done, again = world.refresh(), world.refresh()
-    peer = world.accept()
+def test_the_models_are_those_that_the_backend_lists(
+    served: ServedBackend, body: bytes, models: tuple[str, ...]
+) -> None:
+    served.configure(key="ours")
+    done, again = served.refresh(), served.refresh()
+    peer = served.accept()
     assert peer.line == "GET /v1/models HTTP/1.1"
     assert ("authorization", "Bearer ours") in peer.headers
     peer.answer(body)
     assert done.get(timeout=PATIENCE_S) == again.get(timeout=PATIENCE_S) == models
 
 
-def test_configured_models_are_not_looked_up(world: World) -> None:
-    world.configure(models=("a", "b"))
-    assert world.refresh().get_nowait() == ("a", "b")
+def test_configured_models_are_not_looked_up(served: ServedBackend) -> None:
+    served.configure(models=("a", "b"))
+    assert served.refresh().get_nowait() == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -465,27 +467,27 @@ def test_configured_models_are_not_looked_up(world: World) -> None:
     ],
 )
 def test_a_backend_without_a_list_has_no_models_until_it_has_one(
-    world: World, caplog: pytest.LogCaptureFixture, body: bytes, status: str, reason: str
+    served: ServedBackend, caplog: pytest.LogCaptureFixture, body: bytes, status: str, reason: str
 ) -> None:
     for _ in range(2):
-        done = world.refresh()
-        world.accept().answer(body, status)
+        done = served.refresh()
+        served.accept().answer(body, status)
         assert done.get(timeout=PATIENCE_S) == ()
     assert caplog.text.count(f"the backend doesn't list its models: {reason}") == 1
-    done = world.refresh()
-    world.accept().answer(listing("a"))
+    done = served.refresh()
+    served.accept().answer(listing("a"))
     assert done.get(timeout=PATIENCE_S) == ("a",)
-    world.server.stop()
-    assert world.refresh().get(timeout=PATIENCE_S) == ()
+    served.server.stop()
+    assert served.refresh().get(timeout=PATIENCE_S) == ()
 
 
-def test_a_backend_that_is_too_busy_to_list_keeps_its_models(world: World) -> None:
-    done = world.refresh()
-    world.accept().answer(listing("a"))
+def test_a_backend_that_is_too_busy_to_list_keeps_its_models(served: ServedBackend) -> None:
+    done = served.refresh()
+    served.accept().answer(listing("a"))
     done.get(timeout=PATIENCE_S)
-    done = world.refresh()
-    world.accept()
-    world.thread.pass_time(11.0)
+    done = served.refresh()
+    served.accept()
+    served.thread.pass_time(11.0)
     assert done.get(timeout=PATIENCE_S) == ("a",)
 
 

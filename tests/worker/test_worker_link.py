@@ -95,7 +95,7 @@ class Log(logging.Handler):
                 return record
 
 
-class World:
+class LinkedWorker:
     """A relay's server and a worker's link to it."""
 
     def __init__(self, stack: ExitStack, log: Log, server: Server, url: str, ca_file: str = "") -> None:
@@ -156,20 +156,20 @@ def log(stack: ExitStack) -> Log:
 
 
 @pytest.fixture
-def world(stack: ExitStack, log: Log) -> World:
+def linked(stack: ExitStack, log: Log) -> LinkedWorker:
     server = Server(stack)
-    return World(stack, log, server, server.url)
+    return LinkedWorker(stack, log, server, server.url)
 
 
 # Beginning.
 
 
-def test_a_worker_shows_its_secret_in_a_header_only_and_registers(world: World) -> None:
-    world.start()
-    peer = world.accept()
+def test_a_worker_shows_its_secret_in_a_header_only_and_registers(linked: LinkedWorker) -> None:
+    linked.start()
+    peer = linked.accept()
     assert peer.request.path == "/v1/worker/connect?provider=our+box"
     assert peer.request.headers["x-worker-secret"] == SECRET
-    assert peer.request.headers["host"] == f"127.0.0.1:{world.server.port}"
+    assert peer.request.headers["host"] == f"127.0.0.1:{linked.server.port}"
     assert peer.receive() == {
         "type": "register",
         "worker_name": "worker-name",
@@ -178,46 +178,48 @@ def test_a_worker_shows_its_secret_in_a_header_only_and_registers(world: World) 
         "current_load": 0,
         "features": ["flow", "websocket"],
     }
-    assert world.acks.empty()
+    assert linked.acks.empty()
     peer.send("ping", timestamp_unix_ms=1)
     assert peer.receive() == {"type": "pong", "current_load": 0, "timestamp_unix_ms": 1}
     peer.send("register_ack", worker_id="worker-1", models=["m"], warnings=["careful"], unknown=1)
     assert peer.receive() == {"type": "models_update", "models": ["m"], "current_load": 0}, "before anything else"
-    world.acks.get(timeout=PATIENCE_S)
-    assert world.log.until("registered").fields["worker"] == "worker-1"  # type: ignore[attr-defined]
-    assert world.log.until("the relay says: 'careful'")
+    linked.acks.get(timeout=PATIENCE_S)
+    assert linked.log.until("registered").fields["worker"] == "worker-1"  # type: ignore[attr-defined]
+    assert linked.log.until("the relay says: 'careful'")
 
 
 def test_a_path_in_the_url_stands_before_ours(stack: ExitStack, log: Log) -> None:
     server = Server(stack)
-    world = World(stack, log, server, f"ws://127.0.0.1:{server.port}/relays/7/")
-    world.start()
-    assert world.accept().request.path == "/relays/7/v1/worker/connect?provider=our+box"
+    linked = LinkedWorker(stack, log, server, f"ws://127.0.0.1:{server.port}/relays/7/")
+    linked.start()
+    assert linked.accept().request.path == "/relays/7/v1/worker/connect?provider=our+box"
 
 
-def test_no_relay_of_either_kind_refuses_the_first_registration(world: World) -> None:
-    world.start()
-    peer = world.accept()
+def test_no_relay_of_either_kind_refuses_the_first_registration(linked: LinkedWorker) -> None:
+    linked.start()
+    peer = linked.accept()
     # ModelRelay's server refuses "1", the contract's own; both take who names none.
     assert "protocol_version" not in peer.welcome()
-    world.acks.get(timeout=PATIENCE_S)
-    assert world.log.until("").levelno == logging.INFO
+    linked.acks.get(timeout=PATIENCE_S)
+    assert linked.log.until("").levelno == logging.INFO
 
 
-def test_a_relay_that_wants_a_version_is_told_one_after_the_other_and_the_right_one_after_that(world: World) -> None:
-    world.start()
+def test_a_relay_that_wants_a_version_is_told_one_after_the_other_and_the_right_one_after_that(
+    linked: LinkedWorker,
+) -> None:
+    linked.start()
     for version in (None, "1", "2026-04-bridge-v1", None, "1"):
-        peer = world.accept()
+        peer = linked.accept()
         assert peer.receive().get("protocol_version") == version
         peer.close(1002, "worker registration protocol error")
-        until_waiting(world)
-        world.thread.pass_time(5.0)
+        until_waiting(linked)
+        linked.thread.pass_time(5.0)
     for _ in range(2):
-        peer = world.accept()
+        peer = linked.accept()
         assert peer.welcome()["protocol_version"] == "2026-04-bridge-v1"
         peer.close(1002, "worker protocol error")
-        world.log.until("lost a relay: the relay closed with 1002: 'worker protocol error'")
-        world.thread.pass_time(2.0)
+        linked.log.until("lost a relay: the relay closed with 1002: 'worker protocol error'")
+        linked.thread.pass_time(2.0)
 
 
 @pytest.fixture(scope="module")
@@ -234,17 +236,17 @@ def test_a_relay_with_tls_must_be_the_one_that_its_certificate_names(
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     server = Server(stack, context)
     host = "127.0.0.1" if name == "other.example" else name
-    world = World(stack, log, server, f"wss://{host}:{server.port}", str(tmp_path / "ca.pem"))
+    linked = LinkedWorker(stack, log, server, f"wss://{host}:{server.port}", str(tmp_path / "ca.pem"))
     if name == "other.example":
-        world.start()
+        linked.start()
         with pytest.raises(ssl.SSLError):
             server.accept()
-        line = world.log.until("no relay: TLS handshake failed: certificate verify failed")
+        line = linked.log.until("no relay: TLS handshake failed: certificate verify failed")
         assert line.getMessage().endswith(
             "check the URL, and that ca_file has the authority of the relay's certificate"
         )
         return
-    peer = world.begin()
+    peer = linked.begin()
     peer.send("ping")
     assert peer.receive() == {"type": "pong", "current_load": 0}
 
@@ -252,30 +254,30 @@ def test_a_relay_with_tls_must_be_the_one_that_its_certificate_names(
 # Failures to begin.
 
 
-def test_a_wrong_secret_is_said_and_tried_again_at_growing_intervals(world: World) -> None:
-    world.start()
+def test_a_wrong_secret_is_said_and_tried_again_at_growing_intervals(linked: LinkedWorker) -> None:
+    linked.start()
     waits = []
     for failures in range(1, 9):
-        peer = world.accept()
+        peer = linked.accept()
         peer.close(1008, "worker authentication failed")
         if failures.bit_count() == 1:
-            line = world.log.until("no relay")
+            line = linked.log.until("no relay")
             assert line.getMessage() == (
                 "no relay: the relay closed with 1008: 'worker authentication failed': "
                 "check that worker_secret and provider are the relay's"
             )
             waits.append((line.fields["failures"], line.fields["next_try_s"]))  # type: ignore[attr-defined]
-            assert line.fields["url"] == world.server.url  # type: ignore[attr-defined]
-        until_waiting(world)
-        world.thread.pass_time(min(30.0, 2.0 ** (failures - 1)) + 0.5)
+            assert line.fields["url"] == linked.server.url  # type: ignore[attr-defined]
+        until_waiting(linked)
+        linked.thread.pass_time(min(30.0, 2.0 ** (failures - 1)) + 0.5)
     assert waits == [(1, 1.0), (2, 2.0), (4, 8.0), (8, 30.0)]
-    assert world.accept().receive()["type"] == "register"
-    assert not [line for line in iter_queue(world.log.lines) if "no relay" in line.getMessage()]
+    assert linked.accept().receive()["type"] == "register"
+    assert not [line for line in iter_queue(linked.log.lines) if "no relay" in line.getMessage()]
 
 
-def until_waiting(world: World) -> None:
+def until_waiting(linked: LinkedWorker) -> None:
     """Until the link waits to dial again."""
-    world.thread.until(lambda: world.link._timer is not None)
+    linked.thread.until(lambda: linked.link._timer is not None)
 
 
 def iter_queue(lines: queue.Queue[Any]) -> Iterator[Any]:
@@ -283,20 +285,20 @@ def iter_queue(lines: queue.Queue[Any]) -> Iterator[Any]:
         yield lines.get_nowait()
 
 
-def test_an_acknowledgement_makes_the_next_try_soon_again(world: World) -> None:
-    world.start()
+def test_an_acknowledgement_makes_the_next_try_soon_again(linked: LinkedWorker) -> None:
+    linked.start()
     for wait in (1.5, 2.5, 4.5):
-        world.accept().close(1008, "worker authentication temporarily rate limited")
-        until_waiting(world)
-        world.thread.pass_time(wait)
-    peer = world.accept()
+        linked.accept().close(1008, "worker authentication temporarily rate limited")
+        until_waiting(linked)
+        linked.thread.pass_time(wait)
+    peer = linked.accept()
     peer.welcome()
     peer.sock.close()
-    world.log.until("lost a relay")
+    linked.log.until("lost a relay")
     for _ in range(2):
-        until_waiting(world)
-        world.thread.pass_time(1.5)
-        peer = world.accept()
+        until_waiting(linked)
+        linked.thread.pass_time(1.5)
+        peer = linked.accept()
         peer.close(1008, "worker authentication temporarily rate limited")
 
 
@@ -312,58 +314,58 @@ def test_an_acknowledgement_makes_the_next_try_soon_again(world: World) -> None:
         (b"", "the relay ended the connection before it answered the handshake: check the URL"),
     ],
 )
-def test_what_is_no_relay_is_said(world: World, answer: bytes, said: str) -> None:
-    world.start()
-    sock = world.server.accept()
+def test_what_is_no_relay_is_said(linked: LinkedWorker, answer: bytes, said: str) -> None:
+    linked.start()
+    sock = linked.server.accept()
     sock.recv(65536)
     sock.sendall(answer)
     sock.shutdown(socket.SHUT_WR)
-    assert world.log.until("no relay").getMessage().startswith(f"no relay: {said}")
+    assert linked.log.until("no relay").getMessage().startswith(f"no relay: {said}")
 
 
-def test_a_relay_that_is_down_is_said_and_tried_again(world: World) -> None:
-    world.server.stop()
-    world.start()
-    said = f"no relay: can't connect to 127.0.0.1:{world.server.port}: Connection refused: check the URL"
+def test_a_relay_that_is_down_is_said_and_tried_again(linked: LinkedWorker) -> None:
+    linked.server.stop()
+    linked.start()
+    said = f"no relay: can't connect to 127.0.0.1:{linked.server.port}: Connection refused: check the URL"
     for wait in (1.5, 2.5):
-        assert world.log.until("no relay").getMessage().startswith(said)
-        world.thread.pass_time(wait)
+        assert linked.log.until("no relay").getMessage().startswith(said)
+        linked.thread.pass_time(wait)
 
 
 @pytest.mark.parametrize("shaken", [False, True])
-def test_a_relay_that_does_not_answer_in_time_is_given_up(world: World, shaken: bool) -> None:
-    world.start()
+def test_a_relay_that_does_not_answer_in_time_is_given_up(linked: LinkedWorker, shaken: bool) -> None:
+    linked.start()
     if shaken:
-        peer = world.accept()
+        peer = linked.accept()
         assert peer.receive()["type"] == "register"
     else:
-        world.server.accept().recv(65536)
-    world.thread.pass_time(10.0)
+        linked.server.accept().recv(65536)
+    linked.thread.pass_time(10.0)
     if shaken:
         assert peer.receive()[0] == 1002
         peer.sock.close()
-    assert world.log.until("no relay: no acknowledgement within")
+    assert linked.log.until("no relay: no acknowledgement within")
 
 
 # Requests.
 
 
-def test_a_request_is_given_to_the_backend_and_its_answer_to_the_relay(world: World) -> None:
-    peer = world.begin()
-    job = world.running(peer, body='{"é":1}', headers={"A": "b"})
+def test_a_request_is_given_to_the_backend_and_its_answer_to_the_relay(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    job = linked.running(peer, body='{"é":1}', headers={"A": "b"})
     assert job.request == Request("r-1", "m", "/v1/chat/completions", False, '{"é":1}', {"A": "b"})
-    world.complete(job, 418, "{…}")
+    linked.complete(job, 418, "{…}")
     answer = {"type": "response_complete", "request_id": "r-1", "status_code": 418, "headers": {"x": "y"}}
     assert peer.receive() == {**answer, "body": "{…}"}
-    assert world.log.until("request answered").fields["status"] == 418  # type: ignore[attr-defined]
+    assert linked.log.until("request answered").fields["status"] == 418  # type: ignore[attr-defined]
 
 
-def test_the_first_part_of_a_stream_has_its_head(world: World) -> None:
-    peer = world.begin()
-    job = world.running(peer, is_streaming=True)
-    world.chunk(job, "data: 1\n\n")
-    world.chunk(job, "data: 2\n\n")
-    world.complete(job)
+def test_the_first_part_of_a_stream_has_its_head(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    job = linked.running(peer, is_streaming=True)
+    linked.chunk(job, "data: 1\n\n")
+    linked.chunk(job, "data: 2\n\n")
+    linked.complete(job)
     chunk = {"type": "response_chunk", "request_id": "r-1"}
     head = {"status_code": 200, "headers": {"content-type": "text/event-stream"}}
     assert peer.receive() == {**chunk, "chunk": "data: 1\n\n", **head}
@@ -371,18 +373,18 @@ def test_the_first_part_of_a_stream_has_its_head(world: World) -> None:
     assert peer.receive()["type"] == "response_complete"
 
 
-def test_what_a_backend_refuses_at_once_is_over(world: World) -> None:
-    peer = world.begin()
-    world.backend.refusal = 404
+def test_what_a_backend_refuses_at_once_is_over(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    linked.backend.refusal = 404
     for _ in range(2):
         peer.ask("r-1")
         assert peer.receive()["status_code"] == 404
 
 
-def test_an_answer_that_no_relay_would_take_is_a_502(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_no_relay_would_take_is_a_502(linked: LinkedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_connection, "MAX_MESSAGE_BYTES", 1000)
-    peer = world.begin()
-    world.complete(world.running(peer), body="x" * 1000)
+    peer = linked.begin()
+    linked.complete(linked.running(peer), body="x" * 1000)
     answer = peer.receive()
     assert (answer["status_code"], json.loads(answer["body"])["error"][:35]) == (
         502,
@@ -390,9 +392,9 @@ def test_an_answer_that_no_relay_would_take_is_a_502(world: World, monkeypatch: 
     )
 
 
-def test_a_cancelled_request_is_aborted_and_answered_once(world: World) -> None:
-    peer = world.begin()
-    job = world.running(peer)
+def test_a_cancelled_request_is_aborted_and_answered_once(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    job = linked.running(peer)
     peer.send("cancel", request_id="r-1", reason="client_disconnect")
     answer = peer.receive()
     assert (answer["type"], answer["status_code"], answer["body"]) == ("response_complete", 499, "")
@@ -404,47 +406,47 @@ def test_a_cancelled_request_is_aborted_and_answered_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("features", [["flow", "websocket"], ["flow"]])
-def test_a_request_with_the_id_of_a_running_one_is_a_frame(world: World, features: list[str]) -> None:
-    peer = world.begin(features=features)
-    job = world.running(peer, path="/generate")
+def test_a_request_with_the_id_of_a_running_one_is_a_frame(linked: LinkedWorker, features: list[str]) -> None:
+    peer = linked.begin(features=features)
+    job = linked.running(peer, path="/generate")
     peer.ask("r-1", "frame 1")
     peer.ask("r-1", "frame 2")
     assert (job.next(), job.next()) == ("frame 1", "frame 2")
-    world.complete(job)
+    linked.complete(job)
     assert peer.receive()["type"] == "response_complete"
     # This one has crossed the end, where the relay has WebSockets; others may use an id again.
     peer.ask("r-1", "frame 3")
     peer.ask("r-2")
-    ids = [world.backend.next().request.request_id for _ in range(3 - len(features))]
+    ids = [linked.backend.next().request.request_id for _ in range(3 - len(features))]
     assert ids == (["r-2"] if "websocket" in features else ["r-1", "r-2"])
 
 
-def test_a_ping_is_answered_with_the_load(world: World) -> None:
-    peer = world.begin()
-    world.backend.load = 2
+def test_a_ping_is_answered_with_the_load(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    linked.backend.load = 2
     peer.send("ping", timestamp_unix_ms=7)
     assert peer.receive() == {"type": "pong", "current_load": 2, "timestamp_unix_ms": 7}
 
 
-def test_models_are_told_when_asked_for_and_when_they_change(world: World) -> None:
-    peer = world.begin()
+def test_models_are_told_when_asked_for_and_when_they_change(linked: LinkedWorker) -> None:
+    peer = linked.begin()
     peer.send("models_refresh", reason="periodic")
     assert peer.receive() == {"type": "models_update", "models": ["m", "new"], "current_load": 0}
-    world.thread.call(world.link.say_models)
+    linked.thread.call(linked.link.say_models)
     assert peer.receive()["models"] == ["m", "new"]
 
 
 # Flow.
 
 
-def test_a_client_that_reads_slowly_pauses_its_job_alone(world: World) -> None:
-    peer = world.begin()
-    first, second = world.running(peer, "r-1"), world.running(peer, "r-2")
+def test_a_client_that_reads_slowly_pauses_its_job_alone(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    first, second = linked.running(peer, "r-1"), linked.running(peer, "r-2")
     for paused in (True, True, False):
         peer.send("flow", request_id="r-1", paused=paused)
     peer.send("flow", request_id="r-unknown", paused=True)
     assert (first.next(), first.next()) == (True, False)
-    world.thread.turn()
+    linked.thread.turn()
     assert first.told.empty()
     assert second.told.empty()
 
@@ -452,17 +454,17 @@ def test_a_client_that_reads_slowly_pauses_its_job_alone(world: World) -> None:
 def test_a_relay_that_reads_slowly_pauses_all_jobs_until_it_has_read(stack: ExitStack, log: Log) -> None:
     server = Server(stack)
     server.narrow()
-    world = World(stack, log, server, server.url)
-    peer = world.begin()
-    first, second = world.running(peer, "r-1"), world.running(peer, "r-2")
+    linked = LinkedWorker(stack, log, server, server.url)
+    peer = linked.begin()
+    first, second = linked.running(peer, "r-1"), linked.running(peer, "r-2")
     peer.send("flow", request_id="r-2", paused=True)
     assert second.next() is True
     chunks = 0
     while first.told.empty():
         assert chunks < 1000, "nobody was paused"
-        world.chunk(first, "x" * 65536)
+        linked.chunk(first, "x" * 65536)
         chunks += 1
-    third = world.running(peer, "r-3")
+    third = linked.running(peer, "r-3")
     assert (first.next(), third.next()) == (True, True)
     assert second.told.empty(), "it was paused already"
     for _ in range(chunks):
@@ -480,154 +482,156 @@ def test_a_relay_that_reads_slowly_pauses_all_jobs_until_it_has_read(stack: Exit
     "text",
     ["{", "[]", '{"type":"request"}', '{"type":"nonsense"}', '{"type":"register_ack","worker_id":"w","models":[]}'],
 )
-def test_a_message_that_is_wrong_ends_the_connection_and_not_the_link(world: World, text: str) -> None:
-    peer = world.begin()
-    job = world.running(peer)
+def test_a_message_that_is_wrong_ends_the_connection_and_not_the_link(linked: LinkedWorker, text: str) -> None:
+    peer = linked.begin()
+    job = linked.running(peer)
     peer.send_text(text)
     assert peer.receive()[0] == 1002
     assert job.next() == "abort"
     peer.sock.close()
-    world.log.until("a relay's message was wrong: ")
-    world.log.until("lost a relay: ")
-    world.thread.pass_time(1.5)
-    world.accept().welcome()
+    linked.log.until("a relay's message was wrong: ")
+    linked.log.until("lost a relay: ")
+    linked.thread.pass_time(1.5)
+    linked.accept().welcome()
 
 
-def test_work_before_the_acknowledgement_is_wrong(world: World) -> None:
-    world.start()
-    peer = world.accept()
+def test_work_before_the_acknowledgement_is_wrong(linked: LinkedWorker) -> None:
+    linked.start()
+    peer = linked.accept()
     assert peer.receive()["type"] == "register"
     peer.ask("r-1")
     assert peer.receive() == (1002, "type: expected register_ack first")
-    assert world.backend.jobs.empty()
+    assert linked.backend.jobs.empty()
 
 
 @pytest.mark.parametrize("features", [["bytes"], ["flow"]])
-def test_bytes_go_to_a_relay_that_takes_them(world: World, features: list[str]) -> None:
-    peer = world.begin(features=features)
-    job = world.running(peer)
-    world.thread.call(lambda: job.reply.chunk(b"\xff\0", 200, {"content-type": "audio/wav"}))
-    world.thread.call(lambda: job.reply.complete(200, {}, b"\x80"))
+def test_bytes_go_to_a_relay_that_takes_them(linked: LinkedWorker, features: list[str]) -> None:
+    peer = linked.begin(features=features)
+    job = linked.running(peer)
+    linked.thread.call(lambda: job.reply.chunk(b"\xff\0", 200, {"content-type": "audio/wav"}))
+    linked.thread.call(lambda: job.reply.complete(200, {}, b"\x80"))
     chunk, end = peer.receive(), peer.receive()
     if "bytes" in features:
         assert (chunk["chunk"], chunk["encoding"], end["body"], end["encoding"]) == ("/wA=", "base64", "gA==", "base64")
     else:
         assert (chunk["chunk"], end["body"]) == ("\ufffd\0", "\ufffd")
-        assert world.log.until("this relay takes text only, which the answer is not")
+        assert linked.log.until("this relay takes text only, which the answer is not")
 
 
 @pytest.mark.parametrize("features", [["flow"], []])
-def test_a_relay_that_takes_any_end_for_a_good_one_is_given_the_late_error(world: World, features: list[str]) -> None:
-    peer = world.begin(features=features)
-    job = world.running(peer)
-    world.chunk(job, "data: 1\n\n")
+def test_a_relay_that_takes_any_end_for_a_good_one_is_given_the_late_error(
+    linked: LinkedWorker, features: list[str]
+) -> None:
+    peer = linked.begin(features=features)
+    job = linked.running(peer)
+    linked.chunk(job, "data: 1\n\n")
     assert peer.receive()["chunk"] == "data: 1\n\n"
-    world.complete(job, 502)
+    linked.complete(job, 502)
     if not features:
         late = '\n\ndata: {"error":"the worker failed after it had begun to answer"}\n\n'
         assert peer.receive() == {"type": "response_chunk", "request_id": "r-1", "chunk": late}
     assert peer.receive()["status_code"] == 502
     # One that was cancelled may be in flight there no more.
-    job = world.running(peer, "r-2")
-    world.chunk(job, "data: 1\n\n")
+    job = linked.running(peer, "r-2")
+    linked.chunk(job, "data: 1\n\n")
     peer.send("cancel", request_id="r-2", reason="timeout")
     assert (peer.receive()["type"], peer.receive()["status_code"]) == ("response_chunk", 499)
 
 
-def test_a_lost_connection_aborts_its_jobs(world: World) -> None:
-    peer = world.begin()
-    jobs = [world.running(peer, f"r-{number}") for number in range(3)]
+def test_a_lost_connection_aborts_its_jobs(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    jobs = [linked.running(peer, f"r-{number}") for number in range(3)]
     peer.sock.close()
     assert [job.next() for job in jobs] == ["abort"] * 3
-    world.log.until("lost a relay: ")
+    linked.log.until("lost a relay: ")
 
 
-def test_a_relay_that_pings_only_idle_workers_is_pinged_while_its_stream_goes_on(world: World) -> None:
-    peer = world.begin()
-    job = world.running(peer)
+def test_a_relay_that_pings_only_idle_workers_is_pinged_while_its_stream_goes_on(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    job = linked.running(peer)
     for number in range(8):
-        world.thread.pass_time(31.0)
-        world.chunk(job, f"data: {number}\n\n")
+        linked.thread.pass_time(31.0)
+        linked.chunk(job, f"data: {number}\n\n")
         assert peer.until("response_chunk")["chunk"] == f"data: {number}\n\n"
     assert peer.pinged > 0
-    world.complete(job)
+    linked.complete(job)
     assert peer.receive()["type"] == "response_complete"
 
 
-def test_a_relay_that_says_something_is_not_pinged(world: World) -> None:
-    peer = world.begin()
+def test_a_relay_that_says_something_is_not_pinged(linked: LinkedWorker) -> None:
+    peer = linked.begin()
     for _ in range(5):
         peer.send("ping")
         assert peer.receive()["type"] == "pong"
-        world.thread.pass_time(31.0)
+        linked.thread.pass_time(31.0)
     assert peer.pinged == 0
 
 
-def test_a_relay_that_answers_no_ping_is_left(world: World) -> None:
-    peer = world.begin()
-    world.log.until("registered")
+def test_a_relay_that_answers_no_ping_is_left(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    linked.log.until("registered")
     for _ in range(2):
-        world.thread.pass_time(31.0)
-        assert world.log.lines.empty()
-    world.thread.pass_time(31.0)
-    world.log.until("a relay: closed, since it did not answer a ping for 30 s")
-    world.log.until("lost a relay: ")
+        linked.thread.pass_time(31.0)
+        assert linked.log.lines.empty()
+    linked.thread.pass_time(31.0)
+    linked.log.until("a relay: closed, since it did not answer a ping for 30 s")
+    linked.log.until("lost a relay: ")
     peer.sock.close()
-    world.thread.pass_time(1.5)
-    world.accept().welcome()
+    linked.thread.pass_time(1.5)
+    linked.accept().welcome()
 
 
-def test_a_relay_that_lets_us_go_gets_its_answers_and_sees_us_again(world: World) -> None:
-    peer = world.begin()
-    job = world.running(peer)
+def test_a_relay_that_lets_us_go_gets_its_answers_and_sees_us_again(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    job = linked.running(peer)
     peer.send("graceful_shutdown", reason="maintenance", drain_timeout_secs=30)
     peer.ask("r-2")
     refused = peer.receive()
     assert (refused["request_id"], refused["status_code"]) == ("r-2", 503)
     assert json.loads(refused["body"]) == {"error": "the worker is leaving this relay"}
-    world.chunk(job, "data: 1\n\n")
-    world.complete(job)
+    linked.chunk(job, "data: 1\n\n")
+    linked.complete(job)
     assert peer.receive()["type"] == "response_chunk"
     assert peer.receive()["request_id"] == "r-1"
     assert peer.receive() == (1000, "")
     peer.sock.close()
-    world.log.until("left a relay that let us go")
-    world.thread.pass_time(1.9)
-    assert world.link._connection is None
-    world.thread.pass_time(0.6)
-    world.accept().welcome()
+    linked.log.until("left a relay that let us go")
+    linked.thread.pass_time(1.9)
+    assert linked.link._connection is None
+    linked.thread.pass_time(0.6)
+    linked.accept().welcome()
 
 
-def test_draining_offers_no_models_finishes_and_ends(world: World) -> None:
-    peer = world.begin()
-    job = world.running(peer)
-    world.thread.call(world.link.drain)
+def test_draining_offers_no_models_finishes_and_ends(linked: LinkedWorker) -> None:
+    peer = linked.begin()
+    job = linked.running(peer)
+    linked.thread.call(linked.link.drain)
     assert peer.receive() == {"type": "models_update", "models": [], "current_load": 0}
-    world.thread.call(world.link.say_models)
-    assert not world.link.over
-    world.complete(job)
+    linked.thread.call(linked.link.say_models)
+    assert not linked.link.over
+    linked.complete(job)
     assert peer.receive()["type"] == "response_complete"
     assert peer.receive() == (1000, "")
     peer.sock.close()
-    world.thread.until(lambda: world.link.over)
+    linked.thread.until(lambda: linked.link.over)
 
 
 @pytest.mark.parametrize("stage", ["dialing", "handshake", "waiting"])
-def test_a_link_that_is_not_up_drains_at_once(world: World, stage: str) -> None:
-    world.start()
+def test_a_link_that_is_not_up_drains_at_once(linked: LinkedWorker, stage: str) -> None:
+    linked.start()
     if stage != "dialing":
-        peer = world.accept()
+        peer = linked.accept()
     if stage == "waiting":
         peer.close(1008)
-        until_waiting(world)
-    world.thread.call(world.link.drain)
+        until_waiting(linked)
+    linked.thread.call(linked.link.drain)
     if stage == "handshake":
         while peer.receive() is not None:
             pass
         peer.sock.close()
-    world.thread.until(lambda: world.link.over)
-    world.thread.pass_time(100.0)
-    assert world.link._dialing is None or world.link._dialing.over
+    linked.thread.until(lambda: linked.link.over)
+    linked.thread.pass_time(100.0)
+    assert linked.link._dialing is None or linked.link._dialing.over
 
 
 # The whole worker.
