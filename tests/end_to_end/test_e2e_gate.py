@@ -15,8 +15,8 @@ import pytest
 import trustme
 from daemon import Daemon
 from http_wire import WEBSOCKET, Http, ask, encode, events, serving
+from program import run
 from prometheus_client.parser import text_string_to_metric_families
-from test_e2e_life import run
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 

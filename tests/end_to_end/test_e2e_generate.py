@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,73 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from daemon import Daemon
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
+from daemon import ANSWER_S, Daemon
+from generate_wire import COUNTING, Conversation, text_of
 
 from umaserve.access.keys import KeyFile
 
-ANSWER_S = 60
-COUNTING = "1, 2, 3,"
-"""Goes on as anybody would, the next token far likelier than any other: what shares its batch never shows."""
 ON = {"ignore_eos": True}
 IDS = {"include_token_ids": True}
-
-
-class Conversation:
-    """One connection to ``/generate``."""
-
-    def __init__(self, daemon: Daemon, **options):
-        # An unread message must not keep the goodbye's answer from being read.
-        kept: dict[str, Any] = {"ping_interval": None, "max_size": None, "max_queue": None}
-        self._connecting = connect(f"ws://{daemon.http}/generate", **kept | options)
-
-    def __enter__(self) -> Conversation:
-        self._ws = self._connecting.__enter__()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._connecting.__exit__(*exception)
-
-    def send(self, kind: str, **fields) -> None:
-        self._ws.send(json.dumps({"type": kind, **fields}))
-
-    def send_raw(self, text: str) -> None:
-        self._ws.send(text)
-
-    def config(self, prompt: str | list = COUNTING, options: dict | None = None, **parameters) -> None:
-        self.send("config", prompt=prompt, parameters=parameters, options=options or {})
-
-    def control(self, action: str, **fields) -> None:
-        self.send("control", action=action, **fields)
-
-    def receive(self) -> dict:
-        return json.loads(self._ws.recv(ANSWER_S))
-
-    def until(self, *types: str) -> list[dict]:
-        """The messages up to the next of these types, or of an operation's status: it is the last."""
-        messages = []
-        while True:
-            messages.append(self.receive())
-            if messages[-1]["type"] in types or messages[-1].get("operation") in types:
-                return messages
-
-    def tokens(self, n: int) -> list[dict]:
-        """The next ``n`` messages, each of them a token."""
-        messages = [self.receive() for _ in range(n)]
-        assert all(message["type"] == "token" for message in messages), messages
-        return messages
-
-    def kill(self) -> None:
-        """The connection is lost, without a goodbye."""
-        self._ws.socket.shutdown(socket.SHUT_RDWR)
-
-    def close_code(self) -> int:
-        """The server's, which must come next."""
-        with pytest.raises(ConnectionClosed) as closed:
-            self._ws.recv(ANSWER_S)
-        assert closed.value.rcvd is not None
-        return closed.value.rcvd.code
 
 
 def ask(daemon: Daemon, prompt: str | list = COUNTING, options: dict | None = None, **parameters) -> list[dict]:
@@ -94,10 +33,6 @@ def ask(daemon: Daemon, prompt: str | list = COUNTING, options: dict | None = No
 def generated(messages: list[dict]) -> list[dict]:
     """The messages that stand for a token."""
     return [message for message in messages if message["type"] == "token" and not message["finished"]]
-
-
-def text(messages: list[dict]) -> str:
-    return "".join(message["token"] for message in messages if message["type"] == "token")
 
 
 def error(messages: list[dict] | dict) -> dict:
@@ -120,7 +55,7 @@ def client(daemon: Daemon) -> Iterator[Conversation]:
 @pytest.fixture(scope="module")
 def counted(daemon: Daemon) -> str:
     """What 80 tokens after ``COUNTING`` are."""
-    return text(ask(daemon, max_tokens=80, **ON))
+    return text_of(ask(daemon, max_tokens=80, **ON))
 
 
 # -- the flow ----------------------------------------------------------------------------------------------------
@@ -201,13 +136,13 @@ def test_a_second_config_has_to_wait_and_the_first_goes_on(client: Conversation,
     messages = client.until("completion")
     (failure,) = [message for message in messages if message["type"] == "error"]
     assert (failure["error"], failure["recoverable"], failure["recovery_action"]) == ("invalid_request", True, "wait")
-    assert counted.startswith(text(messages))
+    assert counted.startswith(text_of(messages))
     assert messages[-1]["usage"]["completion_tokens"] == 40
 
 
 def test_turns_are_a_prompt_as_well(daemon: Daemon):
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
-    assert len(text(ask(daemon, turns, max_tokens=4))) > 3
+    assert len(text_of(ask(daemon, turns, max_tokens=4))) > 3
 
 
 # -- options -----------------------------------------------------------------------------------------------------
@@ -221,7 +156,7 @@ def test_echo_prompt_puts_the_prompt_before_the_answer(daemon: Daemon, counted: 
         assert counted.startswith(whole.removeprefix(COUNTING))
         assert messages[-1]["usage"]["completion_tokens"] == 4
         if stream:
-            assert text(messages) == whole
+            assert text_of(messages) == whole
             assert messages[1]["generated_text"] == messages[1]["token"] == COUNTING
             assert messages[2]["generated_text"].startswith(COUNTING)
 
@@ -263,7 +198,7 @@ def test_without_a_stream_the_completion_has_it_all(daemon: Daemon, counted: str
 def test_the_text_so_far_can_be_left_out(daemon: Daemon):
     messages = ask(daemon, options={"include_generated_text": False}, max_tokens=5)
     assert not any("generated_text" in message for message in messages[:-1])
-    assert messages[-1]["generated_text"] == text(messages)
+    assert messages[-1]["generated_text"] == text_of(messages)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +218,14 @@ WILD = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 def test_a_seed_repeats_what_a_temperature_makes_of_a_prompt(daemon: Daemon):
     def draw(seed: int) -> str:
-        return text(ask(daemon, "Once upon a time", max_tokens=8, seed=seed, **WILD, **ON))
+        return text_of(ask(daemon, "Once upon a time", max_tokens=8, seed=seed, **WILD, **ON))
 
     assert draw(1) == draw(1) != draw(2)
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}])
 def test_each_way_to_cut_leaves_the_likeliest_token(daemon: Daemon, counted: str, narrow: dict):
-    assert counted.startswith(text(ask(daemon, max_tokens=8, seed=3, **{**WILD, **narrow}, **ON)))
+    assert counted.startswith(text_of(ask(daemon, max_tokens=8, seed=3, **{**WILD, **narrow}, **ON)))
 
 
 @pytest.mark.parametrize(
@@ -308,7 +243,7 @@ def test_each_penalty_keeps_from_repeating(daemon: Daemon, penalty: dict):
 def test_a_stop_string_ends_the_text_and_is_not_in_it(daemon: Daemon, counted: str):
     for stop in ([" 12", "never"], " 12"):
         messages = ask(daemon, max_tokens=40, stop=stop, **ON)
-        assert text(messages) == messages[-1]["generated_text"] == counted[: counted.index(" 12")]
+        assert text_of(messages) == messages[-1]["generated_text"] == counted[: counted.index(" 12")]
         assert messages[-1]["finish_reason"] == messages[-2]["finish_reason"] == "stop"
 
 
@@ -321,9 +256,9 @@ def test_logit_bias_forbids_and_forces(daemon: Daemon):
 
 
 def test_a_grammar_and_a_schema_shape_the_answer(daemon: Daemon):
-    assert text(ask(daemon, "Yes or no?", max_tokens=10, grammar='root ::= "yes" | "no"')) in ("yes", "no")
+    assert text_of(ask(daemon, "Yes or no?", max_tokens=10, grammar='root ::= "yes" | "no"')) in ("yes", "no")
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    assert set(json.loads(text(ask(daemon, "JSON:", max_tokens=40, json_schema=schema)))) == {"ok"}
+    assert set(json.loads(text_of(ask(daemon, "JSON:", max_tokens=40, json_schema=schema)))) == {"ok"}
 
 
 WRONG = {
@@ -399,9 +334,9 @@ def test_stop_ends_with_a_completion_of_what_was_made(client: Conversation, coun
     tokens += client.until("completion")
     completion = tokens[-1]
     assert completion["finish_reason"] == tokens[-2]["finish_reason"] == "stop"
-    assert completion["generated_text"] == text(tokens)
+    assert completion["generated_text"] == text_of(tokens)
     assert completion["usage"]["completion_tokens"] == len(generated(tokens)) < 500
-    assert counted.startswith(text(tokens)[: len(counted)])
+    assert counted.startswith(text_of(tokens)[: len(counted)])
 
 
 def test_a_stop_that_crossed_the_end_is_none(client: Conversation):
@@ -456,7 +391,7 @@ def test_regenerate_starts_again_while_it_runs_and_after_it(client: Conversation
     assert len({first["request_id"], second["request_id"], third["request_id"]}) == 3
     for messages in (during, after):
         assert len(generated(messages)) == 20
-        assert counted.startswith(text(messages))
+        assert counted.startswith(text_of(messages))
 
 
 def test_modify_changes_what_comes_next_and_back(daemon: Daemon, client: Conversation):
@@ -479,7 +414,7 @@ def test_modify_changes_what_comes_next_and_back(daemon: Daemon, client: Convers
         completion = post(daemon, "/v1/completions", prompt=ids, temperature=0, max_tokens=n, ignore_eos=True)
         return completion["choices"][0]["text"]
 
-    assert not text(wild).startswith(greedy_after(cold, 8))
+    assert not text_of(wild).startswith(greedy_after(cold, 8))
     # One of the two likeliest: it is computed from other cells, and then two that are nearly as good may change places.
     assert greedy_after(cold + wild, 1) in [one["token"] for one in rest[0]["logprobs"]]
 
@@ -509,13 +444,13 @@ def test_every_kind_of_parameter_can_be_modified(client: Conversation, counted: 
     assert messages[0]["operation"] == "resume"
     assert messages[-1]["finish_reason"] == reason
     whole = before + messages
-    assert counted.startswith(text(whole))
+    assert counted.startswith(text_of(whole))
     if reason == "length":
         assert messages[-1]["usage"]["completion_tokens"] == max(12, len(before))
     elif "stop" in parameters:
-        assert text(whole) == counted[: counted.index(" 11")]
+        assert text_of(whole) == counted[: counted.index(" 11")]
     else:
-        assert text(whole) == text(before)
+        assert text_of(whole) == text_of(before)
 
 
 def test_max_tokens_lowered_below_what_there_is_ends_it(client: Conversation):
@@ -535,7 +470,7 @@ def test_a_modification_that_is_refused_later_changes_nothing(client: Conversati
     messages = client.until("completion")
     (failure,) = [message for message in messages if message["type"] == "error"]
     assert failure["error"] == "invalid_request"
-    assert counted.startswith(text(messages))
+    assert counted.startswith(text_of(messages))
 
 
 def test_a_pause_holds_at_once_and_costs_the_others_nothing(daemon: Daemon, counted: str):
@@ -552,9 +487,9 @@ def test_a_pause_holds_at_once_and_costs_the_others_nothing(daemon: Daemon, coun
         # Nothing came in between.
         assert paused.receive()["operation"] == "resume"
         after = paused.until("completion")
-        assert text(before + after) == after[-1]["generated_text"]
+        assert text_of(before + after) == after[-1]["generated_text"]
         assert len(generated(before + after)) == 40
-        assert counted.startswith(text(before + after))
+        assert counted.startswith(text_of(before + after))
 
 
 def test_what_is_paused_can_be_stopped(client: Conversation):
@@ -618,7 +553,7 @@ def test_with_one_place_others_run_while_one_is_paused_which_then_goes_on(narrow
         assert paused.receive()["operation"] == "resume"
         after = paused.until("completion")
         assert len(generated(before + after)) == 20
-        assert counted.startswith(text(before + after))
+        assert counted.startswith(text_of(before + after))
 
 
 def test_a_prompt_with_forbidden_text_is_refused(narrow: Daemon):
@@ -631,7 +566,7 @@ def test_a_prompt_with_forbidden_text_is_refused(narrow: Daemon):
 def test_an_answer_ends_before_forbidden_text(narrow: Daemon, counted: str):
     messages = ask(narrow, max_tokens=60, **ON)
     assert messages[-1]["finish_reason"] == messages[-2]["finish_reason"] == "content_filter"
-    assert text(messages) == messages[-1]["generated_text"] == counted[: counted.index(", 13")]
+    assert text_of(messages) == messages[-1]["generated_text"] == counted[: counted.index(", 13")]
 
 
 def test_feedback_is_checked_acknowledged_and_written_down(narrow: Daemon, tmp_path: Path):
@@ -702,7 +637,7 @@ def test_what_takes_too_long_or_comes_too_often_is_refused(own_daemon):
         messages = client.until("error")
         failure = error(messages)
         assert (failure["error"], failure["recoverable"], failure["recovery_action"]) == ("timeout", True, "retry")
-        assert failure["partial_text"] == text(messages) != ""
+        assert failure["partial_text"] == text_of(messages) != ""
         assert failure["request_id"] == messages[0]["request_id"]
         client.config(max_tokens=1)
         failure = error(client.receive())
@@ -723,7 +658,7 @@ def test_at_shutdown_what_does_not_end_in_time_fails_with_its_text(own_daemon):
         tokens += running.until("error")
         failure = error(tokens)
         assert (failure["error"], failure["recovery_action"]) == ("internal_error", "reconnect")
-        assert failure["partial_text"] == text(tokens)
+        assert failure["partial_text"] == text_of(tokens)
         assert running.close_code() == 1001
         assert error(late.receive())["error"] == "internal_error"
         assert late.close_code() == 1001
@@ -778,7 +713,7 @@ def test_while_the_model_loads_there_is_its_progress(gated: Callable[..., Daemon
         daemon.process.stdin.close()
         messages = client.until("init")
         assert all(message.get("operation") == "model_loading" for message in messages[:-1])
-        assert counted.startswith(text(client.until("completion")))
+        assert counted.startswith(text_of(client.until("completion")))
 
 
 def test_a_model_that_cannot_be_loaded(gated: Callable[..., Daemon]):
@@ -824,7 +759,7 @@ def test_a_stream_goes_on_over_lost_connections_and_neither_repeats_nor_loses_a_
             wait_until_lost(daemon)
     with resumed(daemon, request_id, len(tokens)) as client:
         _status, *rest = client.until("completion")
-    assert text(tokens + rest) == counted == rest[-1]["generated_text"]
+    assert text_of(tokens + rest) == counted == rest[-1]["generated_text"]
     tokens += generated(rest)
     assert [token["position"] for token in tokens] == list(range(80))
     assert len(tokens) == rest[-1]["usage"]["completion_tokens"] == 80
@@ -870,7 +805,7 @@ def test_what_was_paused_when_it_was_lost_can_go_on(daemon: Daemon, counted: str
         again.control("resume")
         tokens += again.until("completion")
         assert len(generated(tokens)) == 20
-        assert counted.startswith(text(tokens))
+        assert counted.startswith(text_of(tokens))
 
 
 @pytest.mark.parametrize(

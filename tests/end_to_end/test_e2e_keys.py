@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from daemon import ANSWER_S, Daemon
 from http_wire import WEBSOCKET, Http, ask, encode, serving
+from program import run
 from routes import routes
-from test_e2e_life import run
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 

@@ -18,16 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 from daemon import Daemon
+from program import run
 
 from umaserve.engine.model import find
 
 LONG = {"max_tokens": 500, "ignore_eos": True}
-
-
-def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
-    command = [sys.executable, "-m", "umaserve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, **options)
 
 
 # -- starting ----------------------------------------------------------------------------------------------------

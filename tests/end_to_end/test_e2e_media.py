@@ -20,17 +20,14 @@ import numpy as np
 import openai
 import PIL.Image
 import pytest
+from chat_wire import Message, ask, chat_streaming, failure, open_chat, samples_of, with_voice
 from daemon import Daemon
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_e2e_chat import ask, chat_streaming, failure, open_chat, with_voice
-from test_e2e_chat import samples as samples_of
 from tiny_qwen3_voices import write_qwen3_voice
 from tiny_voices import write_voice
 
 from bench import standin_projectors as projectors
-
-Message = dict[str, Any]
 
 GREEDY = {"max_new_tokens": 4, "temperature": 0}
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
-import os
 import re
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,40 +15,12 @@ import httpx
 import openai
 import pytest
 import trustme
-from daemon import FAR_FROM_A_TIE, Daemon
+from daemon import FAR_FROM_A_TIE, READY_S, Daemon
+from program import Program
 from websockets.sync.client import connect
 
 SECRET = "a secret of the tests"
 SECRET_FLAGS = ("--worker-secret", SECRET.replace(" ", "-"))
-READY_S = 60.0
-
-
-class Program:
-    """``umaserve relay`` or ``umaserve worker`` in a subprocess."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self._log_path = directory / f"{arguments[0]}.log"
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("UMA_", "WORKER_"))}
-        with self._log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "umaserve", *arguments], env=variables, stdin=subprocess.DEVNULL, stderr=log
-            )
-
-    @property
-    def logs(self) -> str:
-        return self._log_path.read_text()
-
-    def wait_for_line(self, pattern: str) -> str:
-        deadline = time.monotonic() + READY_S
-        while not (found := re.findall(pattern, self.logs)):
-            assert self.process.poll() is None, self.logs
-            assert time.monotonic() < deadline, f"{pattern} never came:\n{self.logs}"
-            time.sleep(0.01)
-        return found[-1]
-
-    def stop(self) -> int:
-        self.process.terminate()
-        return self.process.wait(60)
 
 
 class Relay(Program):

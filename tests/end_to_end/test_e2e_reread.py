@@ -14,12 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from daemon import Daemon
-from test_e2e_relay import Program
+from daemon import READY_S, Daemon
+from program import Program
 
 from umaserve.access.keys import KeyFile
-
-READY_S = 60.0
 
 
 def until(condition: Callable[[], bool], logs: Callable[[], str]) -> None:

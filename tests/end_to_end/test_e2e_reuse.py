@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from daemon import Daemon, Wire
+from generate_wire import Conversation, text_of
 from http_wire import ask, serving
-from test_e2e_generate import Conversation
-from test_e2e_generate import text as text_of
 
 from umaserve.access.keys import KeyFile
 

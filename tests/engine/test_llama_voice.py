@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_qwen3_voices import write_qwen3_voice
-from tiny_voices import FRAME, write_voice
+from tiny_voices import FRAME, TEXT, config, no_pause, tone, write_voice
 
 from umaserve.engine import graph_pauses, llama_voice
 from umaserve.engine.llama_voice import (
@@ -26,23 +26,13 @@ from umaserve.engine.llama_voice import (
 from umaserve.engine.model import find
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.messages import Audio, Finished, FinishReason, Output, Speaking, Spoken, Token, Usage
-from umaserve.settings.daemon import Config
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import SAMPLE_RATE, Samples
 from umaserve.stages.spoken import Speech
 from umaserve.system.threads import JobThread
 
-TEXT = "Hello there."
 TAIL_FRAMES = 3
 """Behind the one that ends a text of some tokens; llama.cpp drops that one."""
-
-
-def no_pause() -> None:
-    """Nobody else has anything to do."""
-
-
-def config(files: tuple[str, str]) -> Config:
-    return Config(tts_model=files[0], tts_mmproj=files[1], threads=1)
 
 
 Write = Callable[..., tuple[str, str]]
@@ -75,10 +65,6 @@ def endless(write: Write, tmp_path_factory: pytest.TempPathFactory):
     made = loaded(write, tmp_path_factory.mktemp("endless"), ends=False)
     yield made
     made.close()
-
-
-def tone(seconds: float, pitch: float = 200.0) -> Samples:
-    return (np.sin(np.arange(round(seconds * SAMPLE_RATE)) * (2 * np.pi * pitch / SAMPLE_RATE)) / 2).astype(np.float32)
 
 
 @pocket_alone

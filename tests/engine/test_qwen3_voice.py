@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_cpp import mtmd_cpp
-from test_llama_voice import TEXT, config, no_pause, tone
 from tiny_qwen3_voices import BOOKS, CODEC, CONTROL, FEW, FRAME, LANGUAGES, WIDTH, tokens, write_qwen3_voice
+from tiny_voices import TEXT, config, no_pause, tone
 
 from umaserve.engine.llama_voice import (
     DRAWS,

@@ -11,6 +11,9 @@ import numpy as np
 from gguf import TokenType
 from tiny_weights import Weights
 
+from umaserve.settings.daemon import Config
+from umaserve.speech.voice import SAMPLE_RATE, Samples
+
 WIDTH, LATENT, CHANNELS, MIMI, HEADS = 32, 8, 8, 16, 2
 """Of the backbone, of a frame, of the flow's net, of the codec's transformers; heads of all attention."""
 RATIOS = (4, 5, 6)
@@ -20,6 +23,7 @@ FRAME = STEPS * int(np.prod(RATIOS))
 """Samples of a frame, of which 12.5 make a second."""
 NORM_EPS = 1e-5
 CONTROL = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")
+TEXT = "Hello there."
 PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,;:!?'-"]
 
 
@@ -162,3 +166,15 @@ class _Writer(Weights):
     def _residual(self, name: str, width: int) -> None:
         self.conv(f"{name}.res_conv1", width // 2, width, 3)
         self.conv(f"{name}.res_conv2", width, width // 2, 1)
+
+
+def config(files: tuple[str, str]) -> Config:
+    return Config(tts_model=files[0], tts_mmproj=files[1], threads=1)
+
+
+def no_pause() -> None:
+    """Nobody else has anything to do."""
+
+
+def tone(seconds: float, pitch: float = 200.0) -> Samples:
+    return (np.sin(np.arange(round(seconds * SAMPLE_RATE)) * (2 * np.pi * pitch / SAMPLE_RATE)) / 2).astype(np.float32)

@@ -1,0 +1,75 @@
+"""A client of the contract websocket-generate."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+from daemon import ANSWER_S, Daemon
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+COUNTING = "1, 2, 3,"
+"""Goes on as anybody would, the next token far likelier than any other: what shares its batch never shows."""
+
+
+class Conversation:
+    """One connection to ``/generate``."""
+
+    def __init__(self, daemon: Daemon, **options):
+        # An unread message must not keep the goodbye's answer from being read.
+        kept: dict[str, Any] = {"ping_interval": None, "max_size": None, "max_queue": None}
+        self._connecting = connect(f"ws://{daemon.http}/generate", **kept | options)
+
+    def __enter__(self) -> Conversation:
+        self._ws = self._connecting.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._connecting.__exit__(*exception)
+
+    def send(self, kind: str, **fields) -> None:
+        self._ws.send(json.dumps({"type": kind, **fields}))
+
+    def send_raw(self, text: str) -> None:
+        self._ws.send(text)
+
+    def config(self, prompt: str | list = COUNTING, options: dict | None = None, **parameters) -> None:
+        self.send("config", prompt=prompt, parameters=parameters, options=options or {})
+
+    def control(self, action: str, **fields) -> None:
+        self.send("control", action=action, **fields)
+
+    def receive(self) -> dict:
+        return json.loads(self._ws.recv(ANSWER_S))
+
+    def until(self, *types: str) -> list[dict]:
+        """The messages up to the next of these types, or of an operation's status: it is the last."""
+        messages = []
+        while True:
+            messages.append(self.receive())
+            if messages[-1]["type"] in types or messages[-1].get("operation") in types:
+                return messages
+
+    def tokens(self, n: int) -> list[dict]:
+        """The next ``n`` messages, each of them a token."""
+        messages = [self.receive() for _ in range(n)]
+        assert all(message["type"] == "token" for message in messages), messages
+        return messages
+
+    def kill(self) -> None:
+        """The connection is lost, without a goodbye."""
+        self._ws.socket.shutdown(socket.SHUT_RDWR)
+
+    def close_code(self) -> int:
+        """The server's, which must come next."""
+        with pytest.raises(ConnectionClosed) as closed:
+            self._ws.recv(ANSWER_S)
+        assert closed.value.rcvd is not None
+        return closed.value.rcvd.code
+
+
+def text_of(messages: list[dict]) -> str:
+    return "".join(message["token"] for message in messages if message["type"] == "token")
