@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token, Waiting
+from umaserve.serving import promises
 from umaserve.serving.policy import AGING_S
 from umaserve.serving.preparing import MAX_MEDIA_AHEAD
 from umaserve.serving.scheduler import PATIENCE_S
@@ -263,18 +264,22 @@ _parts = st.lists(st.sampled_from(["cat", "dog" * 9, "whole bird", "refuse"]), m
 @given(
     asked=st.lists(st.tuples(_parts, st.integers(0, 6), st.booleans(), st.booleans()), min_size=1, max_size=6),
     kept=st.booleans(),
+    room=st.sampled_from([{"cells": 300}, {"cells": 140, "sequence_tokens": 140}, {"cells": 140, "host_bytes": 900}]),
 )
 def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
-    asked: list[tuple[list[str], int, bool, bool]], kept: bool
+    asked: list[tuple[list[str], int, bool, bool]], kept: bool, room: dict[str, int]
 ) -> None:
-    world = World(cached_cells=60 * kept, sequences=8, slots=3, cells=300, draft_tokens=kept)
-    for images, wait, leaves, background in asked:
-        parts = itertools.chain.from_iterable(zip(itertools.repeat("text "), images))
-        client = world.arrive(turns(*parts, " end"), OTHER if background else Caller("uds", "one"), max_tokens=9)
-        world.turns(wait)
-        if leaves:
-            world.cancel(client)
-    finish(world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(promises, "STEP", 2)
+        patch.setattr(promises, "UNKNOWN", 2)
+        world = World(**{"sequence_tokens": 140, "cached_cells": 60 * kept, "sequences": 8, "slots": 3} | room)
+        for images, wait, leaves, background in asked:
+            parts = itertools.chain.from_iterable(zip(itertools.repeat("text "), images))
+            client = world.arrive(turns(*parts, " end"), OTHER if background else Caller("uds", "one"), max_tokens=30)
+            world.turns(wait)
+            if leaves:
+                world.cancel(client)
+        finish(world)
     for client, (images, _wait, leaves, _background) in zip(world.clients, asked, strict=True):
         if "refuse" in images and not leaves:
             assert isinstance(client.outputs[-1], RequestError)

@@ -101,6 +101,9 @@ class Held:
     cells: int
 
 
+_Holder = Held | Stream | Prompt
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that the plan depends on."""
@@ -221,9 +224,9 @@ class _Room:
         running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
         running.sort(key=lambda one: (-one.arrived_at, -one.id))
         # Who loses its place, in the order of rule 7.
-        self._held = list(snapshot.held)
-        self._young = [Held(one.id, one.cells) for one in running if _is_background(one, snapshot.now)]
-        self._others = [Held(one.id, one.cells) for one in running if not _is_background(one, snapshot.now)]
+        self._held: list[_Holder] = list(snapshot.held)
+        self._young: list[_Holder] = [one for one in running if _is_background(one, snapshot.now)]
+        self._others: list[_Holder] = [one for one in running if not _is_background(one, snapshot.now)]
 
     def extend(self, streams: list[Stream]) -> list[Stream]:
         """Take the cells that ``streams`` lack for their next tokens; those that can make one then."""
