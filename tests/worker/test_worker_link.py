@@ -27,6 +27,7 @@ from umaserve.worker.backend import Reply
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.relay_link import Introduction, RelayLink
 from umaserve.worker.server import WorkerServer
+from umaserve.worker.versions import RelayVersions
 
 SECRET = "s3cret-of-the-workers"
 
@@ -98,7 +99,10 @@ class Log(logging.Handler):
 class LinkedWorker:
     """A relay's server and a worker's link to it."""
 
-    def __init__(self, stack: ExitStack, log: Log, server: Server, url: str, ca_file: str = "") -> None:
+    def __init__(
+        self, stack: ExitStack, log: Log, server: Server, url: str, ca_file: str = "", state: Path | None = None
+    ) -> None:
+        versions = RelayVersions(state, [url])
         self.log = log
         self.server = server
         self.acks: queue.Queue[None] = queue.Queue()
@@ -108,7 +112,7 @@ class LinkedWorker:
         introduction = Introduction(SECRET, "our box", "worker-name", 3, 10.0)
         dialer = self.thread.call(lambda: Dialer(self.thread.loop, self.thread.resolving.submit, ca_file))
         self.link = RelayLink(
-            self.thread.loop, dialer, url, introduction, self.backend, lambda: self.acks.put(None)
+            self.thread.loop, dialer, url, introduction, self.backend, lambda: self.acks.put(None), versions
         )  # fmt: skip
 
     def start(self) -> None:
@@ -175,6 +179,7 @@ def test_a_worker_shows_its_secret_in_a_header_only_and_registers(linked: Linked
         "worker_name": "worker-name",
         "models": ["m"],
         "max_concurrent": 3,
+        "protocol_version": "1",
         "current_load": 0,
         "features": ["flow", "websocket"],
     }
@@ -195,20 +200,11 @@ def test_a_path_in_the_url_stands_before_ours(stack: ExitStack, log: Log) -> Non
     assert linked.accept().request.path == "/relays/7/v1/worker/connect?provider=our+box"
 
 
-def test_no_relay_of_either_kind_refuses_the_first_registration(linked: LinkedWorker) -> None:
-    linked.start()
-    peer = linked.accept()
-    # ModelRelay's server refuses "1", the contract's own; both take who names none.
-    assert "protocol_version" not in peer.welcome()
-    linked.acks.get(timeout=PATIENCE_S)
-    assert linked.log.until("").levelno == logging.INFO
-
-
-def test_a_relay_that_wants_a_version_is_told_one_after_the_other_and_the_right_one_after_that(
+def test_a_relay_that_refuses_the_contracts_version_is_told_the_other_and_that_one_from_then_on(
     linked: LinkedWorker,
 ) -> None:
     linked.start()
-    for version in (None, "1", "2026-04-bridge-v1", None, "1"):
+    for version in ("1", "2026-04-bridge-v1", "1"):
         peer = linked.accept()
         assert peer.receive().get("protocol_version") == version
         peer.close(1002, "worker registration protocol error")
@@ -220,6 +216,42 @@ def test_a_relay_that_wants_a_version_is_told_one_after_the_other_and_the_right_
         peer.close(1002, "worker protocol error")
         linked.log.until("lost a relay: the relay closed with 1002: 'worker protocol error'")
         linked.thread.pass_time(2.0)
+
+
+def test_the_next_start_begins_with_what_a_relay_took(stack: ExitStack, log: Log, tmp_path: Path) -> None:
+    state, server = tmp_path / "versions.json", Server(stack)
+    url = f"ws://127.0.0.1:{server.port}"
+    first = LinkedWorker(stack, log, server, url, state=state)
+    first.start()
+    peer = first.accept()
+    assert peer.receive()["protocol_version"] == "1"
+    peer.close(1002, "worker registration protocol error")
+    until_waiting(first)
+    first.thread.pass_time(5.0)
+    first.accept().welcome()
+    first.acks.get(timeout=PATIENCE_S)
+    second = LinkedWorker(stack, log, server, url, state=state)
+    second.start()
+    assert second.accept().welcome()["protocol_version"] == "2026-04-bridge-v1"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"ws://a.example": "9"}', b'{"ws://b.example": "1"}'])
+def test_a_damaged_or_foreign_file_of_versions_is_passed_over(content: bytes, tmp_path: Path) -> None:
+    state = tmp_path / "versions.json"
+    state.write_bytes(content)
+    versions = RelayVersions(state, ["ws://a.example"])
+    assert versions.get("ws://a.example") == "1"
+    versions.put("ws://a.example", "2026-04-bridge-v1")
+    assert RelayVersions(state, ["ws://a.example"]).get("ws://a.example") == "2026-04-bridge-v1"
+
+
+def test_versions_that_cannot_be_kept_are_logged_and_hold_for_this_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    versions = RelayVersions(tmp_path / "missing" / "versions.json", ["ws://a.example"])
+    versions.put("ws://a.example", "2026-04-bridge-v1")
+    assert versions.get("ws://a.example") == "2026-04-bridge-v1"
+    assert "can't keep the protocol version" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -663,6 +695,7 @@ def test_a_worker_looks_up_its_models_works_for_several_relays_and_drains(stack:
     for peer in peers:
         assert peer.welcome() == {
             "type": "register", "worker_name": "n", "models": ["a", "b"], "max_concurrent": 1,
+            "protocol_version": "1",
             "current_load": 0, "features": ["flow", "bytes"],
         }  # fmt: skip
     peers[0].ask("r-1", '{"stream":true}', is_streaming=True)

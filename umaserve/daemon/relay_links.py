@@ -13,6 +13,7 @@ from umaserve.settings.secret_file import read_secret
 from umaserve.system.threads import JobThread
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.relay_link import Introduction, RelayLink
+from umaserve.worker.versions import RelayVersions, kept_in_state_directory
 
 CONNECT_S = 10.0
 
@@ -34,7 +35,10 @@ class DaemonLinks:
         self.threads.append(self._resolving)
         self._dialer = Dialer(loop, self._resolving.submit, config.relay_ca_file)
         backend = DaemonBackend(services)
-        self._links = [RelayLink(loop, self._dialer, url, self._mine, backend, lambda: None) for url in config.relay]
+        versions = RelayVersions(kept_in_state_directory(), config.relay)
+        self._links = [
+            RelayLink(loop, self._dialer, url, self._mine, backend, lambda: None, versions) for url in config.relay
+        ]
 
     def _read_secret(self) -> str:
         return read_secret(self._config.worker_secret, self._config.worker_secret_file, "worker_secret_file")

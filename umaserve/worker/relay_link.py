@@ -18,14 +18,12 @@ from umaserve.wire.websocket_handshake import client_handshake
 from umaserve.worker.backend import Backend
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.relay_connection import Opening, RelayConnection
+from umaserve.worker.versions import VERSIONS, RelayVersions
 
 log = logging.getLogger(__name__)
 
 CONNECT_PATH = "/v1/worker/connect"
 SECRET_HEADER = "x-worker-secret"
-VERSIONS = (None, "1", "2026-04-bridge-v1")
-"""Protocol versions, in the order of trying. The contract has "1", which ModelRelay's server refuses; both accept a
-worker that names none."""
 HIGH_WATER = 256 * 1024
 STALL_S = 90.0
 SHORTEST_WAIT_S, MAX_WAIT_S, JITTER_S = 1.0, 30.0, 0.5
@@ -56,6 +54,7 @@ class RelayLink:
         introduction: Introduction,
         backend: Backend,
         acked: Callable[[], None],
+        versions: RelayVersions,
     ) -> None:
         self.over = False
         self._loop = loop
@@ -64,7 +63,9 @@ class RelayLink:
         self._introduction = introduction
         self._backend = backend
         self._acked = acked
-        self._version = 0
+        self._configured_url = url
+        self._versions = versions
+        self._version = VERSIONS.index(versions.get(url))
         """The index in ``VERSIONS`` to announce: the one acknowledged last, or the next to try."""
         self._failures = 0
         """Failed attempts since the last acknowledgement."""
@@ -139,6 +140,7 @@ class RelayLink:
         self._connection = RelayConnection(self._loop, found, opening, self._backend, self._on_ack, self._on_lost)
 
     def _on_ack(self) -> None:
+        self._versions.put(self._configured_url, VERSIONS[self._version])
         self._failures = 0
         self._said = ""
         self._acked()
@@ -160,7 +162,7 @@ class RelayLink:
 
     def _advice(self, connection: RelayConnection) -> str:
         if connection.close_code == CloseCode.PROTOCOL_ERROR:
-            return f"it may speak another version: announcing {VERSIONS[self._version] or 'none'} next"
+            return f"it may speak another version: announcing {VERSIONS[self._version]} next"
         if connection.close_code == CloseCode.POLICY_VIOLATION:
             if "authentication" in connection.reason:
                 return "check that worker_secret and provider are the relay's"

@@ -17,6 +17,7 @@ from umaserve.system.threads import JobThread, ThreadWatch
 from umaserve.worker.dialer import Dialer
 from umaserve.worker.http_backend import HttpBackend, HttpSettings
 from umaserve.worker.relay_link import Introduction, RelayLink
+from umaserve.worker.versions import RelayVersions, kept_in_state_directory
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,10 @@ class WorkerServer:
         self._mine = Introduction(
             self._read_secret(), config.provider, name, config.max_concurrent, config.connect_timeout
         )
+        versions = RelayVersions(kept_in_state_directory(), config.relay)
         self._links = [
-            RelayLink(self._loop, self._dialer, url, self._mine, self._backend, self._on_ack) for url in config.relay
+            RelayLink(self._loop, self._dialer, url, self._mine, self._backend, self._on_ack, versions)
+            for url in config.relay
         ]
         self._started = self._ready = self._draining = False
         self._models: tuple[str, ...] = ()
