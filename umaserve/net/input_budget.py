@@ -7,7 +7,7 @@ from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 
 DESERTED_POLL_S = 1.0
-"""How often waiting peers are checked for having left."""
+"""Interval at which waiting peers are checked for having disconnected."""
 
 
 class InputBudget:

@@ -1,1 +1,1 @@
-"""Sessions and the schedule of their tokens. Knows messages, never bytes."""
+"""Sessions and the scheduling of their tokens. Sees messages, never bytes."""

@@ -1,4 +1,4 @@
-"""Whether a request may join the queue: rates, the queue's length, and the memory of the box."""
+"""Admits requests to the queue or refuses them, by rate limits, queue length and free memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from umaserve.serving.sessions import Caller
 
 
 class Admission:
-    """Implements ``serving.sessions.Admit``. ``available_bytes`` tells the memory that can still be had.
+    """Implements ``serving.sessions.Admit``. ``available_bytes`` returns the memory still available.
 
-    ``memory_short`` is set from outside while the box is short of it and no cache is left to be given up.
+    ``memory_short`` is set from outside while memory is short and no cache is left to drop.
     """
 
     def __init__(self, rates: Rates, max_queue: int, memory_reserve: int, available_bytes: Callable[[], int]) -> None:
@@ -23,7 +23,7 @@ class Admission:
         self._available = available_bytes
 
     def __call__(self, caller: Caller, waiting: int, now: float) -> None:
-        """Raise ``RequestError`` for a request that can't be taken; each kind can be tried again later."""
+        """Raise ``RequestError`` to refuse a request; all refusals are temporary."""
         if waiting >= self._max_queue:
             raise RequestError(
                 Fault.QUEUE_FULL,

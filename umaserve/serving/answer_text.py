@@ -1,4 +1,4 @@
-"""The text of one answer as its client may see it: out of tokens, ended by stop strings, and filtered."""
+"""The text of one answer as its client may see it: made from tokens, cut at stop strings, and filtered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnswerText:
         self._filtered = filtered
 
     def push(self, token: int) -> tuple[str, FinishReason | None]:
-        """The text that ``token`` releases, and why the answer ends with it, if it does; raises ``RequestError``."""
+        """The text that ``token`` releases, and why the answer ends there, if it does; raises ``RequestError``."""
         text, stopped = self._text.push(token)
         if self._filtered is None:
             return text, FinishReason.STOP if stopped else None

@@ -1,7 +1,7 @@
-"""Patterns that neither prompts nor answers may contain: regular expressions, matched whatever the case.
+"""Regular expressions that neither prompts nor answers may match, whatever the case.
 
-A pattern may use all that the package ``regex`` has, except what makes it impossible to say where in a text that still
-grows a match may begin: \\K, \\G, (*VERBS), fuzzy matching, and flags other than a, f, i, m, s and u.
+A pattern may use all features of the package ``regex``, except those that make it impossible to tell where a match may
+begin in a text that still grows: \\K, \\G, (*VERBS), fuzzy matching, and flags other than a, f, i, m, s and u.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1 << 20
 MAX_PATTERNS = 1024
 MAX_HELD = 4096
-"""Characters that a stream holds back. A pattern that could go on for ever, such as foo.*bar, is not seen where its
-match is longer than this and comes in pieces."""
+"""The most characters that a stream holds back. A longer match, of foo.*bar for example, is missed if it arrives in
+pieces."""
 CONTEXT = 256
-"""Released characters that are kept for what looks back: word boundaries, line starts, lookbehind."""
+"""Released characters that are kept for word boundaries, line starts and lookbehind."""
 SEARCH_S = 0.05
 
 _FLAGS = regex.A | regex.F | regex.I | regex.M | regex.S | regex.U | regex.V0
 
 _PLAIN = re.compile(r"(?:[^\\\[\](){}*+?|^$]|\\[bBmMsSdDwW]|\\[^\w\s])+")
-"""Characters, classes and boundaries: no repeats that could take long, nothing that means another thing in company."""
+"""Matches plain patterns: characters, classes and boundaries. They are fast, and can be joined with ``|``."""
 
 _UNSUPPORTED = r"\\[KG] | \(\*[A-Z]+ | \{[\d<=\x20]*[eids](?=[<=,:}+\x20])"
 _BOUNDARY = r"\\[bBmM] | \^"
@@ -42,24 +42,24 @@ _TOKEN = re.compile(
 )
 
 _THEN = ("a", " a", ".a", "\na")
-"""What may follow a text: a match that holds before each of these is not owed to the text's end."""
+"""Samples of what may follow a text: a match that stands before each of them does not depend on the text's end."""
 
 
 def _relaxed(token: re.Match[str]) -> str:
     if token["unsupported"]:
         raise ValueError(f"{token[0]!r} can't be followed through a text that still grows")
     if token["boundary"]:
-        # It depends on the next character; regex judges it as if none came.
+        # It depends on the next character; at the text's end, regex assumes that none follows.
         return rf"(?:{token[0]}|\Z)"
     if token["look"]:
-        # Open as well. An optional group takes the same texts and more (what is held too long is a few characters),
-        # and ends with the same parenthesis.
+        # It also depends on what follows. An optional group matches the same texts and more, so that a few characters
+        # may be held too long; it ends with the same parenthesis.
         return "(?:" if token[0] == "(?>" else "(?:|"
     return token[0]
 
 
 class _Rule:
-    """One pattern, or several plain ones. Raises ``ValueError`` that says what is wrong with ``source``."""
+    """One pattern, or several plain ones. Raises ``ValueError``, which says what is wrong with ``source``."""
 
     def __init__(self, lines: Sequence[int], source: str) -> None:
         self._lines = lines
@@ -67,8 +67,8 @@ class _Rule:
             self._pattern = regex.compile(source, regex.IGNORECASE)
             if self._pattern.flags & ~_FLAGS:
                 raise ValueError("its flags are more than a, f, i, m, s and u")
-            # A partial search prefers any whole match to a partial one that begins earlier. This one has no whole
-            # matches: past the pattern it wants one more character, and then fails.
+            # A partial search prefers any whole match to a partial one that begins earlier. This pattern has no whole
+            # matches: behind the source it requires one more character, and then fails.
             self._ahead = regex.compile(rf"(?:{_TOKEN.sub(_relaxed, source)})[\s\S](?!)", self._pattern.flags)
         except (regex.error, OverflowError) as error:
             raise ValueError(str(error)) from None
@@ -84,12 +84,12 @@ class _Rule:
             raise self._too_slow() from None
 
     def look(self, text: str, position: int, *, final: bool) -> tuple[int | None, int]:
-        """From ``position`` on: the start of the first match, or else the earliest start that one may still have
-        (the length of ``text`` if none may). ``final`` says that nothing follows."""
+        """The start of the first match from ``position`` on, or ``None``; and, if there is none, where one may still
+        begin at the earliest (``len(text)`` if nowhere). ``final``: nothing follows."""
         hold = len(text)
-        # Not concurrent: that would give up the interpreter's lock for some characters, and wait to have it again.
+        # Not concurrent: for a few characters, it takes too long to release the interpreter's lock and get it back.
         try:
-            # Overlapped, since a match that waits for what follows may cover one that doesn't.
+            # Overlapped, since a match that depends on what follows may cover one that doesn't.
             for match in self._pattern.finditer(text, position, overlapped=True, timeout=SEARCH_S, concurrent=False):
                 if final or self._stands(text, match.start()):
                     return match.start(), hold
@@ -112,31 +112,31 @@ class _Rule:
 
 
 class FilteredStream:
-    """The text of one answer, released as far as no match can begin in it any more.
+    """The text of one answer, released up to where a match may still begin.
 
-    A whole match ends the text at once, though a partial one may begin before it, since nothing completes that any
-    more; of several in what has come so far, it is the one that begins first. A match that stands only because the
-    text ends here (``$``, ``\\b``) waits for what follows. Lookahead sees only what has come.
+    A whole match ends the text at once, even if a partial one begins before it, since nothing follows to complete that;
+    of several whole matches, the first counts. A match that depends on the text's end (``$``, ``\\b``) waits for what
+    follows. Lookahead sees only the text so far.
     """
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
         self._rules = rules
         self._text = ""
-        """What was released last, for what looks back, and what is held."""
+        """The last ``CONTEXT`` released characters, and those held back."""
         self._released = 0
         """Length of the former."""
         self._matched = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that may be released now, and whether there was a match: then it ends right before the match, and
-        nothing more comes. Raises ``RequestError`` for a pattern that takes too long."""
+        """The text that may be released now, and whether there was a match: the text then ends right before it, and
+        nothing more is released. Raises ``RequestError`` for a pattern that takes too long."""
         if not text or self._matched:
             return "", self._matched
         self._text += text
         return self._release(final=False)
 
     def finish(self) -> tuple[str, bool]:
-        """The rest, at the end of the text, in the same way; afterwards nothing is held."""
+        """The same for the rest, at the end of the text."""
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> tuple[str, bool]:
@@ -170,14 +170,14 @@ class ContentFilter:
             else:
                 streamed.append(rule)
         if sources:
-            # In a few characters one search for all of them is ten times as fast as one for each, in a long prompt
+            # On a few characters, one search for all of them is ten times as fast as one for each; on a long prompt,
             # ten times as slow.
             streamed.append(_Rule(numbers, "|".join(sources)))
         self._rules: Sequence[_Rule] = rules
         self._streamed: Sequence[_Rule] = streamed
 
     def take_patterns(self, other: ContentFilter) -> None:
-        """Use those of ``other`` from now on; answers that have begun keep theirs."""
+        """Use the patterns of ``other`` from now on; answers that have begun keep theirs."""
         self._rules, self._streamed = other._rules, other._streamed
 
     def check_prompt(self, text: str) -> None:

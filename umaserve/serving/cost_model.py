@@ -1,4 +1,4 @@
-"""How long a tick will take, learned from the ticks that ran."""
+"""Predicts how long a tick will take, from the ticks that ran."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 import numpy as np
 
 FORGETTING = 0.98
-"""Weight of a tick for each later one: about the last 50 count."""
+"""Factor on the weight of a tick for each later one: about the last 50 count."""
 
 MAX_NEW = 16
-"""Ticks without prefill that wait to be learned from."""
+"""Ticks without prefill that are collected before the model learns from them."""
 
 MIN_TICK_S = 1e-6
-"""A coarse clock may show no time at all for a tick, which would be an infinite weight."""
+"""A coarse clock may measure 0 s for a tick, which would give it infinite weight."""
 
 _PRIOR_S = (2e-3, 5e-3, 5e-3, 0.0)
 _PRIOR_WEIGHTS = (1e-3, 1e-3, 1e-3, 0.01)
-"""Attention's is large: what is cached grows with everything else, and would be blamed for all of it."""
+"""Attention's is large: cached positions grow with all other costs, and would otherwise be blamed for them."""
 
 CORRECTING = 0.4
 MAX_WRONG = 2.0
-"""What one tick, or all of them, can change the correction by."""
+"""The largest factor of the correction, and the largest error of one tick that it learns from."""
 LATE_SHARE, MARGIN_STEP, MAX_MARGIN = 0.05, 0.1, 1.5
-"""The share of ticks that may take longer than was foreseen, and how fast the margin for it is found."""
+"""The share of ticks that may take longer than predicted; how fast the margin for that adapts, and its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A linear model of a tick, in seconds: fixed, for each decode row, for each prefill row, for each row and 1,000
+    """A linear model of a tick's duration, in seconds: fixed, per decode row, per prefill row, and per row and 1,000
     cached positions that it attends to."""
 
     fixed_s: float = _PRIOR_S[0]
@@ -46,7 +46,7 @@ class Cost:
         )
 
     def times(self, factor: float) -> Cost:
-        """The same where all takes ``factor`` times as long."""
+        """The cost if everything takes ``factor`` times as long."""
         return Cost(
             factor * self.fixed_s, factor * self.decode_row_s, factor * self.prefill_row_s, factor * self.attention_s
         )
@@ -71,7 +71,7 @@ class CostModel:
         self._new: list[tuple[float, float, float, float, float]] = []
         self._ticks = 0
         self._stale = False
-        """Whether the cost is to be solved anew."""
+        """Whether the cost has to be solved again."""
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
@@ -79,7 +79,7 @@ class CostModel:
         if prefill_rows:
             foreseen = self.cautious.seconds(decode_rows, prefill_rows, cached)
             self._correct(seconds / max(foreseen, MIN_TICK_S))
-        # Many at once cost hardly more than one, and a tick is not the time to find out.
+        # Collected, since learning from many at once takes hardly longer than from one.
         self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
         self._stale = self._stale or prefill_rows > 0 or self._ticks < MAX_NEW
         self._ticks += 1
@@ -89,7 +89,7 @@ class CostModel:
 
     @property
     def cost(self) -> Cost:
-        """What the ticks so far say. Solved when asked for, since ticks without prefill ask little."""
+        """The estimate from all ticks so far. Solved on demand: ticks without prefill rarely need it."""
         if self._stale:
             self._fold()
             self._cost = self._solved()
@@ -98,12 +98,12 @@ class CostModel:
 
     @property
     def cautious(self) -> Cost:
-        """What only a ``LATE_SHARE`` of ticks with prefill takes longer than, by what the last ones took. Rows cost
-        less in large batches than in small ones, and boxes change within a second: of late counts more than ever."""
+        """``cost`` with a correction and a margin, so that only a ``LATE_SHARE`` of the ticks with prefill exceeds it.
+        The latest ticks count most: rows cost less in large batches, and a box's speed changes within a second."""
         return self.cost.times(self._correction * self._margin)
 
     def _correct(self, late: float) -> None:
-        """``late``: how long a tick took, by what was foreseen."""
+        """``late``: a tick's duration divided by its prediction."""
         ratio = min(max(late * self._margin, 1 / MAX_WRONG), MAX_WRONG)
         self._correction = min(max(self._correction * ratio**CORRECTING, 1 / MAX_WRONG), MAX_WRONG)
         self._margin *= 1 + MARGIN_STEP * ((1 - LATE_SHARE) if late > 1 else -LATE_SHARE)
@@ -117,8 +117,8 @@ class CostModel:
         x, seconds = observed[:, :4], observed[:, 4]
         cost = self._cost
         predicted = x @ np.array((cost.fixed_s, cost.decode_row_s, cost.prefill_row_s, cost.attention_s))
-        # Relative error counts: a long prefill must not drown what the short ticks say. Relative to the prediction: to
-        # the time itself, slow ticks would weigh less than fast ones, and a noisy box would seem faster than it is.
+        # Errors are relative, or a long prefill would outweigh the short ticks; and relative to the prediction, since
+        # relative to the time itself, slow ticks would weigh less, and a noisy box would seem faster than it is.
         scale = np.clip(predicted, seconds / 10, seconds * 10)
         x = x / scale[:, None]
         weights = FORGETTING ** np.arange(len(x) - 1, -1, -1)

@@ -1,4 +1,4 @@
-"""Media that are encoded before their prompts can start: one chunk at a time, between the ticks of all streams."""
+"""Encodes media before their prompts can start: one chunk at a time, between ticks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Encoding:
-    """Has one chunk after the other encoded on the compute thread, for all prompts that wait for it.
+    """Encodes one chunk after the other on the compute thread, each for all prompts that wait for it.
 
-    Interactive ones go first, and those of the background that have waited ``AGING_S``; of them tenants take turns, so
-    that nobody's films hold up another's picture for longer than one chunk takes.
+    Interactive prompts go first, and background ones that have waited ``AGING_S``. Within a class, tenants take turns,
+    so that one tenant's video delays another's image by one chunk at most.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Encoding:
         self._metrics = metrics
         self._now = clock
         self._chunk: Chunk | None = None
-        """That is being encoded."""
+        """The one that is being encoded."""
         self._waiting: Sequence[tuple[Session, Chunk]] = ()
         self._turns = Turns()
 
@@ -45,11 +45,11 @@ class Encoding:
         return self._chunk is None
 
     def serves(self, session: Session) -> bool:
-        """Whether ``session`` waits for what is being encoded now, and so for nobody else."""
+        """Whether ``session`` waits for the chunk that is being encoded now."""
         return self._chunk is not None and session in self._takers(self._chunk)
 
     def next(self, waiting: Sequence[tuple[Session, Chunk]]) -> None:
-        """Begin with one of ``waiting``, unless one is under way; that ends early when nobody waits for it any more."""
+        """Encode the next chunk of ``waiting``, unless one is in work; that one ends early once nobody waits for it."""
         self._waiting = waiting
         if self._chunk is not None or not waiting:
             return

@@ -1,19 +1,19 @@
-"""How many compute threads a tick uses, judged by what ticks took.
+"""Chooses how many compute threads a tick uses, by how long ticks took.
 
-llama.cpp's threads meet at spinning barriers some hundred times a tick, so that one of them whose core another program
-has holds up all the others: with one of two cores taken, two threads give a tenth of what one thread gives. What a tick
-costs is learned with all threads; how slow ticks are beside that, of late, is known for each number of threads. The
-rules, and why:
+llama.cpp's threads meet at spinning barriers some hundred times a tick. One thread whose core is taken by another
+program thus delays all others: with one of two cores taken, two threads have a tenth of the speed of one. The cost of a
+tick (the reference) is learned with all threads. The slowness of recent ticks, their duration divided by the
+reference, is known for each number of threads. The rules, and why:
 
-1. One fewer is tried once, after ``SETTLED_S``, when ticks have become slower than ``SLOWED`` or the kernel does not
-   say that others leave this process its cores: only a comparison tells whether the box was busy from the start.
-2. One fewer is used when ticks have become slower than that by ``MARGIN``. What counts is the median of the last
-   ``LATE_TICKS``, since a few that were held up prove nothing, or the last two where both were ``HOPELESS``: five such
-   ticks of many streams take seconds.
-3. One more is tried after ``PATIENCE_S`` where the kernel says that a core is idle: a trial on a core that is taken
-   costs ticks of many times their length. Where it says nothing, ``BLIND_FACTOR`` times as long passes, and where it
-   says no, ``MAX_PATIENCE_S``. The patience doubles while a trial does not help.
-4. A trial is ``LATE_TICKS`` long, or ends with the third tick where either number is hopeless beside the other.
+1. One thread fewer is first tried after ``SETTLED_S``, if the slowness exceeds ``SLOWED`` or the kernel does not report
+   that other programs leave this process its cores: only a comparison shows whether the box was busy from the start.
+2. One fewer is used if its slowness is less than ``MARGIN`` times the present one. The slowness is the median of the
+   last ``LATE_TICKS``, since a few delayed ticks prove nothing; or that of the last two if both exceed ``HOPELESS``,
+   since five such ticks of many streams take seconds.
+3. One more is tried after ``PATIENCE_S`` if the kernel reports an idle core: a trial on a taken core makes ticks many
+   times as long. If the kernel reports nothing, it is tried after ``BLIND_FACTOR`` times as long; if it reports no idle
+   core, after ``MAX_PATIENCE_S``. The patience doubles after each trial that does not help.
+4. A trial takes ``LATE_TICKS``, or three if one number of threads is ``HOPELESS`` times as slow as the other.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ SLOWED = 1.2
 """Times the reference."""
 HOPELESS = 2.0
 LIKE_ENOUGH = 1.5
-"""A tick that took longer than so many times its prediction says nothing of what its work costs."""
+"""The cost model does not learn from ticks slower than this: something else delayed them."""
 SETTLED_TICKS = 16
 SETTLED_S = 5.0
-"""Of computing, before one fewer is tried first."""
+"""Seconds of computing before one thread fewer is first tried."""
 SOLVED_EVERY = 16
-"""Ticks for which a solution of the cost model serves: solving takes longer than all the rest here."""
+"""Ticks for which a solution of the cost model is used: solving takes longer than all else here."""
 PATIENCE_S, MAX_PATIENCE_S = 0.5, 30.0
 BLIND_FACTOR = 8.0
 IDLE_CORES = 0.7
 OTHERS_CORES = 0.3
-"""More than clients and the kernel take while a box has nothing else to do."""
+"""More cores than clients and the kernel use on a box that does nothing else."""
 
 
 class ThreadGovernor:
-    """Chooses between 1 and ``limit`` threads. ``core_use`` tells how the box's cores are used of late, ``None`` where
-    that can't be known; times are in seconds."""
+    """Chooses between 1 and ``limit`` threads. ``core_use`` returns the use of the box's cores since its last call,
+    ``None`` if unknown. Times are in seconds."""
 
     def __init__(self, limit: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:
         self.threads = limit
@@ -55,13 +55,13 @@ class ThreadGovernor:
         self._core_use = core_use
         self._model = CostModel()
         self._reference = Cost()
-        """Of a tick with all threads, solved now and then."""
+        """Of a tick with all threads, updated at least every ``SOLVED_EVERY`` ticks."""
         self._ticks = 0
         self._computed_s = 0.0
         self._late: dict[int, deque[float]] = {n: deque(maxlen=LATE_TICKS) for n in range(1, limit + 1)}
-        """How long ticks took beside the reference."""
+        """The slowness of the last ticks, by number of threads."""
         self._before: int | None = None
-        """During a trial, the number that it is compared with."""
+        """During a trial, the number of threads that it is compared with."""
         self._patience_s = PATIENCE_S
         self._settled_at = now
 
@@ -76,7 +76,7 @@ class ThreadGovernor:
         self, threads: int, decode_rows: int, prefill_rows: int, cached: int, seconds: float, now: float
     ) -> None:
         """Learn from one tick that ran with ``threads``, and choose for the next."""
-        # Coefficients that make no sense are cut to nothing, and nothing may be left of a tick's cost.
+        # Negative coefficients are cut to 0, so that the predicted cost may be 0.
         expected = max(self._reference.seconds(decode_rows, prefill_rows, cached), MIN_TICK_S)
         slowness = max(seconds, MIN_TICK_S) / expected
         if threads == self._max_threads:
@@ -132,7 +132,7 @@ class ThreadGovernor:
         self.threads = threads
         self.reason = "all" if threads == self._max_threads else reason
         self._settled_at = now
-        self._core_use()  # What was idle before says nothing of what is idle now.
+        self._core_use()  # Starts a new period: what was idle before does not count.
 
     def _undisturbed(self) -> bool:
         use = self._core_use()
@@ -142,5 +142,5 @@ class ThreadGovernor:
         use = self._core_use()
         if use is None:
             return now >= self._settled_at + BLIND_FACTOR * self._patience_s
-        # The kernel counts for the whole box, and a container's share is something else: its no is not for ever.
+        # The kernel reports the use of the whole box, not of a container's share, so that its no must expire.
         return use.idle >= IDLE_CORES or now >= self._settled_at + MAX_PATIENCE_S

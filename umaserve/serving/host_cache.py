@@ -1,4 +1,4 @@
-"""Places in host memory for sequences that the KV cache has no room for."""
+"""Assigns places in host memory to sequences that the KV cache has no room for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from umaserve.serving.prefix_cache import Match, PrefixCache
 
 
 class Place(NamedTuple):
-    """Bytes ``offset`` to ``offset + size``, which hold this number of tokens."""
+    """Bytes ``offset`` to ``offset + size`` of the host memory, which hold a sequence of ``tokens`` tokens."""
 
     offset: int
     size: int
@@ -18,15 +18,14 @@ class Place(NamedTuple):
 
 
 class HostCache:
-    """A ring: what is saved goes behind what was saved before it, over what is oldest. A sequence that is continued is
-    saved again when it ends, so that the oldest is mostly the one used longest ago too.
+    """A ring buffer: a new sequence is saved behind the previous one, over the oldest ones. A sequence that is
+    continued is saved again when it ends, so that the oldest one is mostly the least recently used one, too.
 
-    One piece of memory that is written over and over, since on many boxes getting fresh pages from the kernel takes
-    longer than copying to them.
+    The same memory is reused, since on many boxes getting fresh pages from the kernel takes longer than copying.
     """
 
     def __init__(self, n_bytes: int, saved_bytes: tuple[int, int]) -> None:
-        """``saved_bytes``: what a sequence takes in any case, and for each token."""
+        """``saved_bytes``: the size of a saved sequence, fixed and for each token."""
         self._bytes = n_bytes
         self._fixed, self._each = saved_bytes
         self._head = 0
@@ -41,7 +40,7 @@ class HostCache:
         return sum(place.size for place in self._places.values())
 
     def put(self, scope: str, tokens: Sequence[int]) -> Place | None:
-        """Where to save a sequence of these tokens; ``None`` where it is saved already, or is too long to be."""
+        """Where to save a sequence of these tokens; ``None`` if it is saved already, or too long."""
         size = self._fixed + self._each * len(tokens)
         known = self._prefixes.match(scope, tokens)
         if size > self._bytes or (known is not None and known.length == len(tokens)):
@@ -58,11 +57,11 @@ class HostCache:
         return place
 
     def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """Which saved sequence begins with the most of ``tokens``, and how many those are."""
+        """The saved sequence that shares the longest prefix with ``tokens``."""
         return self._prefixes.match(scope, tokens)
 
     def place(self, key: int) -> Place | None:
-        """Where the sequence that ``match`` found lies, if it still does."""
+        """Where the sequence that ``match`` found is saved; ``None`` if it is overwritten."""
         return self._places.get(key)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What happened to requests, for people: counts by dialect, and a line of the log for each."""
+"""Metrics of requests by dialect, and a log line for each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def observe_delivery(
     metrics: ServingMetrics, session: Session, output: Output | RequestError, now: float, targets: Targets
 ) -> None:
-    """Count an output that was just handed to its client; ``targets`` are those of requests that name none."""
+    """Count an output that was just delivered; ``targets`` are for requests that name none."""
     dialect = session.caller.dialect
     if isinstance(output, Token):
         if session.last_token_at is None:
@@ -41,7 +41,7 @@ def _observe_attained(metrics: ServingMetrics, session: Session, targets: Target
 
 
 def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float) -> None:
-    """Count a request that has ended, and log it; ``end`` says how."""
+    """Count and log a request that has ended; ``end`` says how."""
     usage = session.usage
     took_s = 0.0 if session.started_at is None else now - session.started_at
     metrics.observe_end(session.caller.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)

@@ -1,4 +1,4 @@
-"""From the sessions to the next tick: what the policy is shown, and what its plan makes of slots and tokens."""
+"""Builds the next tick: gives the policy a snapshot of the sessions, and turns its plan into slots and runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from umaserve.serving.states import State
 from umaserve.serving.ticks import Adapters, Capacity, Chunk, Copy, Draft, Load, Prepared, Run, Span, Tick
 
 LOOKED_UP = 4
-"""Waiting prompts for which it is looked up before one tick what they can reuse: a long one takes its time."""
+"""Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
 
 DRAFTING_LEARNED = 0.1
-"""Weight of the latest tick in what a guess by the draft model takes."""
+"""Weight of the latest tick in the average time for a draft token of the draft model."""
 
 DRAFTING_FORGOTTEN = 0.99
-"""What is left of it after a tick without one."""
+"""Factor on that average for each tick without such draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Work:
     cached: int
     """KV cells in use before it."""
     budget_s: float | None
-    """The tightest time between tokens of its streams, if there are any."""
+    """The shortest target time between tokens of its streams; ``None`` without streams."""
     throttled: bool
-    """Whether there was more to prefill than fits."""
+    """Whether there was more to prefill than the tick's time allowed."""
 
 
 class Planning:
-    """Plans ticks; the one that gives slots to sessions and takes them back."""
+    """Plans ticks. Only this class gives slots to sessions and takes them back."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Planning:
         *,
         shared_prefixes: bool,
     ) -> None:
-        """``started`` is told of each session whose prompt begins, when its slot says how much of it is reused."""
+        """``started`` is called with each session that gets a slot, once its reused tokens are known."""
         self.slots = Slots(capacity)
         self._promises = Promises(self.slots)
         self._metrics = metrics
@@ -78,12 +78,12 @@ class Planning:
         self._shares_prefixes = shared_prefixes
         self._last_adapters: Adapters = ()
         self._drafting_s = 0.0
-        """What one guess by the draft model takes."""
+        """Average time for one draft token of the draft model."""
         self.to_encode: list[tuple[Session, Chunk]] = []
-        """Prompts that can't start before a chunk of media is encoded, oldest first, as of the last plan."""
+        """Prompts that can't start before this chunk of media is encoded, oldest first, as of the last plan."""
 
     def next(self, cost: Callable[[], Cost], threads: int) -> Work:
-        """The next tick, which may have nothing to do. ``cost`` is asked only where it matters."""
+        """The next tick, which may be empty. ``cost`` is called only if the plan depends on it."""
         self._take_back_slots()
         self._promises.extend(self._sessions.running())
         snapshot = self._snapshot(cost)
@@ -96,13 +96,14 @@ class Planning:
         return self._work(snapshot, the_plan, threads)
 
     def preempt(self, session: Session) -> None:
-        """Take its place from a session that runs: it waits for another one."""
+        """Take the slot of a running session, which then waits for another one."""
         self._metrics.preemptions += 1
         self._give_up(session)
         self._sessions.preempted(session)
 
     def forget_lost(self, work: Work) -> None:
-        """What should have been brought back for sessions of ``work`` was not: trust nothing that is kept."""
+        """Sequences of ``work`` could not be saved or restored: drop all cached sequences, and preempt the sessions
+        whose slots were to be loaded."""
         lost = set()
         for move in work.tick.kv_operations:
             if isinstance(move, Load):
@@ -117,7 +118,7 @@ class Planning:
                     self.preempt(session)
 
     def distrust_all(self) -> None:
-        """Trust nothing that any sequence holds: those that have one compute it again."""
+        """The KV cache is in an unknown state: clear all sequences, and preempt all sessions."""
         self.slots.distrust_all()
         for session in list(self.slots.holders):
             session.computed = 0
@@ -125,21 +126,21 @@ class Planning:
                 self.preempt(session)
 
     def resize(self, session: Session) -> None:
-        """Its answer may now get longer or shorter."""
+        """Its ``max_tokens`` changed: take back cells that it can't need any more."""
         self._promises.cut(session)
 
     def prefilled(self, session: Session) -> None:
-        """More of its prompt is computed: others may begin with it."""
+        """More of its prompt is computed: other prompts may reuse it."""
         whole = session.computed == session.length
         self.slots.share(session, _sequence(session)[: session.computed], whole=whole)
 
     def drafted(self, draft_tokens: int, seconds: float) -> None:
-        """Learn what the draft model takes."""
+        """Learn how long the draft model takes for a draft token."""
         if draft_tokens:
             before = self._drafting_s or seconds / draft_tokens
             self._drafting_s = before + DRAFTING_LEARNED * (seconds / draft_tokens - before)
         else:
-            # What was slow once is tried again some time.
+            # A draft model that was slow once is tried again later.
             self._drafting_s *= DRAFTING_FORGOTTEN
 
     # -- slots ---------------------------------------------------------------------------------------------------
@@ -152,13 +153,13 @@ class Planning:
     def _give_up(self, session: Session) -> None:
         request = session.request
         assert request is not None
-        # One that is preempted will want its own again, whatever it leaves to others.
+        # A preempted session reuses its own tokens, even if nobody else may.
         keep = session.running or request.cache_prompt
         self.slots.give_up(session, _sequence(session)[: session.computed], keep=keep)
 
     def _scope(self, session: Session) -> str:
-        """Whose prompts may begin with this one's tokens, of those with the same adapters: nobody can tell by the time
-        what another tenant has asked."""
+        """The scope of its cache entries: tenant and adapters, or only itself. Were they shared between tenants, timing
+        would tell one tenant what another one has asked."""
         request, prepared = session.request, session.prepared
         assert request is not None
         assert prepared is not None
@@ -167,7 +168,7 @@ class Planning:
         tenant = "" if self._shares_prefixes else session.caller.tenant
         return f"{tenant} {prepared.adapters}" if prepared.adapters else tenant
 
-    # -- what the policy is shown --------------------------------------------------------------------------------
+    # -- the snapshot for the policy -----------------------------------------------------------------------------
 
     def _snapshot(self, cost: Callable[[], Cost]) -> Snapshot:
         ready = [session for session in self._sessions.running() if session.prepared is not None and not session.holds]
@@ -196,7 +197,7 @@ class Planning:
         assert prepared is not None
         draft_tokens, acceptance, drafts = 0, 0.0, False
         if session.repetition is not None:
-            # One token comes in any case, and may be the last.
+            # Less one: the tick samples a token besides the draft tokens.
             left = prepared.max_tokens - len(session.generated) - 1
             limit = min(MAX_DRAFT_TOKENS, left, self._promises.spare(session))
             session.draft_tokens = session.repetition.draft_tokens(limit)
@@ -218,7 +219,7 @@ class Planning:
         )
 
     def urgency(self, session: Session) -> tuple[bool, bool, bool, float, int]:
-        """The order in which waiting sessions are served, the least first."""
+        """The sort key of waiting sessions: the least is served first."""
         request = session.request
         assert request is not None
         target, resumes = request.target_ttft_s or self._targets.ttft_s, _resumes(session)
@@ -228,13 +229,13 @@ class Planning:
         self._look_up_some([s for s in sessions if s.slot is None and s.looked_at != self.slots.version])
         waiting = [session for session in sessions if session.slot is not None or not self._follows(session)]
         blocked = [(session, chunk) for session in waiting if (chunk := _not_encoded(session)) is not None]
-        # What it needs of its media is known when it has been looked up.
+        # Before its first lookup it is unknown which chunks it has to compute.
         self.to_encode = [(s, chunk) for s, chunk in blocked if s.slot is not None or s.looked_at != NEVER]
         without = {session.id for session, _chunk in blocked}
         return [self._prompt(session) for session in waiting if session.id not in without]
 
     def _look_up_some(self, stale: list[Session]) -> None:
-        """The most urgent one, which may start in this tick, and those looked up longest ago: each has its turn."""
+        """Look up the most urgent session, which may start in this tick, and those with the oldest lookups."""
         if stale:
             most_urgent = min(stale, key=self.urgency)
             stale.remove(most_urgent)
@@ -242,7 +243,7 @@ class Planning:
                 self._look_up(session)
 
     def _look_up(self, session: Session) -> None:
-        """What it can reuse, and whom it does better to wait for, since that one computes more of it just now."""
+        """Find the longest cached prefix, and the session that is now computing a longer one, if any."""
         scope, tokens = self._scope(session), _sequence(session)
         session.looked_at = self.slots.version
         session.reusable = self.slots.reusable(scope, tokens)
@@ -250,7 +251,7 @@ class Planning:
         session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
 
     def _follows(self, session: Session) -> bool:
-        """Whether it waits for another prompt that will be served before it in any case."""
+        """Whether it waits to reuse a prompt in prefill, which will be served before it in any case."""
         leader = None if session.follows is None else self._sessions.find(session.follows)
         if leader is None or leader.state is not State.PREFILL or leader.slot is None or leader.holds:
             return False
@@ -280,7 +281,7 @@ class Planning:
             adapters=prepared.adapters,
         )
 
-    # -- what becomes of the plan --------------------------------------------------------------------------------
+    # -- from the plan to the tick -------------------------------------------------------------------------------
 
     def _work(self, snapshot: Snapshot, the_plan: Plan, threads: int) -> Work:
         sessions = [self._sessions.get(id_) for id_, _ in (*the_plan.decode, *the_plan.prefill)]
@@ -309,7 +310,7 @@ class Planning:
         )
 
     def _decode(self, session: Session, n_draft_tokens: int) -> tuple[Run, int]:
-        """The run, and the guesses that the draft model is to add."""
+        """The run, and the number of draft tokens that the draft model is to add."""
         prepared = session.prepared
         assert prepared is not None
         assert session.slot is not None
@@ -319,14 +320,14 @@ class Planning:
         return run, n_draft_tokens - len(draft_tokens)
 
     def _prefill(self, session: Session, n_tokens: int) -> list[Run]:
-        """Text, or media with the text behind them: what comes first has to be decoded first, and all text of a tick is
-        decoded after its media. Nothing where media that had seemed to be reusable must be encoded."""
+        """Runs for up to ``n_tokens``: one of text, or one of media and one of the text behind them, since a tick
+        decodes media before text. None if media that the lookup found cached must be encoded after all."""
         prepared = session.prepared
         assert prepared is not None
         slot = self._start(session) if session.slot is None else session.slot
         runs: list[Run] = []
         start = session.computed
-        # Fewer than planned, where more of it was computed than it had seemed.
+        # Fewer than planned if more of it is reused than the last lookup found.
         last = min(start + n_tokens, session.length)
         while start < last:
             end, span = _piece(prepared, start, last)
@@ -351,15 +352,15 @@ def _resumes(session: Session) -> bool:
 
 
 def _sequence(session: Session) -> Sequence[int]:
-    """Those tokens: one that lost its place computes what it had generated too."""
+    """The tokens to compute: the prompt, and the generated ones, which a preempted session computes again."""
     assert session.prepared is not None
     prompt = session.prepared.tokens
     return [*prompt, *session.generated] if session.generated else prompt
 
 
 def _not_encoded(session: Session) -> Chunk | None:
-    """What has to be encoded before this prompt can start, which then has its place for no longer than it computes; or
-    before it goes on, where it had seemed to be reusable."""
+    """The first chunk to encode before this prompt can start, so that it takes no slot meanwhile; or before it can go
+    on, where the lookup had found the chunk cached."""
     prepared = session.prepared
     assert prepared is not None
     start = session.reusable if session.slot is None else session.computed
@@ -370,8 +371,8 @@ def _not_encoded(session: Session) -> Chunk | None:
 
 
 def _piece(prepared: Prepared, start: int, last: int) -> tuple[int, Span | None]:
-    """Where what begins at ``start`` ends, at ``last`` or before it, and the span it lies in; a span that can't be
-    parted may end behind ``last``."""
+    """The end of the run that begins at ``start``, at most ``last``, and the span it lies in. A ``whole`` span may end
+    behind ``last``."""
     for span in prepared.spans[bisect.bisect_right(prepared.spans, start, key=lambda span: span.end) :]:
         if start < span.start:
             return min(last, span.start), None

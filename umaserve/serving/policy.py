@@ -1,36 +1,35 @@
-"""What the next tick computes: a pure function of a snapshot, tested and simulated with an invented clock.
+"""Plans the next tick: a pure function of a snapshot, so that tests and simulations can choose the time.
 
 The rules, and why:
 
-1. Every stream that can make progress gets its token in every tick: nobody's stream freezes. Only where the interactive
-   ones leave no time do the background ones take turns, at least one of them in each tick.
-2. Prefill takes what is left of the tick's *time*: as many prompt tokens as keep the tightest time-between-tokens
-   target among the running streams, by the cost model. At least ``PREFILL_FLOOR`` all the same, so that a target that
-   is barely kept does not stop prompts for ever.
-3. Where decoding alone breaks that target, it is lost, and the deadlines for first tokens decide: prefill gets the
-   share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. A prompt that has missed its deadline gets
-   the least share in any case, or streams that barely keep their target would let nobody in.
-4. With no stream running, a tick is bounded by ``IDLE_TICK_S`` only, so that a cancel and a newcomer are seen soon. (On
-   a CPU the time for a prompt token is the same from some 16 tokens a batch on; nothing is lost.) With no other
-   prompt either, the last token of a wide batch is computed by itself, as it is when the prompt is repeated: a wide
-   batch rounds differently, and equal requests on an idle daemon are to get equal answers.
-5. Prompts go by class; of a class, streams that lost their place go first, since their clients wait in the middle of an
-   answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it, or a box
-   with too much to do would serve everybody late. No deadline is later than ``AGING_S`` after arrival, and who has
-   waited that long, of whatever class, is overtaken by no newcomer.
-6. A prompt starts when a slot is free and the cells promised to it are: for what it has, and for as many more tokens as
-   answers are likely to take. The first that does not fit holds back those behind it, or a long prompt would wait for
-   ever. A stream that outgrows its promise gets more before its next token, and before any prompt starts.
-7. Where cells are short, sequences lose their place in this order, and go on later where they were: those that are held
-   (paused, or their reader behind or gone), the one held longest first; then background work that has not aged, the
-   youngest first; then all others, the youngest first. A prompt takes the place of held sequences, and if it is
-   interactive, of background work. A stream that grows takes anybody's that comes before itself in this order, or else
-   loses its own place. The last in the order never does: somebody always gets to the end. A tick that took a place for
-   a growing stream starts no prompt.
-8. Guesses at a stream's next tokens are verified with it when no prompt wants the time, as many as bring more tokens a
-   second than they cost, by the share of this stream's guesses that proved right. They make a tick longer by at most
-   ``MAX_SLOWDOWN`` of what it takes the others.
-9. Runs with different LoRA adapters can't share a decode: each set of adapters has its tick in turn.
+1. Every stream that can make progress gets a token in every tick, so that none stalls. Only if the interactive streams
+   leave too little time do the background ones take turns, at least one of them in each tick.
+2. Prefill takes the rest of the tick's *time*: as many prompt tokens as keep the shortest target time between tokens
+   of the running streams, by the cost model. It gets at least ``PREFILL_FLOOR`` tokens, so that a target that is barely
+   kept does not stop prefill for ever.
+3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
+   share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
+   gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
+4. Without streams, a tick is limited by ``IDLE_TICK_S`` only, so that cancels and new requests are seen soon. (Nothing
+   is lost: on a CPU, the time for a prompt token is constant from some 16 tokens a batch on.) If there is only one
+   prompt, the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds
+   differently, and equal requests on an idle daemon are to get equal answers.
+5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
+   an answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it;
+   otherwise an overloaded daemon would serve everybody late. No deadline is later than ``AGING_S`` after arrival. A
+   prompt that has waited that long, of whatever class, is not overtaken by newer ones.
+6. A prompt starts when a slot is free, and the cells to promise to it: for its tokens, and for the likely length of its
+   answer. The first prompt that does not fit blocks those behind it; otherwise a long prompt could wait for ever. A
+   stream that outgrows its promise gets more cells before its next token, and before any prompt starts.
+7. If slots or cells are short, sequences are preempted in this order, and resume later: held ones (paused, or their
+   reader is slow or disconnected), the one held longest first; then background ones that have not aged, the youngest
+   first; then all others, the youngest first. A prompt that starts preempts held sequences, and if it is interactive,
+   background ones. A growing stream preempts any that are before it in this order; if there are none, it is itself
+   preempted. The last in the order never is, so that some sequence always finishes. A tick that preempts for a growing
+   stream starts no prompt.
+8. Draft tokens are verified in ticks without prefill: as many as bring more tokens a second than they cost, by the
+   stream's acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
+9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
 IDLE_TICK_S = 0.2
 WIDE_ROWS = 64
-"""From so many rows in a decode on, llama.cpp's attention on a CPU uses another kernel, which rounds differently."""
+"""From this number of rows in a decode on, llama.cpp's attention on a CPU uses a kernel that rounds differently."""
 AGING_S = 30.0
 HEADROOM = 0.95
-"""Part of the target that the plan uses: the token must still be sent."""
+"""The share of the target that the plan uses: the token must still be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A sequence whose prompt is done and whose client takes its tokens."""
+    """A sequence whose prompt is computed and that is not held."""
 
     id: int
     target_tbt_s: float
@@ -64,14 +63,14 @@ class Stream:
     cells: int = 0
     """KV cells promised to it."""
     lacks: int = 0
-    """Those that it needs for its next token beyond them."""
+    """KV cells that its next token needs beyond those promised."""
     last_token_at: float = 0.0
     draft_tokens: int = 0
-    """How many of its next tokens can be guessed."""
+    """How many draft tokens it can have."""
     acceptance: float = 0.0
-    """The share of guesses that proves right."""
+    """The share of its draft tokens that is accepted."""
     drafts: bool = False
-    """Whether the guesses are still to be made, by the draft model."""
+    """Whether the draft model has still to make them."""
     adapters: Adapters = ()
 
 
@@ -89,13 +88,13 @@ class Prompt:
     cells: int
     """KV cells promised to it, or to be promised when it starts."""
     resumes: bool = False
-    """Whether its stream had a place before: what remains is to be computed again, or to be brought back."""
+    """Whether it was preempted: its tokens are restored or computed again."""
     adapters: Adapters = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A sequence with a slot that gets no tokens for now."""
+    """A sequence with a slot that gets no tokens for now, and the cells promised to it."""
 
     id: int
     cells: int
@@ -122,13 +121,13 @@ class Snapshot:
     last_adapters: Adapters = ()
     """Those of the tick before."""
     drafting_s: float = 0.0
-    """What a guess by the draft model takes."""
+    """Seconds that the draft model takes for one draft token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ids of the streams to decode, each with its number of guesses, of the prompts to prefill with their number of
-    tokens, and of those that lose their place first."""
+    """By id: the streams to decode, each with its number of draft tokens; the prompts to prefill, each with its number
+    of tokens; and the sequences to preempt before that."""
 
     decode: tuple[tuple[int, int], ...]
     prefill: tuple[tuple[int, int], ...] = ()
@@ -139,14 +138,14 @@ class Plan:
 
 
 def is_background(priority: Priority, arrived_at: float, now: float) -> bool:
-    """Whether a request gives way to interactive ones: background work does until it has waited for ``AGING_S``."""
+    """Whether interactive requests go before it: it is a background request and has not waited ``AGING_S`` yet."""
     return priority is Priority.BACKGROUND and now - arrived_at < AGING_S
 
 
 def urgency(
     priority: Priority, arrived_at: float, target_ttft_s: float, now: float, *, resumes: bool
 ) -> tuple[bool, bool, bool, float]:
-    """What waiting requests are served by, the least first (rule 5); of equal ones, the first that came."""
+    """The sort key of waiting requests: the least is served first (rule 5). Callers break ties by id."""
     deadline = arrived_at + min(target_ttft_s, AGING_S)
     missed = deadline < now < arrived_at + AGING_S
     return is_background(priority, arrived_at, now), not resumes, missed, deadline
@@ -163,8 +162,8 @@ def plan(snapshot: Snapshot) -> Plan:
 
 
 def _in_turn(snapshot: Snapshot) -> list[Adapters]:
-    """The sets of adapters that have work, the one after the last tick's first. Of prompts that have not started, only
-    the most urgent one can be next."""
+    """The sets of adapters that have work, beginning with the one after the last tick's. Of the prompts that have not
+    started, only the most urgent one counts."""
     first = min(
         (one for one in snapshot.prompts if not one.started), key=lambda one: _urgency(one, snapshot.now), default=None
     )
@@ -180,7 +179,7 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
     streams = [stream for stream in snapshot.streams if stream.adapters == adapters]
     prompts = [prompt for prompt in snapshot.prompts if prompt.adapters == adapters]
     urgent = [stream for stream in streams if not _is_background(stream, snapshot.now)] or streams
-    # Each set of adapters has only its part of the time between two tokens.
+    # The sets of adapters share the time between two tokens.
     target = min((stream.target_tbt_s for stream in urgent), default=IDLE_TICK_S) / n_sets
     if len(urgent) < len(streams):
         streams = _with_background(snapshot, urgent, streams, HEADROOM * target)
@@ -214,7 +213,7 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
 
 
 class _Room:
-    """Slots and cells for streams that grow and prompts that start, and who loses its place for them."""
+    """Slots and cells for streams that grow and prompts that start, and the sequences preempted for them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.preempted: dict[int, None] = {}
@@ -223,18 +222,18 @@ class _Room:
         """Whether no more prompts start in this tick."""
         running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
         running.sort(key=lambda one: (-one.arrived_at, -one.id))
-        # Who loses its place, in the order of rule 7.
+        # Preempted in the order of rule 7.
         self._held: list[_Holder] = list(snapshot.held)
         self._young: list[_Holder] = [one for one in running if _is_background(one, snapshot.now)]
         self._others: list[_Holder] = [one for one in running if not _is_background(one, snapshot.now)]
 
     def extend(self, streams: list[Stream]) -> list[Stream]:
-        """Take the cells that ``streams`` lack for their next tokens; those that can make one then."""
+        """Take the cells that ``streams`` lack for their next tokens; returns the streams that then have them."""
         lacks = {stream.id: stream.lacks for stream in streams if stream.lacks}
         while sum(lacks.values()) > self._cells and len(self._held) + len(self._young) + len(self._others) > 1:
             lacks.pop(self._preempt(), None)
             self._full = True
-        # What nobody here can give is held by prompts that wait for their media: the youngest stream waits with them.
+        # The rest is promised to prompts that wait for their media: the youngest streams get no token in this tick.
         for one in [*self._young, *self._others]:
             if sum(lacks.values()) > self._cells:
                 lacks.pop(one.id, None)
@@ -242,13 +241,13 @@ class _Room:
         return [one for one in streams if one.id in lacks or (not one.lacks and one.id not in self.preempted)]
 
     def leave(self, prompt: Prompt) -> None:
-        """Set aside what ``prompt``, of other adapters, needs to start in its own tick: those behind don't overtake."""
+        """Reserve what ``prompt``, of other adapters, needs to start in its own tick, so that none overtakes it."""
         if not prompt.started:
             self._slots -= 1
             self._cells -= prompt.cells
 
     def make(self, prompt: Prompt) -> bool:
-        """Take a slot and cells for ``prompt``; whether there are."""
+        """Take a slot and cells for ``prompt``; returns whether there are enough."""
         if self._full:
             return False
         victims = self._held + self._young if prompt.priority is Priority.INTERACTIVE else self._held
@@ -262,7 +261,7 @@ class _Room:
         return True
 
     def _preempt(self) -> int:
-        """Take the place of the first in the order; its id."""
+        """Preempt the first in the order; returns its id."""
         victim = next(filter(None, (self._held, self._young, self._others))).pop(0)
         self.preempted[victim.id] = None
         self._slots += 1
@@ -277,7 +276,7 @@ def _is_background(one: Stream | Prompt, now: float) -> bool:
 def _with_background(
     snapshot: Snapshot, urgent: Sequence[Stream], streams: Iterable[Stream], budget: float
 ) -> list[Stream]:
-    """The urgent streams, and as many of the others as leave the budget kept, those that have waited longest first."""
+    """The urgent streams, and as many others as fit the budget (at least one), those that have waited longest first."""
     cost = snapshot.cost
     others = sorted(
         (stream for stream in streams if _is_background(stream, snapshot.now)),
@@ -295,7 +294,7 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     decode_s = cost.seconds(decode_rows, 0, cached)
     if decode_rows and decode_s > target:
         share = _needed_share(snapshot, prompts)
-        # Where decoding takes nearly IDLE_TICK_S or more by itself, prefill still has its least share.
+        # Where decoding alone takes nearly IDLE_TICK_S or more, prefill still gets MIN_SHARE.
         seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), IDLE_TICK_S))
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
@@ -315,8 +314,8 @@ def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
 
 
 def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
-    """Each stream with the number of guesses that pay: one that proves right with probability p brings p tokens for the
-    time of a row, in which all streams together would have made their share of a tick's tokens."""
+    """Each stream with the number of draft tokens that pay. One that is accepted with probability p brings p tokens for
+    the time of a row; in that time, all streams together would make their share of a tick's tokens."""
     if not any(stream.draft_tokens for stream in streams):
         return tuple((stream.id, 0) for stream in streams)
     cost = snapshot.cost
@@ -331,7 +330,7 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
         each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
         limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
         draft_tokens, probability = 0, stream.acceptance
-        # Alone, a first guess is tried at even odds: nothing else would show what a row costs.
+        # A single stream tries its first draft token from p = 0.5 on: nothing else would show what a row costs.
         while draft_tokens < limit and (
             probability * tick_s > len(streams) * each_s
             or (draft_tokens == 0 and len(streams) == 1 and probability >= 0.5)

@@ -1,4 +1,4 @@
-"""Who holds which tokens: a radix tree for each owner, in which a new prompt finds its longest computed prefix."""
+"""Finds the longest computed prefix of a prompt: a radix tree of token sequences for each scope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tokens = tuple[int, ...]
 
 
 class Match(NamedTuple):
-    """Who holds the first ``length`` tokens of what was asked for, and perhaps others behind them."""
+    """The holder of a sequence whose first ``length`` tokens are those looked for."""
 
     holder: int
     length: int
@@ -18,17 +18,17 @@ class Match(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An edge of the tree and what comes after it."""
+    """An edge of the tree and the subtree behind it."""
 
     edge: Tokens
     holders: dict[int, None] = field(default_factory=dict)
-    """Who holds all of the edge, the one added last at the end."""
+    """Holders of the whole edge, the one added last at the end."""
     children: dict[int, _Node] = field(default_factory=dict)
     """By the first token of their edges."""
 
 
 class PrefixCache:
-    """Tokens by holder, which is a number of the caller's. Owners never see each other's."""
+    """Token sequences by holder, a number that the caller chooses. Prefixes are only found within their scope."""
 
     def __init__(self) -> None:
         self._roots: dict[str, _Node] = {}
@@ -58,11 +58,11 @@ class PrefixCache:
             node, at = child, at + common
 
     def held(self, holder: int) -> tuple[str, Tokens]:
-        """Whose tokens ``holder`` holds, and which; none where it holds nothing."""
+        """The scope and the tokens of ``holder``; both empty if it holds nothing."""
         return self._held.get(holder, ("", ()))
 
     def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """Who of this owner's holds the most of the first ``tokens``; of several the one added last."""
+        """The longest prefix of ``tokens`` in this scope; of several holders, the one added last."""
         whole = tuple(tokens)
         node = self._roots.get(scope)
         found, at = None, 0
@@ -100,7 +100,7 @@ class PrefixCache:
 
 
 def _common(edge: Tokens, tokens: Tokens, at: int) -> int:
-    """How many tokens of ``edge`` are those of ``tokens`` from ``at`` on."""
+    """Length of the common prefix of ``edge`` and ``tokens[at:]``."""
     if tokens[at : at + len(edge)] == edge:
         return len(edge)
     low, high = 0, min(len(edge), len(tokens) - at)
@@ -121,7 +121,7 @@ def _split(parent: _Node, child: _Node, at: int) -> _Node:
 
 
 def _join(node: _Node) -> None:
-    """Merge ``node`` with its only child, where the same hold both."""
+    """Merge ``node`` with its only child if both have the same holders."""
     (child,) = node.children.values()
     if child.holders.keys() == node.holders.keys():
         node.edge += child.edge

@@ -1,4 +1,4 @@
-"""Requests made ready to run, one at a time on a thread of their own: filtered, templated, tokenized, compiled."""
+"""Prepares requests, one at a time on a thread of its own: filter, template, tokenize, compile the grammar."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from umaserve.serving.turns import Turns
 log = logging.getLogger(__name__)
 
 MAX_MEDIA_AHEAD = 4
-"""Prompts with media that are prepared and haven't started: their pixels and spectra are larger than their files."""
+"""Prompts with media that are prepared but not started: their pixels and spectra take more memory than their files."""
 
 
 class Preparing:
-    """One at a time, so that those who leave meanwhile cost nothing; by class, and tenants in turn, so that nobody's
-    costly schemas hold up the others for longer than one of them takes."""
+    """Prepares one request at a time, so that clients who leave before it cost nothing. Interactive requests go first;
+    within a class, tenants take turns, so that one tenant's slow schemas delay another by one request at most."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Preparing:
         self._shares_prefixes = shared_prefixes
         self._waiting: list[Session] = []
         self._session: Session | None = None
-        """Whose request is being prepared."""
+        """The one whose request is being prepared."""
         self._turns = Turns()
 
     def add(self, sessions: Iterable[Session]) -> None:
@@ -55,7 +55,7 @@ class Preparing:
         return session is self._session
 
     def next(self) -> None:
-        """Begin with the next one, unless one is under way."""
+        """Prepare the next request, unless one is in work."""
         if self._session is not None or not self._waiting:
             return
         self._waiting = [session for session in self._waiting if session.running]
@@ -99,7 +99,7 @@ class Preparing:
         return self._engine.prepare(request, tenant, wanted)
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
-        """All that the client puts before the model."""
+        """All texts that the client sends to the model."""
         match request.prompt:
             case str() as text:
                 yield text
@@ -116,7 +116,7 @@ class Preparing:
 
 
 def has_media(request: Generate) -> bool:
-    """Whether preparing ``request`` takes decoding images, sounds or films."""
+    """Whether ``request`` has images, audio or video to decode."""
     return isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt)
 
 
@@ -131,7 +131,7 @@ def _is_ahead_with_media(session: Session) -> bool:
 
 
 def _without_media(request: Generate) -> Generate:
-    """What may be megabytes is in memory until the answer's end otherwise."""
+    """The request without its attachments, which would otherwise take megabytes until the answer's end."""
     if not has_media(request):
         return request
     assert isinstance(request.prompt, tuple)

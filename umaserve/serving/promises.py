@@ -1,4 +1,4 @@
-"""How many KV cells each session is promised: for what it has, and for as many more tokens as answers often take."""
+"""Promises KV cells to each session: for its tokens so far, and for as many more as its answer is likely to get."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from umaserve.serving.slots import Slots
 from umaserve.serving.states import State
 
 REMEMBERED = 128
-"""Answers, the latest ones, that say how long answers get."""
+"""The number of latest answers whose lengths are known."""
 QUANTILE = 0.9
-"""The share of answers that shall end within what they were promised when they started."""
+"""The share of answers that should end within the cells promised at their start."""
 UNKNOWN = 256
-"""Tokens promised for an answer before the first one has ended."""
+"""Tokens promised for an answer before any has ended."""
 STEP = 64
 """Tokens that a stream is promised ahead as it grows, and the least that it starts with."""
 
 
 class AnswerLengths:
-    """What is learned of the lengths of answers, in tokens."""
+    """Predicts the lengths of answers, in tokens."""
 
     def __init__(self) -> None:
         self._last: deque[int] = deque(maxlen=REMEMBERED)
         self._sorted: list[int] = []
 
     def observe(self, tokens: int) -> None:
-        """An answer has ended with so many tokens."""
+        """Learn from an answer that has ended."""
         self._last.append(tokens)
         self._sorted = sorted(self._last)
 
     def more(self, generated: int) -> int:
-        """How many tokens an answer that has ``generated`` ones may well get beyond them, by those that got longer."""
+        """How many more tokens an answer of ``generated`` tokens is likely to get, by past answers that got longer."""
         if not self._last:
             return max(STEP, UNKNOWN - generated)
         first = bisect.bisect_right(self._sorted, generated)
@@ -42,23 +42,23 @@ class AnswerLengths:
 
 
 def step(length: int, promised: int, most: int) -> int:
-    """The cells to promise to a stream that has ``length`` tokens: more where it has come near to the promise."""
+    """The cells to promise to a stream of ``length`` tokens: more, up to ``most``, once it is near its promise."""
     return promised if promised >= min(most, length + STEP // 4) else min(most, length + STEP)
 
 
 class Promises:
-    """Promises cells to sessions, with the books of ``slots``. No session that runs needs more than it was promised."""
+    """Promises cells to sessions; ``slots`` keeps count. No running session uses more than it was promised."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._lengths = AnswerLengths()
 
     def to_start(self, session: Session) -> int:
-        """The cells with which it starts, or goes on after it lost its place."""
+        """The cells with which it starts, or resumes after preemption."""
         return min(_most(session), session.length + self._lengths.more(len(session.generated)))
 
     def lacks(self, session: Session) -> int:
-        """The cells that the next token of a stream needs beyond those promised."""
+        """The cells that a stream's next token needs beyond those promised."""
         return max(0, session.length - session.cells)
 
     def spare(self, session: Session) -> int:
@@ -73,12 +73,12 @@ class Promises:
                 self._slots.promise(session, min(wanted, session.cells + self._slots.free_cells))
 
     def give_lacking(self, session: Session) -> None:
-        """Promise what its next token needs; the plan has made sure that it is there."""
+        """Promise what its next token needs; the plan has made sure that it is free."""
         if not self._slots.promise(session, max(session.cells, session.length)):
             raise RuntimeError(f"session {session.id}: a stream was planned without cells")
 
     def cut(self, session: Session) -> None:
-        """Its answer may have become shorter: take back what it can't need any more."""
+        """Take back cells that it can't need any more: its ``max_tokens`` may be lower now."""
         self._slots.promise(session, min(session.cells, _most(session)))
 
     def ended(self, session: Session) -> None:
@@ -88,6 +88,6 @@ class Promises:
 
 
 def _most(session: Session) -> int:
-    """What it can need at most."""
+    """The most cells that it can need."""
     assert session.prepared is not None
     return len(session.prepared.tokens) + session.prepared.max_tokens

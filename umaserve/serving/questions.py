@@ -1,4 +1,4 @@
-"""Questions to the engine that make no stream: asked one at a time on each thread, and forgotten with their askers."""
+"""Queries to the engine that make no stream (tokenize, detokenize, embed): one at a time on each thread."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _INPUT = re.compile(r"^input(\[0\])?(?=\[|$)")
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """One that was asked. ``forgotten``: nobody waits for the answer any more."""
+    """A query that was asked. ``forgotten``: nobody waits for its answer any more."""
 
     query: Query
     render: Render
     answered: Answered
     forgotten: bool = False
     vectors: list[Sequence[float]] = field(default_factory=list)
-    """Of the texts that are embedded so far."""
+    """Of the inputs embedded so far."""
     tokens: int = 0
 
 
 class Questions:
-    """Puts queries to an engine, on the thread that each is for; at most ``limit`` wait."""
+    """Runs queries on the engine, each on the thread for its kind; at most ``limit`` wait."""
 
     def __init__(self, engine: Engine, compute: JobQueue, preparing: JobQueue, limit: int) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class Questions:
         self._max_questions = limit
         self._asked: set[Question] = set()
         self._embedding: deque[Question] = deque()
-        """In turns: one text of one question between two ticks, so that neither streams nor askers wait for long."""
+        """Served in turn, one input between two ticks, so that neither streams nor other questions wait for long."""
         self._busy = False
 
     @property
@@ -51,7 +51,7 @@ class Questions:
         return not self._asked
 
     def ask(self, query: Query, render: Render, answered: Answered) -> Question:
-        """``answered`` gets the rendered answer in a later turn; raises ``RequestError`` where too many wait."""
+        """``answered`` gets the rendered answer in a later turn. Raises ``RequestError`` if too many wait."""
         if len(self._asked) >= self._max_questions:
             raise RequestError(
                 Fault.QUEUE_FULL,
@@ -120,7 +120,7 @@ class Questions:
                 self._preparing.submit(lambda: question.render(answer), lambda made: self._end(question, made))
         else:
             if isinstance(result, RequestError):
-                # The engine was given this text alone.
+                # The engine was given this input alone, as number 0.
                 result.field = _INPUT.sub(f"input[{len(question.vectors)}]", result.field)
             assert isinstance(result, BaseException)
             self._end(question, result)
@@ -128,7 +128,7 @@ class Questions:
 
 
 def _seen(result: bytes | BaseException) -> bytes | RequestError:
-    """What a client may see of a job's outcome."""
+    """The part of a job's outcome that a client may see."""
     if isinstance(result, bytes | RequestError):
         return result
     log.error("a question to the engine failed", exc_info=result)

@@ -1,4 +1,4 @@
-"""Rates: how many requests each key or peer may make in a minute, and how many tokens may be made for it."""
+"""Rate limits: how many requests each tenant may make in a minute, and how many tokens may be generated for it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from umaserve.errors import Fault, RequestError
 
 SWEEP_ABOVE = 1024
-"""Buckets, of which the full ones are then forgotten: peers come and go."""
+"""Number of buckets above which the full ones are dropped: peers come and go."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """A key's own numbers; ``None``: the server's, 0: no limit."""
+    """A key's own limits; ``None``: the server's, 0: no limit."""
 
     requests_per_minute: float | None
     tokens_per_minute: float | None
 
 
 class Bucket:
-    """A token bucket, full at first: ``rate`` a second flow in, up to ``capacity``. ``now`` is in seconds."""
+    """A token bucket, full at first: refilled by ``rate`` a second up to ``capacity``. ``now`` is in seconds."""
 
     def __init__(self, rate: float, capacity: float, now: float) -> None:
         assert rate > 0
@@ -31,7 +31,7 @@ class Bucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """What is in it; below 0, what it owes."""
+        """The amount in it; negative while in debt."""
         self._level = min(self.capacity, self._level + max(0.0, now - self._at) * self.rate)
         self._at = max(self._at, now)
         return self._level
@@ -41,12 +41,12 @@ class Bucket:
         return max(0.0, (level - self.level(now)) / self.rate)
 
     def take(self, amount: float, now: float) -> None:
-        """Take it out, into debt where there is less."""
+        """Take it out; may leave a debt."""
         self._level = self.level(now) - amount
 
 
 class Rates:
-    """What is left to each tenant (a key or a peer). 0 is no limit; a burst is one minute's worth, at least 1."""
+    """The buckets of each tenant (a key or a peer). 0 is no limit; a burst is one minute's worth, at least 1."""
 
     def __init__(self, requests_per_minute: float, tokens_per_minute: float) -> None:
         self._per_minute = {"requests": requests_per_minute, "tokens": tokens_per_minute}
@@ -54,7 +54,7 @@ class Rates:
         self._sweep_above = SWEEP_ABOVE
 
     def admit(self, tenant: str, now: float, own: RateLimits | None = None) -> None:
-        """Take one request, or raise ``RequestError`` and take nothing. No tokens may be owed; none need be left."""
+        """Take one request, or raise ``RequestError`` and take nothing. Tokens only refuse while there is a debt."""
         requests = self._bucket(tenant, "requests", now, own)
         tokens = self._bucket(tenant, "tokens", now, own)
         waits = [
@@ -64,7 +64,7 @@ class Rates:
         ]
         wait, limit = max(waits, default=(0.0, ""))
         if wait > 0:
-            # Up to the next millisecond, so that rounding refuses nobody who waited for as long as we said.
+            # Rounded up, so that nobody who has waited that long is refused.
             wait = (math.floor(wait * 1000) + 1) / 1000
             raise RequestError(
                 Fault.RATE_LIMITED,
@@ -76,7 +76,7 @@ class Rates:
             requests.take(1, now)
 
     def spend(self, tenant: str, tokens: int, now: float, own: RateLimits | None = None) -> None:
-        """Take tokens that were generated, more than are left if need be."""
+        """Take generated tokens; may leave a debt."""
         bucket = self._bucket(tenant, "tokens", now, own)
         if bucket is not None:
             bucket.take(tokens, now)
@@ -92,7 +92,7 @@ class Rates:
             return None
         rate = per_minute / 60
         bucket = self._buckets.get((tenant, unit))
-        # Another rate: the operator changed the key's.
+        # The rate differs if the operator has changed the key's limits.
         if bucket is None or bucket.rate != rate:
             self._sweep(now)
             bucket = self._buckets[tenant, unit] = Bucket(rate, max(1.0, per_minute), now)
@@ -102,5 +102,5 @@ class Rates:
         if len(self._buckets) < self._sweep_above:
             return
         self._buckets = {key: bucket for key, bucket in self._buckets.items() if bucket.level(now) < bucket.capacity}
-        # Twice what is left, so that each bucket that is made pays for looking at two.
+        # Twice what is left, so that a sweep costs a constant time for each new bucket.
         self._sweep_above = max(SWEEP_ABOVE, 2 * len(self._buckets))

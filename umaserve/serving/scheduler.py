@@ -1,4 +1,4 @@
-"""The scheduler: collect a finished tick, plan and submit the next one, and only then deliver the tokens."""
+"""The scheduler: takes a finished tick, plans and submits the next one, and only then delivers the tokens."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Scheduler:
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
     ) -> None:
-        """``spent`` is told of each token that its client was given: whose, how many, when. ``shared_prefixes``: all
-        may reuse what was computed for others; ``draft_tokens``: whether what a text repeats is guessed."""
+        """``spent`` is called for each delivered token, with its caller, a count and the time. ``shared_prefixes``:
+        tenants may reuse each other's cached prefixes. ``draft_tokens``: whether to use draft tokens."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
@@ -55,7 +55,7 @@ class Scheduler:
         self._compute = compute
         self._targets = targets
         self._now = clock
-        # A wrong guess has to be taken back, which is cutting a sequence short.
+        # Rejected draft tokens are removed, which needs sequences that can be cut short.
         self._speculates = draft_tokens and engine.capacity.cached_cells > 0
         self._preparing, self._preparing_media = (
             Preparing(sessions, engine, worker, clock, content_filter, shared_prefixes=shared_prefixes)
@@ -72,7 +72,7 @@ class Scheduler:
     # -- one turn of the loop ------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Prepare the next request that arrived, and start the next tick, unless one runs already."""
+        """Prepare the next request that arrived, and submit the next tick, unless one is in flight."""
         arrived = self._sessions.take_arrived()
         for session in arrived:
             self._sessions.put(session, Started())
@@ -92,7 +92,7 @@ class Scheduler:
                 self._spent(session.caller, 1, now)
 
     def tell_waiting(self) -> None:
-        """Tell each request that has waited for others for ``PATIENCE_S`` where it stands."""
+        """Tell each request that has waited in the queue for ``PATIENCE_S`` its position."""
         now = self._now()
         queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=self._planning.urgency)
         each = self.metrics.request_s / self._engine.capacity.slots
@@ -102,7 +102,7 @@ class Scheduler:
                 self._sessions.put(session, Waiting(position, len(queue), eta))
 
     def _waits(self, session: Session) -> bool:
-        """Whether it stands in line, rather than having its prompt prepared or its media encoded."""
+        """Whether it waits in the queue, and its prompt is not being prepared or encoded now."""
         if session.slot is not None or session.holds:
             return False
         return not any(stage.serves(session) for stage in (self._preparing, self._preparing_media, self._encoding))
@@ -114,12 +114,12 @@ class Scheduler:
                 self._sessions.fail(session, _shutting_down())
 
     def fail_running(self) -> None:
-        """Fail all that still runs: the time to drain is over."""
+        """Fail all running requests: the time to drain is over."""
         for session in list(self._sessions.running()):
             self._sessions.fail(session, _shutting_down())
 
     def shed_caches(self) -> None:
-        """The box's memory is short: drop what is kept for later prompts."""
+        """Memory is short: drop cached prefixes and media."""
         self._planning.slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 
@@ -151,7 +151,7 @@ class Scheduler:
             log.error("a tick failed: requests %s", _ids(work.sessions), exc_info=result)
             result = TickResult(Outcome.FAILED, (), 0.0)
             self._fail_all(work.sessions)
-            # Nobody knows how far its moves have come, and whose cells hold what.
+            # It is unknown which of its KV operations were done, and so what any cell holds.
             self._planning.distrust_all()
         try:
             self._accept(work, result)
@@ -159,7 +159,7 @@ class Scheduler:
             log.exception("a tick's result could not be taken: requests %s", _ids(work.sessions))
             self._fail_all(work.sessions)
         self.pump()
-        # Learned after the next tick was submitted, which can do without what this one shows.
+        # After the next tick was submitted, so that learning does not delay it.
         if work.tick.runs and result.outcome is Outcome.DONE:
             not_drafted = sum(draft.limit for draft in work.tick.drafts) - sum(result.drafted)
             rows = work.decode_rows - not_drafted, work.prefill_rows
@@ -170,8 +170,8 @@ class Scheduler:
     def _accept(self, work: Work, result: TickResult) -> None:
         match result.outcome:
             case Outcome.NO_CELLS:
-                # Admission promised these cells, so this is rare (a cache that wants consecutive ones, say). The
-                # youngest gives way to the others, who lose nothing but this tick.
+                # The cells were promised, so this is rare (a cache that needs consecutive ones, say). The youngest
+                # request fails; the others lose nothing but this tick.
                 youngest = max(work.sessions, key=lambda session: session.requested_at)
                 if youngest.running:
                     error = RequestError(Fault.MEMORY_PRESSURE, "request", "the KV cache is full; try again later")
@@ -194,7 +194,7 @@ class Scheduler:
 
     def _fail_all(self, sessions: list[Session]) -> None:
         for session in sessions:
-            session.computed = 0  # Nobody knows what is left of it: nothing of it is reused.
+            session.computed = 0  # Its cells are in an unknown state: none are reused.
             if session.running:
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode", "llama.cpp failed"))
 
@@ -206,7 +206,7 @@ class Scheduler:
                 self.metrics.recomputed_tokens += len(run.tokens)
             else:
                 self.metrics.prompt_tokens += len(run.tokens)
-        # Of what was guessed it holds what was right, which all sampled tokens but the last one repeat.
+        # Of its draft tokens, the sequence holds the accepted ones: all sampled tokens but the last.
         session.computed += len(run.tokens) - run.draft_tokens + max(0, len(tokens) - 1)
         if session.state is State.PREFILL:
             self._planning.prefilled(session)
@@ -225,7 +225,7 @@ class Scheduler:
             session.repetition.acceptance.observe(draft_tokens, right)
 
     def _take(self, session: Session, token: int, logprobs: Logprobs | None, now: float) -> None:
-        """One sampled token."""
+        """Add a sampled token to the answer, and end the answer if it is the last."""
         if session.state is State.PREFILL:
             self._sessions.prompt_done(session)
         prepared, text = session.prepared, session.text
@@ -246,7 +246,7 @@ class Scheduler:
         released, ended = text.push(token)
         if ended is None and len(session.generated) >= prepared.max_tokens:
             ended = FinishReason.LENGTH
-            # In this token's text and not in one of its own, as another token would be.
+            # Sent with this token: an output of its own would count as another token.
             rest, filtered = text.finish()
             released += rest
             ended = FinishReason.CONTENT_FILTER if filtered else ended
@@ -258,16 +258,16 @@ class Scheduler:
         if ended is not None:
             self._sessions.finish(session, ended)
 
-    # -- what happened, for people -------------------------------------------------------------------------------
+    # -- state and metrics ---------------------------------------------------------------------------------------
 
     @property
     def eager(self) -> bool:
-        """Whether there is work for the next turn, whatever happens meanwhile."""
+        """Whether the next turn has work even without an event."""
         return not self._in_flight and self._sessions.changing
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing is left to be delivered or cleared."""
+        """Whether nothing runs, and nothing is left to deliver or to take back."""
         running = any(True for _ in self._sessions.running()) or bool(self._planning.slots.holders)
         return not (self._in_flight or running or self._sessions.undelivered) and self._encoding.idle
 

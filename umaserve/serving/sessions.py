@@ -1,4 +1,4 @@
-"""Sessions: one request each, from its reception to its end, moved through one transition table by one writer."""
+"""Sessions: one request each, from its arrival to its end. Only ``SessionManager`` changes their states."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MAX_CHANGES = 8
 """Changes to one request that may wait for the end of a tick."""
 
 NEVER = -1
-"""Before every version of what can be reused."""
+"""``Session.looked_at`` before the first lookup: less than every ``Slots.version``."""
 
 Sink = Callable[[Output | RequestError], None]
 
 Admit = Callable[["Caller", int, float], None]
-"""Raises ``RequestError`` where a request of this caller may not join a queue of this length now."""
+"""Called with the caller, the length of the queue and the time; raises ``RequestError`` to refuse a request."""
 
 
 class Hold(enum.Enum):
@@ -57,7 +57,7 @@ class Hold(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Where a request comes from: labels for people, and what its sender is granted. No session looks inside."""
+    """Who sends a request, for logs and metrics, and what this caller is granted."""
 
     dialect: str
     peer: str
@@ -65,7 +65,7 @@ class Caller:
     priority: Priority = Priority.INTERACTIVE
     """The best class that its requests get."""
     limits: RateLimits | None = None
-    """Rates of its own."""
+    """Its own rate limits; ``None``: the server's."""
 
     @property
     def tenant(self) -> str:
@@ -74,7 +74,7 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One request. Times are in the loop's seconds."""
+    """One request. Times are in seconds of the loop's clock."""
 
     id: int
     sink: Sink
@@ -89,38 +89,39 @@ class Session:
     computed: int = 0
     """Tokens of this sequence in the KV cache."""
     reused: int = 0
-    """Tokens of its prompt that had been computed for another when it started."""
+    """Prompt tokens that it found in the cache when it started."""
     reusable: int = 0
-    """Those that had been when that was last looked at."""
+    """Length of the cached prefix that the last lookup found."""
     follows: int | None = None
-    """The session whose prompt begins like its own and is being computed, by its id, when that was last looked at."""
+    """Id of the session that, at the last lookup, was computing a longer prefix of this prompt."""
     looked_at: int = NEVER
-    """The version of what can be reused at that time."""
+    """``Slots.version`` at the last lookup."""
     repetition: Repetition | None = None
-    """Its text, to guess from; ``None``: guess nothing."""
+    """Makes draft tokens from its text; ``None``: it has no draft tokens at all."""
     draft_tokens: Sequence[int] = ()
-    """Its next tokens, as far as they are guessed."""
+    """Draft tokens made from repetition, for the next tick."""
     drafting: Acceptance = field(default_factory=Acceptance)
-    """Of the draft model's guesses."""
+    """Of the draft model's draft tokens."""
     generated: list[int] = field(default_factory=list)
     holds: set[Hold] = field(default_factory=set)
     held_at: float = 0.0
     held_s: float = 0.0
-    """For how long it was held before."""
+    """Total time of its past holds."""
     outbox: deque[Output | RequestError] = field(default_factory=deque)
     requested_at: float = 0.0
     waits_since: float = 0.0
-    """When it was asked for, was let go on, lost its place, or last had its prompt worked on without one."""
+    """Since when it waits in the queue: when it arrived, was released or preempted, or when the latest step of
+    preparing or encoding its prompt ended."""
     started_at: float | None = None
     first_made_at: float | None = None
     last_made_at: float | None = None
     """When its latest token was computed."""
     last_token_at: float | None = None
-    """When its latest token was handed over."""
+    """When its latest token was delivered."""
 
     @property
     def request_id(self) -> str:
-        """For the log; empty before a request has come."""
+        """For the log; empty before the request has arrived."""
         return "" if self.request is None else self.request.id
 
     @property
@@ -165,7 +166,7 @@ class SessionManager:
         clock: Callable[[], float] = time.monotonic,
         ended: Callable[[Session, str], None] = lambda _session, _end: None,
     ) -> None:
-        """``ended`` is told of each request that ended without an output of its own: refused or abandoned, and why."""
+        """``ended`` is called for each request that was refused or abandoned, with the reason."""
         self.totals = Totals()
         self.draining = False
         self._ended = ended
@@ -184,7 +185,7 @@ class SessionManager:
         return Session(next(self._ids), sink, caller)
 
     def request(self, session: Session, request: Generate, now: float, *, admitted: bool = False) -> None:
-        """Start ``request``; raises ``RequestError`` where it isn't admitted, unless it was as a part of another."""
+        """Start ``request``; raises ``RequestError`` if it is refused. ``admitted``: it was, as a part of another."""
         try:
             if not admitted:
                 self.admit(session.caller, now)
@@ -200,7 +201,7 @@ class SessionManager:
         self._arrived[session.id] = session
 
     def admit(self, caller: Caller, now: float) -> None:
-        """Raise ``RequestError`` where nothing more of this caller is taken now."""
+        """Raise ``RequestError`` if a request of this caller is refused now."""
         if self.draining:
             raise RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
         if self._admit is not None:
@@ -208,16 +209,16 @@ class SessionManager:
 
     @property
     def waiting(self) -> int:
-        """Requests without a place yet."""
+        """Requests that wait for a slot; held ones do not count."""
         return sum(session.slot is None and not session.holds for session in self._running.values())
 
     def cancel(self, session: Session, request_id: str) -> None:
-        """End a running request; one that has ended, or another id, is no error: a cancel may cross the end."""
+        """End a running request. One that has ended, or another id, is no error: a cancel may cross the end."""
         if session.running and session.request is not None and session.request.id == request_id:
             self.finish(session, FinishReason.CANCELLED)
 
     def abandon(self, session: Session, end: str = "abandoned") -> None:
-        """Nobody wants it any more: nothing is delivered. ``end`` says why, for people."""
+        """End it and drop its outputs: nobody waits for them. ``end`` is the reason, for logs and metrics."""
         left = session.running or bool(session.outbox)
         if not session.ended:
             self._end(session, Event.FINISH)
@@ -235,8 +236,8 @@ class SessionManager:
                 self.hold(session, Hold.PAUSE)
             case Resume():
                 self.release(session, Hold.PAUSE)
-        # The tick that is being computed uses the sampler, and may have one more token for a stream that has just been
-        # paused: the scheduler applies and acknowledges when that is done.
+        # The tick in flight uses the sampler, and may make one more token for a stream that has just been paused. The
+        # scheduler applies and acknowledges the change after that tick.
         waiting = self._changes.setdefault(session.id, [])
         if len(waiting) < MAX_CHANGES:
             waiting.append(command)
@@ -247,7 +248,7 @@ class SessionManager:
             self.put(session, Steered(command))
 
     def hold(self, session: Session, why: Hold) -> None:
-        """Compute no more of it until each hold is released."""
+        """Compute no more tokens of it until every hold is released."""
         if not session.running or (why is Hold.READER and session.state is State.PREFILL):
             return
         if not session.holds:
@@ -273,7 +274,7 @@ class SessionManager:
             self._move(session, Event.HOLD)
 
     def preempted(self, session: Session) -> None:
-        """Its place was taken: what it had computed is brought back, or computed again, when there is room."""
+        """It lost its slot: its tokens are restored, or computed again, when it gets another."""
         self._move(session, Event.PREEMPT)
         session.slot = None
         session.computed = 0
@@ -286,7 +287,7 @@ class SessionManager:
         self._with_output[session.id] = session
 
     def finish(self, session: Session, reason: FinishReason) -> None:
-        """End with ``reason``, after what was queued and the text that was held back."""
+        """End with ``reason``, after the queued outputs and the text held back."""
         try:
             text, filtered = ("", False) if session.text is None else session.text.finish()
         except RequestError as error:
@@ -300,14 +301,14 @@ class SessionManager:
         self.put(session, Finished(reason, session.usage, session.timing(now)))
 
     def fail(self, session: Session, error: RequestError) -> None:
-        """End with an error after what was queued."""
+        """End with ``error``, after the queued outputs."""
         if session.request is not None:
             error.request_id = session.request.id
         self._end(session, Event.FAIL)
         self.put(session, error)
 
     def expire(self, seconds: float) -> None:
-        """Fail the requests that have taken longer than ``seconds``, without the time for which they were held."""
+        """Fail the requests that have taken longer than ``seconds``, time in holds not counted."""
         now = self._now()
         overdue = [s for s in self._running.values() if not s.holds and now - s.requested_at - s.held_s > seconds]
         for session in overdue:
@@ -321,17 +322,17 @@ class SessionManager:
         self._changes.pop(session.id, None)
 
     def take_arrived(self) -> list[Session]:
-        """Sessions whose request came since the last call and still stands."""
+        """Sessions whose request arrived since the last call and has not ended."""
         arrived, self._arrived = self._arrived, {}
         return list(arrived.values())
 
     @property
     def changing(self) -> bool:
-        """Whether changes wait that could be taken."""
+        """Whether ``take_changes`` would return any."""
         return any(self._running[id_].prepared is not None for id_ in self._changes)
 
     def take_changes(self, limit: int) -> list[tuple[Session, list[Steering]]]:
-        """Changes to at most ``limit`` requests that are prepared, each request's in the order in which they came."""
+        """Changes to at most ``limit`` prepared requests, each request's in order of arrival."""
         ready = [self._running[id_] for id_ in self._changes if self._running[id_].prepared is not None]
         return [(session, self._changes.pop(session.id)) for session in ready[:limit]]
 
@@ -340,7 +341,7 @@ class SessionManager:
         return self._running[session_id]
 
     def find(self, session_id: int) -> Session | None:
-        """The same, if it runs still."""
+        """The same; ``None`` if it has ended."""
         return self._running.get(session_id)
 
     def running(self) -> Iterator[Session]:
@@ -357,8 +358,8 @@ class SessionManager:
         return bool(self._with_output)
 
     def deliver(self) -> Iterator[tuple[Session, Output | RequestError]]:
-        """Hand each queued output to its sink, and give it to the caller as well, after it was handed over. A sink that
-        raises, which is a mistake of ours, costs its own session."""
+        """Hand each queued output to its sink, then yield it. If a sink raises, which is a bug of ours, only its own
+        session is abandoned."""
         while self._with_output:
             sessions, self._with_output = self._with_output, {}
             for session in sessions.values():
@@ -369,7 +370,7 @@ class SessionManager:
                         session.sink(output)
                     except Exception:
                         log.exception("request %s: abandoned, since its output was not taken", session.request_id)
-                        # What was not taken counts as waiting still: so the end is told, also of an ended session.
+                        # Queued again, so that abandon() reports the end of a session that has ended, too.
                         session.outbox.appendleft(output)
                         self.abandon(session, "failed")
                         break

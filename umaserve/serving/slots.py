@@ -1,4 +1,4 @@
-"""The engine's sequences and KV cells: who holds which, what is promised to whom, what is kept for later prompts."""
+"""The engine's sequences and KV cells: the slots and promised cells of sessions, and the cached sequences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from umaserve.serving.sessions import Session
 from umaserve.serving.ticks import Capacity, Copy, KVOperation, Load, Release, Save, Shed, without_parts
 
 MIN_REUSED = 4
-"""Fewer tokens than these are computed as fast as their reuse is arranged for."""
+"""The shortest prefix that is reused: computing fewer tokens again is as fast."""
 
 
 class Room(NamedTuple):
-    """What a session needs: the cells to promise to it, the tokens to compute first, and whose they are."""
+    """What a session needs: the cells to promise to it, the tokens to compute, and the scope of its cache entries."""
 
     cells: int
     tokens: Sequence[int]
@@ -23,28 +23,28 @@ class Room(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where the beginning of a prompt is computed already: in a slot, or saved under a key."""
+    """Where the prefix of a prompt is found: in a slot, or in host memory under the key ``saved``."""
 
     slot: int | None = None
     saved: int | None = None
     length: int = 0
     cells: int = 0
-    """Those that it takes to bring back what is saved, wanted or not."""
+    """Cells that restoring it takes: all that was saved is loaded, and the rest then cut off."""
 
 
 class _Kept(NamedTuple):
-    """What a slot of an ended session holds: so many tokens, of which the first are its prompt."""
+    """The tokens of a cached sequence, and how many of them, from the first on, are its prompt."""
 
     length: int
     prompt: int
 
 
 class Slots:
-    """Sequences of the engine with the cells promised to their sessions; the only writer of both.
+    """Assigns slots, promises cells and caches sequences: no other class does.
 
-    A sequence whose session has ended is kept as it is, for prompts that begin alike, until its cells or its place are
-    wanted: the one used longest ago goes first, to host memory where there is some. What is kept counts in full beside
-    what is promised, also where the two share cells, so that promises always hold.
+    When a session ends, its sequence stays cached for prompts with the same prefix until its cells or its slot are
+    needed. The least recently used one is evicted first, to host memory if there is some. Cached cells count in full
+    beside promised ones, even where they are shared, so that promises always hold.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -53,16 +53,16 @@ class Slots:
         self._max_cached = capacity.cached_cells
         self._free = list(reversed(range(max(capacity.sequences, capacity.slots))))
         self._kv_operations: list[KVOperation] = []
-        """For the next tick, in order, before its own work."""
+        """For the next tick, in order, before its runs."""
         self._holders: dict[int, Session] = {}
-        """By session id, also when the session has ended and its slot is still to be taken back."""
+        """Sessions with a slot, by id, including ended ones whose slot is not taken back yet."""
         self._rooms: dict[int, Room] = {}
-        """By slot, what its holder took it with."""
+        """By slot: what its session needed when it took it."""
         self._kept: dict[int, _Kept] = {}
-        """By slot, the one used longest ago first."""
+        """Cached sequences by slot, the least recently used first."""
         self._prefixes = PrefixCache()
         self._coming = PrefixCache()
-        """By session id, of those whose prompts are being computed."""
+        """By session id: prompts in prefill."""
         self._host = HostCache(capacity.host_bytes, capacity.saved_bytes) if capacity.host_bytes else None
         self._promised = 0
         self._cached_cells = 0
@@ -75,40 +75,40 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Sessions that may still begin; what is kept makes way for them."""
+        """Slots for further sessions; cached sequences are evicted for them."""
         return self._max_slots - len(self._holders)
 
     @property
     def free_cells(self) -> int:
-        """Cells that are promised to nobody; kept ones make way."""
+        """Cells that are promised to nobody; cached sequences in them are evicted."""
         return self._cells - self._promised
 
     @property
     def used_cells(self) -> int:
-        """Cells that hold tokens of sessions, whatever is promised."""
+        """Cells that hold tokens of sessions."""
         return sum(session.computed for session in self._holders.values())
 
     @property
     def cached_cells(self) -> int:
-        """Cells that are kept for later prompts."""
+        """Cells of cached sequences."""
         return self._cached_cells
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that holds sequences."""
+        """Host memory that saved sequences take."""
         return 0 if self._host is None else self._host.used_bytes
 
     def reusable(self, scope: str, tokens: Sequence[int]) -> int:
-        """How many of the first ``tokens`` need not be computed again. The last one always is: it gives the logits."""
+        """Length of the longest reusable prefix of ``tokens``, always without the last one, which gives the logits."""
         return self._source(scope, tokens).length
 
     def coming(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """The session, by its id, that computes the most of the first ``tokens`` just now, if that is worth reusing."""
+        """The session that is now computing the longest prefix of ``tokens``; ``None`` if too short to reuse."""
         found = self._coming.match(scope, tokens[:-1])
         return found if found is not None and found.length >= MIN_REUSED else None
 
     def take(self, session: Session, room: Room) -> int:
-        """Give ``session`` a slot, of which there must be a free one; ``session.computed`` is what it can reuse."""
+        """Give ``session`` its cells and a slot, which must be free; sets ``session.computed`` to the tokens reused."""
         source = self._source(room.scope, room.tokens)
         self._make_way(max(room.cells, source.cells), spare=source.slot)
         scarce = not self._fits(room.cells) or not (self._free or self._kept.keys() - {source.slot})
@@ -122,7 +122,7 @@ class Slots:
         session.slot, session.cells, session.computed = slot, room.cells, length
         self._promised += room.cells
         if length:
-            # It is there before any other move that comes after this one: others may begin with it at once.
+            # Later KV operations of the same tick can already copy it.
             self._prefixes.put(slot, room.scope, room.tokens[:length])
         if self._max_cached:
             self._coming.put(session.id, room.scope, room.tokens)
@@ -130,7 +130,7 @@ class Slots:
         return slot
 
     def promise(self, session: Session, cells: int) -> bool:
-        """Promise another number of cells; whether there are as many."""
+        """Change the promise to ``cells``; ``False``, and no change, if too few are free."""
         more = cells - session.cells
         if more > self.free_cells:
             return False
@@ -140,7 +140,7 @@ class Slots:
         return True
 
     def share(self, session: Session, tokens: Sequence[int], *, whole: bool = True) -> None:
-        """``session`` has computed ``tokens``, and perhaps its ``whole`` prompt: others may begin with them."""
+        """Let others reuse ``tokens``, which ``session`` has computed. ``whole``: its prompt is complete."""
         if self._max_cached and session.slot is not None:
             if whole:
                 self._coming.remove(session.id)
@@ -148,7 +148,7 @@ class Slots:
             self.version += 1
 
     def give_up(self, session: Session, tokens: Sequence[int], *, keep: bool) -> None:
-        """The session is done with its slot, in which ``tokens`` are computed; nobody knows what is, where none are."""
+        """Take the slot back; cache its ``tokens`` if ``keep``. Without tokens, its content is unknown."""
         slot = session.slot
         if slot is None:
             raise RuntimeError(f"session {session.id} has no slot")
@@ -162,7 +162,7 @@ class Slots:
         if not keep or len(tokens) < MIN_REUSED or not self._max_cached:
             self._release(slot)
             return
-        # It may hold more: what was guessed, or sampled after the end.
+        # It may hold more: draft tokens that were accepted behind the answer's end.
         self._kv_operations.append(Release(slot, len(tokens)))
         if len(tokens) > self._max_cached:
             self._save(slot, room.scope, tokens)
@@ -175,7 +175,7 @@ class Slots:
             self._free.append(self._drop_oldest(spare=None))
 
     def forget_cached(self) -> None:
-        """Drop all that no session uses, and give the host memory back."""
+        """Drop all cached sequences, and give the host memory back."""
         while self._kept:
             self._free.append(self._drop_oldest(spare=None, save=False))
         if self._host is not None and self._host.used_bytes:
@@ -183,16 +183,16 @@ class Slots:
             self._kv_operations.append(Shed())
 
     def distrust_all(self) -> None:
-        """Trust nothing that any sequence holds: all are cleared. Those that have one are still to give it up."""
+        """The KV cache is in an unknown state: clear all sequences. Sessions with a slot have still to give it up."""
         self.forget_cached()
         self._kv_operations += map(Release, [*self._free, *self._rooms])
 
     def take_kv_operations(self) -> list[KVOperation]:
-        """What the next tick does before its own work."""
+        """The KV operations for the next tick, each returned once."""
         kv_operations, self._kv_operations = self._kv_operations, []
         return kv_operations
 
-    # -- what is reused ------------------------------------------------------------------------------------------
+    # -- reuse ---------------------------------------------------------------------------------------------------
 
     def _source(self, scope: str, tokens: Sequence[int]) -> _Source:
         before_last = tokens[:-1]
@@ -205,20 +205,20 @@ class Slots:
         return source if source.length >= MIN_REUSED else _Source()
 
     def _begin(self, slot: int, source: _Source) -> int:
-        """Fill ``slot``; the number of tokens that it then holds."""
+        """Fill ``slot`` from ``source``; returns the number of tokens that it then holds."""
         if source.slot is not None:
             self._kv_operations.append(Copy(source.slot, slot, source.length))
             if source.slot in self._kept:
                 self._kept[source.slot] = self._kept.pop(source.slot)
             return source.length
-        # What made way may have been saved over it.
+        # An evicted sequence may have been saved over it.
         place = None if self._host is None or source.saved is None else self._host.place(source.saved)
         if place is None:
             return 0
         self._kv_operations += [Load(place.offset, place.size, slot), Release(slot, source.length)]
         return source.length
 
-    # -- what is kept --------------------------------------------------------------------------------------------
+    # -- cached sequences ----------------------------------------------------------------------------------------
 
     def _fits(self, cells: int) -> bool:
         return self._promised + self._cached_cells + cells <= self._cells
@@ -228,7 +228,7 @@ class Slots:
             self._free.append(self._drop_oldest(spare))
 
     def _drop_oldest(self, spare: int | None, *, save: bool = True) -> int:
-        """Clear the slot used longest ago and give it back, to be used or to become free."""
+        """Evict the least recently used sequence; the caller uses the returned slot or frees it."""
         slot = next(slot for slot in self._kept if slot != spare)
         if save:
             self._save(slot, *self._prefixes.held(slot))
@@ -242,8 +242,8 @@ class Slots:
             self._kv_operations.append(Save(slot, place.offset, place.size))
 
     def _continues(self, slot: int, length: int, room: Room) -> bool:
-        """Whether the prompt goes on behind all that is kept there, or comes again: then it is computed in the cells
-        that it had, since attention sums over cells in their order, and another order is rounded otherwise."""
+        """Whether the prompt continues the whole cached sequence, or repeats its prompt. It then takes over the same
+        cells, since attention sums over cells in their order, and another order rounds differently."""
         kept = self._kept[slot]
         return length == kept.length or length + 1 == kept.prompt == len(room.tokens)
 
@@ -265,5 +265,5 @@ class Slots:
 
 
 def _whole(match: Match | None, tokens: Sequence[int]) -> Match | None:
-    """Without a part of an image, which can't be computed on from its middle in every model."""
+    """Cut before a chunk of media that it would end in: not every model can go on from the middle of an image."""
     return None if match is None else match._replace(length=without_parts(tokens, match.length))

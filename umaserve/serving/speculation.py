@@ -1,44 +1,44 @@
-"""Guesses at a stream's next tokens, and how often they are right."""
+"""Draft tokens from repetition in a stream's text, and the share of draft tokens that is accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 NGRAM = 3
-"""Tokens that have to be repeated before the one after them is guessed (prompt lookup decoding, Saxena 2023)."""
+"""Tokens that have to be repeated before draft tokens are made (prompt lookup decoding, Saxena 2023)."""
 
 MAX_DRAFT_TOKENS = 16
 MAX_INDEXED = 4096
-"""Tokens of the prompt, from its end, in which repetition is looked for: each takes some 140 bytes."""
+"""The last tokens of the prompt that are searched for repetition: each takes some 140 bytes."""
 PRIOR = 0.6
 LEARNING, FORGETTING = 0.15, 0.005
-"""How far a guess that was verified moves the acceptance, and a token without guesses moves it back to the prior: a
-text that was never worth a guess may begin to repeat itself."""
+"""How far a verified draft token moves the acceptance, and how far a tick that used none moves it back to the prior: a
+text may begin to repeat itself."""
 
 
 class Acceptance:
-    """The share of guesses that prove right."""
+    """The share of draft tokens that is accepted."""
 
     def __init__(self) -> None:
         self.share = PRIOR
 
     def observe(self, draft_tokens: int, right: int) -> None:
-        """Learn from a tick that verified ``draft_tokens``, of which the first ``right`` were right."""
+        """Learn from a tick that verified ``draft_tokens``, of which the first ``right`` were accepted."""
         if draft_tokens == 0:
             self.share += FORGETTING * (PRIOR - self.share)
-        # Those behind the first wrong one say nothing.
+        # Those behind the first rejected one were not verified.
         for index in range(min(draft_tokens, right + 1)):
             self.share += LEARNING * ((index < right) - self.share)
 
 
 class Repetition:
-    """A text's tokens, in which its end is looked for further up: what followed there is guessed to follow here."""
+    """Looks for an earlier occurrence of the text's last tokens: what followed there are the draft tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.acceptance = Acceptance()
         self._tokens = list(tokens[-MAX_INDEXED:])
         self._after: dict[tuple[int, ...], int] = {}
-        """By tokens, the position behind where they stood last."""
+        """By ``NGRAM`` tokens: the position behind their latest occurrence."""
         for position in range(NGRAM, len(self._tokens)):
             self._after[tuple(self._tokens[position - NGRAM : position])] = position
 
@@ -49,6 +49,6 @@ class Repetition:
         self._tokens.append(token)
 
     def draft_tokens(self, limit: int) -> Sequence[int]:
-        """At most so many of the next tokens."""
+        """At most ``limit`` draft tokens."""
         position = self._after.get(tuple(self._tokens[-NGRAM:]))
         return () if position is None else self._tokens[position : position + limit]

@@ -1,4 +1,4 @@
-"""The states of a request, and the one table of what moves it from which to which."""
+"""The states of a request, and the table of all transitions between them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class State(enum.Enum):
     DECODE = "DECODE"
     """The stream gets a token in each tick."""
     STREAM = "STREAM"
-    """No more tokens are computed for now: the reader is behind, or has paused the stream, or is gone for a while."""
+    """No tokens are computed for now: the reader is behind or disconnected, or the stream is paused."""
     DONE = "DONE"
     ERRORED = "ERRORED"
 
 
 class Event(enum.Enum):
-    """What moves a session."""
+    """What changes the state of a session."""
 
     REQUEST = "request"
     PROMPT_DONE = "prompt done"
@@ -53,4 +53,4 @@ RUNNING = frozenset({State.PREFILL, State.DECODE, State.STREAM})
 
 
 class TransitionError(Exception):
-    """A move that the table does not hold: our own mistake, never the client's."""
+    """A transition that the table does not have: a bug of ours, never the client's fault."""

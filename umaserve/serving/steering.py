@@ -1,4 +1,4 @@
-"""Changes to running requests, applied between two ticks."""
+"""Applies changes to running requests between two ticks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from umaserve.serving.ticks import Engine
 log = logging.getLogger(__name__)
 
 CHANGED_PER_TICK = 8
-"""Sessions whose modifications are applied before one tick: each makes a sampler anew."""
+"""Sessions whose changes are applied before one tick: each modification makes a new sampler."""
 
 
 class Changes:
-    """Modifies requests, which no tick is computing now, and acknowledges what already holds."""
+    """Modifies requests while no tick is in flight, and acknowledges pauses and resumes, which hold already."""
 
     def __init__(self, sessions: SessionManager, engine: Engine, planning: Planning) -> None:
         self._sessions = sessions
@@ -26,17 +26,17 @@ class Changes:
         self._planning = planning
 
     def apply(self) -> None:
-        """Take what waits and can be taken."""
+        """Apply the changes that wait, for requests that are prepared."""
         for session, commands in self._sessions.take_changes(CHANGED_PER_TICK):
             try:
                 self._apply(session, commands)
             except Exception:
-                # Nobody knows what of it has changed.
+                # It may be changed in part.
                 log.exception("request %s: modifying it failed", session.request_id)
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", "the server failed on it"))
 
     def _apply(self, session: Session, commands: list[Steering]) -> None:
-        """Each modification says all that is changed so far: the last one is enough."""
+        """Apply the last modification only: each one contains all changes so far."""
         modifications = [command for command in commands if isinstance(command, Modify)]
         refusal = self._modify(session, modifications[-1]) if modifications else None
         for command in commands:
@@ -44,7 +44,7 @@ class Changes:
         self._settle(session)
 
     def _modify(self, session: Session, command: Modify) -> RequestError | None:
-        """Why it was refused, if it was."""
+        """Apply a modification; returns why it was refused, if it was."""
         request, prepared, wanted = session.request, session.prepared, command.request
         assert request is not None
         assert prepared is not None
@@ -52,12 +52,12 @@ class Changes:
             session.prepared = self._engine.change(prepared, wanted, session.generated)
         except RequestError as error:
             return error
-        # Its id and its class are what they were.
+        # Its id and its class can't be changed.
         session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
         return None
 
     def _settle(self, session: Session) -> None:
-        """An answer may be long enough now, or need more cells than are free: then it waits in the queue for them."""
+        """End the answer if it is long enough now; else take back cells that it can't need any more."""
         assert session.prepared is not None
         if len(session.generated) >= session.prepared.max_tokens:
             self._sessions.finish(session, FinishReason.LENGTH)

@@ -1,4 +1,4 @@
-"""The seam between the scheduler and an engine: what one tick asks of it and what comes back."""
+"""The interface between the scheduler and an engine: what a tick asks for and what it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Adapters = tuple[tuple[str, float], ...]
 
 
 class Text(Protocol):
-    """The text of one stream, made of its tokens' bytes."""
+    """Makes the text of one stream from its tokens."""
 
     def push(self, token: int) -> tuple[str, bool]:
         """The text that ``token`` releases, and whether a stop string was reached."""
@@ -25,15 +25,15 @@ class Text(Protocol):
         """The text still held back, when no more tokens come."""
 
     def set_stops(self, stops: Sequence[str]) -> None:
-        """Stop at other strings from now on, also those that the text held back contains."""
+        """Replace the stop strings. They also apply to the text held back."""
 
 
 class Chunk(Protocol):
-    """What a projector takes in one go: an image, a part of one, or a stretch of sound."""
+    """What a projector encodes at once: an image, a part of one, or a piece of audio."""
 
     @property
     def encoded(self) -> bool:
-        """Whether it can be computed as a part of a prompt."""
+        """Whether it is encoded, so that it can be prefilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class Span:
     end: int
     chunk: Chunk
     whole: bool = False
-    """Whether all of it has to be computed at once: each of its tokens sees the ones behind it."""
+    """Whether all of it has to be in one decode, since its tokens attend to the ones behind them."""
 
 
 ROW_BITS = 24
 
 
 def media_ids(digest: int, tokens: int) -> list[int]:
-    """What stands in a prompt for a chunk of so many tokens: below 0, and the same only for the same content, so that
-    it can be found again like any prefix."""
+    """The ids below 0 that stand in a prompt for a chunk of this many tokens. Only equal content has equal ids, so that
+    the prefix cache can match them like text."""
     return [-1 - (digest << ROW_BITS | row) for row in range(tokens)]
 
 
 def without_parts(tokens: Sequence[int], length: int) -> int:
-    """``length``, or what is before the chunk that it would cut in two."""
+    """``length``, or the start of the chunk that it would cut in two."""
     if length >= len(tokens) or tokens[length] >= 0:
         return length
     return length - ((-1 - tokens[length]) & ((1 << ROW_BITS) - 1))
@@ -65,10 +65,10 @@ def without_parts(tokens: Sequence[int], length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request made ready to run. ``sampler`` is the engine's own and opaque to everybody else."""
+    """A request made ready to run. ``sampler`` is opaque to all but the engine."""
 
     tokens: Sequence[int]
-    """With ``media_ids`` where ``spans`` are."""
+    """The prompt's, with ``media_ids`` in ``spans``."""
     max_tokens: int
     text: Text
     sampler: object
@@ -76,12 +76,12 @@ class Prepared:
     """Alternatives to report with each token; ``None``: no log-probabilities."""
     adapters: Adapters = ()
     spans: Sequence[Span] = ()
-    """In their order; there is text behind the last one."""
+    """In the order of the prompt, which ends with text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive tokens of one sequence. With a ``sampler`` the next token after the last one is sampled."""
+    """Consecutive tokens of one sequence to decode. With a ``sampler``, the token after them is sampled."""
 
     slot: int
     start: int
@@ -90,15 +90,16 @@ class Run:
     sampler: object | None
     logprobs: int | None = None
     draft_tokens: int = 0
-    """How many of the last tokens are guesses at what will be sampled. Tokens are sampled until one is no guess's, and
-    the sequence then holds what was guessed right and nothing behind it."""
+    """How many of the last tokens are draft tokens. Tokens are sampled until one differs from its draft token. Rejected
+    draft tokens are removed from the sequence."""
     span: Span | None = None
-    """Where all of the tokens lie in one."""
+    """The span that the tokens are a part of, if they are media."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Up to ``limit`` guesses by the draft model at what follows ``sequence``, to be added to the run of this index."""
+    """Up to ``limit`` draft tokens for the draft model to make after ``sequence`` and to append to the run of index
+    ``run``."""
 
     run: int
     sequence: Sequence[int]
@@ -107,7 +108,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget what a sequence holds from position ``start`` on."""
+    """Remove the tokens of a sequence from position ``start`` on."""
 
     slot: int
     start: int = 0
@@ -124,7 +125,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy all that a sequence holds to host memory, into a place of this offset and size, in bytes."""
+    """Copy a whole sequence to the ``size`` bytes of host memory at ``offset``."""
 
     slot: int
     offset: int
@@ -133,7 +134,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give a sequence, which is empty, what was saved in this place."""
+    """Restore into an empty sequence what was saved there."""
 
     offset: int
     size: int
@@ -142,7 +143,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """Give the host memory back: nothing in it is wanted."""
+    """Give the host memory back to the system; what is saved there is lost."""
 
 
 KVOperation = Release | Copy | Save | Load | Shed
@@ -150,15 +151,15 @@ KVOperation = Release | Copy | Save | Load | Shed
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One decode: first the moves, in order, then all runs in one batch, save for those of media, which llama.cpp
-    decodes one by one."""
+    """One decode: first the KV operations in order, then the runs of media, which llama.cpp decodes one by one, then
+    all other runs in one batch."""
 
     kv_operations: Sequence[KVOperation]
     runs: Sequence[Run]
     threads: int = 1
     """Compute threads to use."""
     adapters: Adapters = ()
-    """What all runs are computed with."""
+    """Used by all runs."""
     drafts: Sequence[Draft] = ()
 
 
@@ -167,50 +168,50 @@ class Outcome(enum.Enum):
 
     DONE = enum.auto()
     NO_CELLS = enum.auto()
-    """No place in the KV cache: nothing was computed, and nothing changed."""
+    """The KV cache has no room for the runs: the KV operations were done, but nothing was computed."""
     CACHE_LOST = enum.auto()
-    """A sequence could not be saved or brought back: nothing was computed, and the slots to be loaded are empty."""
+    """A sequence could not be saved or restored: nothing was computed, and the slots to be loaded are empty."""
     FAILED = enum.auto()
     """The sequences of this batch are in an unknown state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """``tokens`` holds the sampled tokens of each run, none for a run without a sampler; ``logprobs`` is by the index
-    of a run that wants them, one for each of its tokens."""
+    """``tokens``: the sampled tokens of each run, none for a run without a sampler. ``logprobs``: by the index of each
+    run that wants them, one for each sampled token."""
 
     outcome: Outcome
     tokens: Sequence[Sequence[int]]
     seconds: float
-    """What the decode took, with sampling."""
+    """Time for decoding and sampling."""
     logprobs: Mapping[int, Sequence[Logprobs]] = field(default_factory=dict)
     drafted: Sequence[int] = ()
-    """How many guesses the draft model made for each of the tick's drafts."""
+    """How many draft tokens the draft model made for each of the tick's drafts."""
     drafting_s: float = 0.0
-    """What it took for them, before the decode."""
+    """Time that it took for them, before the decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine can hold, in tokens and sequences."""
+    """The limits of an engine."""
 
     slots: int
-    """Sequences that may be computed at once."""
+    """Sessions that may run at once."""
     cells: int
     """KV cells shared by all sequences."""
     sequence_tokens: int
-    """The longest one sequence may get, prompt and answer together."""
+    """The longest sequence, prompt and answer together."""
     batch_tokens: int
     threads: int = 1
     """The most that a tick can use."""
     sequences: int = 0
-    """Sequences that can be held, those that are kept for later prompts among them; at least ``slots``."""
+    """Sequences that the KV cache can hold, cached ones included."""
     cached_cells: int = 0
-    """KV cells that sequences kept for later may take; 0 where no sequence can be shared or cut short."""
+    """KV cells that cached sequences may take; 0 if sequences can't share cells or be cut short."""
     host_bytes: int = 0
     """Host memory for ``Save``."""
     saved_bytes: tuple[int, int] = (0, 0)
-    """What a saved sequence takes: in any case, and for each token."""
+    """The size of a saved sequence: fixed, and for each token."""
     drafts: bool = False
     """Whether there is a draft model."""
 
@@ -224,12 +225,12 @@ class JobQueue(Protocol):
     def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None: ...
 
     def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
-        """The same for a job that calls what it is given now and then, so that others run meanwhile."""
+        """The same for a long job, which calls its argument from time to time to let other jobs run."""
 
 
 class Engine(Protocol):
-    """What the scheduler needs. ``run``, ``encode`` and ``embed`` are called on the compute thread, ``prepare`` and
-    ``answer`` on preparing threads, ``change`` on the loop's, and never while a tick runs."""
+    """What the scheduler needs. ``run``, ``encode``, ``embed`` and ``shed`` are called on the compute thread,
+    ``prepare`` and ``answer`` on preparing threads, ``change`` on the loop's thread while no tick runs."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -242,26 +243,26 @@ class Engine(Protocol):
     def info(self) -> ModelInfo: ...
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
-        """Template, tokenize and compile ``request``; raises ``RequestError``, also when it isn't ``wanted`` any more.
-        Media that were prepared before are found again for the same ``tenant``."""
+        """Template and tokenize ``request``, and compile its grammar. Raises ``RequestError``, also when it isn't
+        ``wanted`` any more. Prepared media are cached for each ``tenant``."""
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
-        """Encode ``chunk``, and give up when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds,
-        and may run ticks. Raises ``RequestError`` where the projector fails on it."""
+        """Encode ``chunk``; stop when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds and may
+        run ticks. Raises ``RequestError`` if the projector fails."""
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
-        """``prepared``, going on after the tokens ``generated`` with the sampling, stops and ``max_tokens`` of
-        ``request``, whose ``None`` is the server's default, not what held before; quick. Raises ``RequestError``, and
-        then nothing has changed."""
+        """``prepared`` with the sampling, stops and ``max_tokens`` of ``request``, to continue after the tokens
+        ``generated``. ``None`` in ``request`` is the server's default, not the previous value. Must be quick. Raises
+        ``RequestError`` and then changes nothing."""
 
     def answer(self, query: Query) -> Answer:
-        """What ``query`` asks, save for ``Embed``; raises ``RequestError``."""
+        """The answer to ``query``, which is not an ``Embed``; raises ``RequestError``."""
 
     def shed(self) -> None:
-        """Memory is short: keep nothing of media that no request uses. Called on the compute thread."""
+        """Memory is short: drop cached media that no request uses."""
 
     def embed(self, query: Embed) -> Embedded:
-        """The vectors of all inputs; raises ``RequestError`` where the model makes none."""
+        """The vectors of all inputs; raises ``RequestError``, for instance if the model makes none."""
 
     def run(self, tick: Tick) -> TickResult:
-        """KVOperation, decode and sample one tick."""
+        """Do the KV operations of ``tick``, decode its runs and sample their next tokens."""

@@ -1,4 +1,4 @@
-"""Tenants in turn: who had theirs longest ago comes first."""
+"""Round robin of tenants: the one whose last turn was longest ago comes first."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ REMEMBERED = 1024
 
 
 class Turns:
-    """When each tenant had its last turn, of those who had one lately."""
+    """The order of the last turns of the latest ``REMEMBERED`` tenants."""
 
     def __init__(self) -> None:
         self._now = 0
         self._last: dict[str, int] = {}
 
     def last(self, tenant: str) -> int:
-        """Grows with each turn; 0 for a tenant who had none."""
+        """The number of the tenant's last turn, larger for later ones; 0 if it had none."""
         return self._last.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
-        """It is this tenant's turn."""
+        """Count a turn of ``tenant``."""
         self._now += 1
         self._last.pop(tenant, None)
         self._last[tenant] = self._now
