@@ -7,6 +7,8 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_world import Client, SchedulerWorld
+from standin import END, next_token
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token, Waiting
@@ -15,10 +17,6 @@ from umaserve.serving.policy import AGING_S
 from umaserve.serving.preparing import MAX_MEDIA_AHEAD
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Caller
-
-pytest.register_assert_rewrite("standin", "test_scheduler")
-from standin import END, next_token  # noqa: E402
-from test_scheduler import Client, World  # noqa: E402
 
 OTHER = Caller("uds", "another")
 
@@ -34,7 +32,7 @@ def turns(*parts: str) -> tuple[ChatTurn, ...]:
     return (ChatTurn("user", content, attachments=tuple(attachments)),)
 
 
-def expected(world: World, client: Client) -> str:
+def expected(world: SchedulerWorld, client: Client) -> str:
     """Its answer, made without a scheduler."""
     assert client.session.prepared is not None
     sequence, text = list(client.session.prepared.tokens), ""
@@ -52,7 +50,7 @@ def answered(client: Client) -> str:
     return "".join(output.text for output in client.outputs if isinstance(output, Token))
 
 
-def finish(world: World) -> None:
+def finish(world: SchedulerWorld) -> None:
     for _ in range(2000):
         if all(isinstance(c.outputs[-1:], list) and c.session.ended for c in world.clients) and world.scheduler.idle:
             return
@@ -60,7 +58,7 @@ def finish(world: World) -> None:
     raise AssertionError("it never ends")
 
 
-def encoded(world: World) -> int:
+def encoded(world: SchedulerWorld) -> int:
     return int(world.scheduler.snapshot()["media_chunks_encoded_total"])
 
 
@@ -68,7 +66,7 @@ def encoded(world: World) -> int:
     "parts", [("look: ", "a cat", " what is it?"), ("", "a", "b", "whole dog", "c"), ("a", "b" * 50, "c")]
 )
 def test_a_prompt_with_media_is_computed_in_order(parts: tuple[str, ...]) -> None:
-    world = World(batch_tokens=16)
+    world = SchedulerWorld(batch_tokens=16)
     client = world.arrive(turns(*parts), max_tokens=20)
     finish(world)
     assert answered(client) == expected(world, client)
@@ -78,7 +76,7 @@ def test_a_prompt_with_media_is_computed_in_order(parts: tuple[str, ...]) -> Non
 
 
 def test_text_that_decodes_goes_on_while_media_wait_and_are_encoded() -> None:
-    world = World()
+    world = SchedulerWorld()
     stream = world.arrive("s" * 10, max_tokens=30)
     world.turns(8)
     client = world.arrive(turns("look: ", "a cat", "?"), max_tokens=5)
@@ -88,7 +86,7 @@ def test_text_that_decodes_goes_on_while_media_wait_and_are_encoded() -> None:
 
 
 def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:
-    world = World(cached_cells=100, sequences=8)
+    world = SchedulerWorld(cached_cells=100, sequences=8)
     first = world.arrive(turns("look: ", "a cat on a mat", " what is it?"), max_tokens=5)
     finish(world)
     again = world.arrive(turns("look: ", "a cat on a mat", " and where?"), max_tokens=5)
@@ -99,7 +97,7 @@ def test_the_same_image_is_encoded_once_and_its_cells_are_found_again() -> None:
 
 
 def test_what_the_kv_holds_is_not_encoded_again_for_one_behind_many_that_wait() -> None:
-    world = World(slots=1, batch_tokens=2, cells=300, cached_cells=200, sequences=3)
+    world = SchedulerWorld(slots=1, batch_tokens=2, cells=300, cached_cells=200, sequences=3)
     world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)
     finish(world)
     world.engine.shed()
@@ -114,7 +112,7 @@ def test_what_the_kv_holds_is_not_encoded_again_for_one_behind_many_that_wait() 
 
 
 def test_an_image_is_never_reused_from_its_middle() -> None:
-    world = World(cached_cells=100, sequences=8, batch_tokens=4)
+    world = SchedulerWorld(cached_cells=100, sequences=8, batch_tokens=4)
     leaver = world.arrive(turns("look: ", "a cat on a mat", " what?"), max_tokens=5)
     while leaver.session.computed <= len("look: a "):
         world.turn()
@@ -126,7 +124,7 @@ def test_an_image_is_never_reused_from_its_middle() -> None:
 
 
 def test_tenants_share_no_cells_of_an_image() -> None:
-    world = World(cached_cells=100, sequences=8)
+    world = SchedulerWorld(cached_cells=100, sequences=8)
     for caller in (Caller("uds", "one"), OTHER):
         client = world.arrive(turns("look: ", "a cat", "?"), caller, max_tokens=5)
         finish(world)
@@ -136,7 +134,7 @@ def test_tenants_share_no_cells_of_an_image() -> None:
 
 @pytest.mark.parametrize(("data", "fault"), [("refuse", Fault.DECODE_FAILED), ("raise", Fault.DECODE_FAILED)])
 def test_what_a_projector_fails_on_costs_nobody_else_anything(data: str, fault: Fault) -> None:
-    world = World()
+    world = SchedulerWorld()
     good = world.arrive(turns("a", "good", "b"), max_tokens=5)
     bad = world.arrive(turns("a", data, "b"), max_tokens=5)
     finish(world)
@@ -148,7 +146,7 @@ def test_what_a_projector_fails_on_costs_nobody_else_anything(data: str, fault: 
 
 
 def test_an_image_whose_askers_have_left_is_given_up() -> None:
-    world = World()
+    world = SchedulerWorld()
     leaver = world.arrive(turns("", "a cat", "?"), max_tokens=5)
     while not world.compute.jobs:
         world.turn()
@@ -161,7 +159,7 @@ def test_an_image_whose_askers_have_left_is_given_up() -> None:
 
 
 def test_short_memory_sheds_what_is_kept_of_media() -> None:
-    world = World()
+    world = SchedulerWorld()
     world.arrive(turns("", "a cat", "?"), max_tokens=5)
     finish(world)
     world.scheduler.shed_caches()
@@ -172,7 +170,7 @@ def test_short_memory_sheds_what_is_kept_of_media() -> None:
 
 
 def test_prompts_that_wait_for_an_encoding_hold_no_places() -> None:
-    world = World(slots=4)
+    world = SchedulerWorld(slots=4)
     films = [world.arrive(turns("see: ", "cat" * n, "?", "dog" * n, "!"), max_tokens=3) for n in range(1, 5)]
     world.turns(2)
     text = world.arrive("text", OTHER, max_tokens=3)
@@ -188,7 +186,7 @@ def _blocked(client: Client) -> bool:
     return prepared is not None and any(not span.chunk.encoded for span in prepared.spans)
 
 
-def order(world: World) -> list[str]:
+def order(world: SchedulerWorld) -> list[str]:
     """The data of what is encoded, in turn."""
     seen: list[str] = []
     encode = world.engine.encode
@@ -197,7 +195,7 @@ def order(world: World) -> list[str]:
 
 
 def test_tenants_take_turns_with_what_is_encoded() -> None:
-    world = World()
+    world = SchedulerWorld()
     seen = order(world)
     film = [part for n in range(4) for part in ("", f"film {n}")]
     for tenant in ("one", "two"):
@@ -214,13 +212,13 @@ def test_tenants_take_turns_with_what_is_encoded() -> None:
     [(False, ["busy", "interactive", "background"]), (True, ["busy", "background", "interactive"])],
 )
 def test_in_the_background_media_wait_for_those_of_others_until_they_have_aged(aged: bool, expected: list[str]) -> None:
-    world = World()
+    world = SchedulerWorld()
     seen = order(world)
     world.arrive(turns("", "busy", "?"), Caller("uds", "one"), max_tokens=1)
     while not world.compute.jobs:
         world.turn()
     world.arrive(turns("", "background", "?"), Caller("uds", "two"), max_tokens=1, priority=Priority.BACKGROUND)
-    world.now += AGING_S * aged
+    world.clock.now += AGING_S * aged
     world.arrive(turns("", "interactive", "?"), Caller("uds", "three"), max_tokens=1)
     for _ in range(4):
         world.preparing.step()
@@ -230,7 +228,7 @@ def test_in_the_background_media_wait_for_those_of_others_until_they_have_aged(a
 
 
 def test_who_comes_to_a_chunk_that_is_being_encoded_goes_on_when_the_first_asker_leaves() -> None:
-    world = World()
+    world = SchedulerWorld()
     seen = order(world)
     first = world.arrive(turns("", "a cat", "?"), max_tokens=3)
     while not world.compute.jobs:
@@ -247,7 +245,7 @@ def test_who_comes_to_a_chunk_that_is_being_encoded_goes_on_when_the_first_asker
 
 
 def test_no_more_media_are_prepared_than_start_soon() -> None:
-    world = World(slots=1)
+    world = SchedulerWorld(slots=1)
     clients = [world.arrive(turns("", f"picture {n}", "?"), max_tokens=3) for n in range(12)]
     for _ in range(2000):
         world.turn()
@@ -273,7 +271,7 @@ def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(promises, "STEP", 2)
         patch.setattr(promises, "UNKNOWN", 2)
-        world = World(**{"sequence_tokens": 140, "cached_cells": 60 * kept, "sequences": 8, "slots": 3} | room)
+        world = SchedulerWorld(**{"sequence_tokens": 140, "cached_cells": 60 * kept, "sequences": 8, "slots": 3} | room)
         for images, wait, leaves, background in asked:
             parts = itertools.chain.from_iterable(zip(itertools.repeat("text "), images))
             client = world.arrive(turns(*parts, " end"), OTHER if background else Caller("uds", "one"), max_tokens=30)
@@ -288,7 +286,7 @@ def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
             assert answered(client) == expected(world, client)
 
 
-def told(world: World) -> list[list[int]]:
+def told(world: SchedulerWorld) -> list[list[int]]:
     """The positions that each client has been told."""
     world.scheduler.tell_waiting()
     world.scheduler.deliver()
@@ -296,27 +294,27 @@ def told(world: World) -> list[list[int]]:
 
 
 def test_who_is_alone_waits_for_nobody_however_long_its_media_take() -> None:
-    world = World()
+    world = SchedulerWorld()
     world.arrive(turns("", "a cat", "?"), max_tokens=3)
     for _ in range(20):
         world.turn()
-        world.now += 10 * PATIENCE_S
+        world.clock.now += 10 * PATIENCE_S
         assert told(world) == [[]]
     finish(world)
     assert encoded(world) == 1
 
 
 def test_who_stands_behind_the_media_of_another_is_told_so() -> None:
-    world = World()
+    world = SchedulerWorld()
     world.arrive(turns("", "a cat", "?"), max_tokens=3)
     second = world.arrive(turns("", "a dog", "?"), OTHER, max_tokens=3)
     world.scheduler.pump()
-    world.now += PATIENCE_S
+    world.clock.now += PATIENCE_S
     assert told(world) == [[], [1]], "the first one's picture is being decoded"
     while second.session.prepared is None:
         world.preparing.step()
         world.scheduler.pump()
         assert told(world) == [[], [1]], "its own picture is being decoded"
-    world.now += PATIENCE_S
+    world.clock.now += PATIENCE_S
     assert told(world) == [[], [1, 1]], "the first one's picture is being encoded"
     finish(world)

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_world import Client, SchedulerWorld
+from standin import ECHO, SHORT, answer
 
 from umaserve.messages import FinishReason, Priority, Waiting
 from umaserve.serving import promises
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Hold
 from umaserve.serving.states import State
-
-pytest.register_assert_rewrite("standin", "test_scheduler")
-from standin import ECHO, SHORT, answer  # noqa: E402
-from test_scheduler import Client, World  # noqa: E402
 
 
 @pytest.fixture
@@ -28,11 +26,11 @@ def small_steps() -> Iterator[None]:
         yield
 
 
-def preemptions(world: World) -> int:
+def preemptions(world: SchedulerWorld) -> int:
     return int(world.scheduler.snapshot()["preemptions_total"])
 
 
-def finish(world: World) -> None:
+def finish(world: SchedulerWorld) -> None:
     world.turn_until(lambda: all(client.end for client in world.clients))
     for client in world.clients:
         assert (client.text, client.end) == client.expected_end
@@ -45,7 +43,7 @@ def short_prompts(length: int) -> Iterator[str]:
 
 
 def test_what_may_become_long_and_is_not_runs_side_by_side() -> None:
-    world = World(slots=4, cells=1200, sequence_tokens=1000)
+    world = SchedulerWorld(slots=4, cells=1200, sequence_tokens=1000)
     for prompt in itertools.islice(short_prompts(60), 4):
         world.arrive(prompt, max_tokens=900)
     world.turn_until(lambda: any(len(tick.runs) == 4 for tick in world.engine.ticks))
@@ -55,7 +53,7 @@ def test_what_may_become_long_and_is_not_runs_side_by_side() -> None:
 
 
 def test_what_answers_took_says_what_is_promised() -> None:
-    world = World(slots=4, cells=400, sequence_tokens=400)
+    world = SchedulerWorld(slots=4, cells=400, sequence_tokens=400)
     for prompt in itertools.islice(short_prompts(20), 8):
         world.arrive(prompt, max_tokens=300)
     finish(world)
@@ -74,7 +72,7 @@ def test_what_answers_took_says_what_is_promised() -> None:
     ids=["nothing kept", "kept in the KV", "saved"],
 )
 def test_streams_that_outgrow_the_cells_take_turns_and_lose_nothing(kept: dict[str, int]) -> None:
-    world = World(slots=4, cells=100, sequence_tokens=90, **kept)
+    world = SchedulerWorld(slots=4, cells=100, sequence_tokens=90, **kept)
     for number in range(6):
         world.arrive(f"{number} grows and grows", max_tokens=60)
     world.turn_until(lambda: len(world.engine.ticks[-1].runs) == 4 if world.engine.ticks else False)
@@ -89,7 +87,7 @@ def test_streams_that_outgrow_the_cells_take_turns_and_lose_nothing(kept: dict[s
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_stream_that_grows_takes_from_who_is_held_and_then_from_background_work() -> None:
-    world = World(slots=4, cells=80, sequence_tokens=80)
+    world = SchedulerWorld(slots=4, cells=80, sequence_tokens=80)
     held = world.arrive("held", max_tokens=60)
     background = world.arrive("background", max_tokens=60, priority=Priority.BACKGROUND)
     world.turn_until(lambda: held.text and background.text)
@@ -108,13 +106,13 @@ def test_a_stream_that_grows_takes_from_who_is_held_and_then_from_background_wor
 
 @pytest.mark.usefixtures("small_steps")
 def test_who_lost_its_place_comes_before_newcomers_and_is_told_where_it_stands() -> None:
-    world = World(slots=2, cells=60, sequence_tokens=60)
+    world = SchedulerWorld(slots=2, cells=60, sequence_tokens=60)
     first, second = world.arrive("first", max_tokens=50), world.arrive("second", max_tokens=40)
     world.turn_until(lambda: second.session.started_at is not None and second.session.slot is None)
     assert second.text
     newcomer = world.arrive("newcomer", max_tokens=2)
     world.turn_until(lambda: newcomer.session.prepared)
-    world.now += PATIENCE_S
+    world.clock.now += PATIENCE_S
     world.scheduler.tell_waiting()
     world.scheduler.deliver()
     assert [type(second.outputs[-1]), second.outputs[-1].position] == [Waiting, 1]
@@ -127,7 +125,7 @@ def test_who_lost_its_place_comes_before_newcomers_and_is_told_where_it_stands()
 
 @pytest.mark.usefixtures("small_steps")
 def test_background_work_finishes_beside_interactive_streams_that_keep_coming() -> None:
-    world = World(slots=3, cells=90, sequence_tokens=80)
+    world = SchedulerWorld(slots=3, cells=90, sequence_tokens=80)
     background = world.arrive("background", max_tokens=70, priority=Priority.BACKGROUND)
     for number in itertools.count():
         if background.end:
@@ -136,7 +134,7 @@ def test_background_work_finishes_beside_interactive_streams_that_keep_coming() 
         if number % 5 == 0:
             world.arrive(f"{number}", max_tokens=40)
         # A turn takes a hundredth of a second, and background work ages by the clock.
-        world.now += 0.05
+        world.clock.now += 0.05
         world.turn()
     assert (background.text, background.end) == (background.expected, FinishReason.LENGTH)
     finish(world)
@@ -177,7 +175,7 @@ def test_every_request_ends_whole_under_any_pressure(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(promises, "STEP", step)
         patch.setattr(promises, "UNKNOWN", step)
-        world = World(**capacity)
+        world = SchedulerWorld(**capacity)
         world.arrive("the first of all", max_tokens=70)
         cancelled: list[Client] = []
         for (name, *arguments), turns in steps:

@@ -6,18 +6,16 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from standin import EngineFailure, StandInEngine, SteppedWorker, vector
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Answer, Detokenize, Detokenized, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
 from umaserve.serving.questions import Question, Questions
 
-pytest.register_assert_rewrite("standin")
-from standin import EngineFailure, StandInEngine, SteppedWorker, vector  # noqa: E402
-
 MOST = 4
 
 
-class World:
+class QuestionWorld:
     """Questions with their engine and its threads, and what came of each question, in the order of the ends."""
 
     def __init__(self) -> None:
@@ -52,14 +50,14 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> QuestionWorld:
+    return QuestionWorld()
 
 
 # One question.
 
 
-def test_each_text_gets_its_vector_in_order(world: World) -> None:
+def test_each_text_gets_its_vector_in_order(world: QuestionWorld) -> None:
     world.embed("one", TokenIds(tuple(b"two")), "one")
     world.finish()
     embedded = Embedded([vector(b"one"), vector(b"two"), vector(b"one")], 9)
@@ -68,7 +66,7 @@ def test_each_text_gets_its_vector_in_order(world: World) -> None:
 
 
 def test_texts_are_tokenized_on_the_preparing_thread_and_tokens_are_taken_as_they_are() -> None:
-    text, tokens = World(), World()
+    text, tokens = QuestionWorld(), QuestionWorld()
     text.embed("one")
     tokens.embed(TokenIds((1, 2)))
     assert (len(text.preparing.jobs), len(text.compute.jobs)) == (1, 0)
@@ -83,7 +81,7 @@ def test_texts_are_tokenized_on_the_preparing_thread_and_tokens_are_taken_as_the
         (Embed((TokenIds(tuple(b"hi")),)), Embedded([vector(b"hi")], 2)),
     ],
 )
-def test_an_answer_is_rendered_on_the_preparing_thread(world: World, query: Query, answer: Answer) -> None:
+def test_an_answer_is_rendered_on_the_preparing_thread(world: QuestionWorld, query: Query, answer: Answer) -> None:
     world.ask(query)
     world.compute.step()
     assert world.rendered == []
@@ -98,7 +96,7 @@ def test_an_answer_is_rendered_on_the_preparing_thread(world: World, query: Quer
 # Embeddings of several askers.
 
 
-def test_askers_have_their_texts_embedded_in_turns_and_one_at_a_time(world: World) -> None:
+def test_askers_have_their_texts_embedded_in_turns_and_one_at_a_time(world: QuestionWorld) -> None:
     world.embed("a1", "a2", "a3", "a4", name="a")
     world.embed("b1", name="b")
     world.embed(TokenIds(tuple(b"c1")), TokenIds(tuple(b"c2")), name="c")
@@ -110,7 +108,7 @@ def test_askers_have_their_texts_embedded_in_turns_and_one_at_a_time(world: Worl
     assert [name for name, _answer in world.answers] == ["b", "c", "a"]
 
 
-def test_ticks_may_come_between_the_texts(world: World) -> None:
+def test_ticks_may_come_between_the_texts(world: QuestionWorld) -> None:
     world.embed("one", "two", "three")
     while not world.answers:
         world.preparing.step()
@@ -121,7 +119,7 @@ def test_ticks_may_come_between_the_texts(world: World) -> None:
 
 
 @pytest.mark.parametrize("when", ["tokenizing", "embedding", "waiting"])
-def test_the_texts_of_who_has_left_are_embedded_no_more(world: World, when: str) -> None:
+def test_the_texts_of_who_has_left_are_embedded_no_more(world: QuestionWorld, when: str) -> None:
     other = world.embed("b1", "b2", name="b") if when == "waiting" else None
     gone = world.embed("a1", "a2", "a3", name="a")
     if when == "embedding":
@@ -138,7 +136,7 @@ def test_the_texts_of_who_has_left_are_embedded_no_more(world: World, when: str)
 # Leaving, and too many.
 
 
-def test_nothing_is_asked_for_who_left_before_its_turn(world: World) -> None:
+def test_nothing_is_asked_for_who_left_before_its_turn(world: QuestionWorld) -> None:
     asked: list[Query] = []
     answer = world.engine.answer
     world.engine.answer = lambda query: (asked.append(query), answer(query))[1]
@@ -150,7 +148,7 @@ def test_nothing_is_asked_for_who_left_before_its_turn(world: World) -> None:
     assert len(world.answers) == len(world.rendered) == 1
 
 
-def test_who_left_while_it_was_answered_is_told_nothing(world: World) -> None:
+def test_who_left_while_it_was_answered_is_told_nothing(world: QuestionWorld) -> None:
     question = world.ask(Tokenize("gone", special=False))
     ((job, done),) = world.preparing.jobs
     world.preparing.jobs.clear()
@@ -162,7 +160,7 @@ def test_who_left_while_it_was_answered_is_told_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("query", [Tokenize("x", special=False), Embed(("x", "y"))], ids=["tokenize", "embed"])
-def test_no_more_than_so_many_wait(world: World, query: Query) -> None:
+def test_no_more_than_so_many_wait(world: QuestionWorld, query: Query) -> None:
     for _ in range(MOST - 1):
         world.ask(query)
     gone = world.ask(query)
@@ -183,7 +181,7 @@ def test_no_more_than_so_many_wait(world: World, query: Query) -> None:
 @pytest.mark.parametrize(
     "failure", [EngineFailure("told to"), RequestError(Fault.BAD_REQUEST, "input", "no")], ids=repr
 )
-def test_a_text_that_cannot_be_tokenized_ends_it(world: World, failure: Exception) -> None:
+def test_a_text_that_cannot_be_tokenized_ends_it(world: QuestionWorld, failure: Exception) -> None:
     world.engine.answer = lambda _query: (_ for _ in ()).throw(failure)
     world.embed("one", "two")
     world.finish()
@@ -193,7 +191,7 @@ def test_a_text_that_cannot_be_tokenized_ends_it(world: World, failure: Exceptio
 
 @pytest.mark.parametrize(("bad", "fault"), [("refuse", Fault.CONTEXT_EXCEEDED), ("raise", Fault.DECODE_FAILED)])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_the_first_text_that_fails_ends_it_and_is_named(world: World, bad: str, fault: Fault, at: int) -> None:
+def test_the_first_text_that_fails_ends_it_and_is_named(world: QuestionWorld, bad: str, fault: Fault, at: int) -> None:
     inputs = ["a", "b", "c"]
     inputs[at] = bad
     world.embed(*inputs)
@@ -213,7 +211,7 @@ def test_the_first_text_that_fails_ends_it_and_is_named(world: World, bad: str, 
         ("inputs: many", "inputs: many"),
     ],
 )
-def test_the_engine_sees_one_text_and_the_client_its_number(world: World, said: str, seen: str) -> None:
+def test_the_engine_sees_one_text_and_the_client_its_number(world: QuestionWorld, said: str, seen: str) -> None:
     def embed(query: Embed) -> Embedded:
         if query.inputs == (TokenIds((1,)),):
             return Embedded([vector(b"")], 1)
@@ -225,7 +223,7 @@ def test_the_engine_sees_one_text_and_the_client_its_number(world: World, said: 
     assert world.error().message == seen
 
 
-def test_one_askers_failure_is_nobody_elses(world: World) -> None:
+def test_one_askers_failure_is_nobody_elses(world: QuestionWorld) -> None:
     world.embed("a1", "a2", name="a")
     world.embed("raise", "b2", name="b")
     world.embed("refuse", "c2", name="c")
@@ -236,7 +234,7 @@ def test_one_askers_failure_is_nobody_elses(world: World) -> None:
 
 @pytest.mark.parametrize("query", [Tokenize("x", special=False), Embed(("x",))], ids=["tokenize", "embed"])
 def test_an_answer_that_cannot_be_rendered_is_a_mistake_of_ours(
-    world: World, query: Query, caplog: pytest.LogCaptureFixture
+    world: QuestionWorld, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     def render(_answer: Answer) -> bytes:
         raise ValueError("told to")
@@ -249,7 +247,7 @@ def test_an_answer_that_cannot_be_rendered_is_a_mistake_of_ours(
     assert record.exc_info is not None
 
 
-def test_a_refusal_is_told_as_it_is(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_told_as_it_is(world: QuestionWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.ask(Detokenize((1000,)))
     world.finish()
     assert (world.error().fault, world.error().message) == (Fault.BAD_REQUEST, "tokens: out of range")

@@ -10,15 +10,22 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_world import ORIGIN, Client, SchedulerWorld
+from standin import (
+    DEFAULT_MAX_TOKENS,
+    ECHO,
+    PIECES,
+    SHORT,
+    EngineFailure,
+    answer,
+    scored,
+)
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     ChatTurn,
     Finished,
     FinishReason,
-    Generate,
-    Modify,
-    Output,
     Pause,
     Placed,
     Prefilled,
@@ -26,229 +33,33 @@ from umaserve.messages import (
     Resume,
     Started,
     Steered,
-    Token,
     TokenIds,
     Tool,
     ToolCall,
     Waiting,
 )
-from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.observer import observe_end
-from umaserve.serving.planning import Targets
 from umaserve.serving.policy import AGING_S, MAX_SHARE
-from umaserve.serving.scheduler import PATIENCE_S, Scheduler
-from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
+from umaserve.serving.scheduler import PATIENCE_S
+from umaserve.serving.sessions import Caller, Hold
 from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
 from umaserve.serving.ticks import Outcome, Tick, TickResult
 from umaserve.serving.turns import REMEMBERED
 
-# Its assertions must hold under -O as well.
-pytest.register_assert_rewrite("standin")
-from standin import (  # noqa: E402
-    DEFAULT_MAX_TOKENS,
-    ECHO,
-    PIECES,
-    SHORT,
-    EngineFailure,
-    StandInEngine,
-    SteppedWorker,
-    answer,
-    scored,
-)
-
-ORIGIN = Caller("uds", "uid:1000")
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
 
 
-class Client:
-    """One request and what came of it."""
-
-    def __init__(self, request: Generate, context: int) -> None:
-        self.request = request
-        self.session: Session
-        self.outputs: list[Output | RequestError] = []
-        self._room = context - len(request.prompt.encode()) if isinstance(request.prompt, str) else context
-        self.limits = [(0, self._length(request), request.stop)]
-        """From which token on which length and ``stop`` hold."""
-        self.gone = False
-        self.at_token: Callable[[], None] = lambda: None
-
-    def receive(self, output: Output | RequestError) -> None:
-        assert not self.gone, "something came after the client had gone"
-        assert self.end is None, "something came after the end"
-        if isinstance(output, Started | Token):
-            assert isinstance(output, Token) == (Started() in self.outputs), "one start, and before the first token"
-        if isinstance(output, Steered) and isinstance(output.command, Modify) and output.refusal is None:
-            wanted = output.command.request
-            self.limits.append((len(self.tokens), self._length(wanted), wanted.stop))
-        self.outputs.append(output)
-        if isinstance(output, Token):
-            self.at_token()
-
-    def _length(self, request: Generate) -> int:
-        return min(request.max_tokens or DEFAULT_MAX_TOKENS, self._room)
-
-    @property
-    def tokens(self) -> list[Token]:
-        return [output for output in self.outputs if isinstance(output, Token)]
-
-    @property
-    def steered(self) -> list[Steered]:
-        return [output for output in self.outputs if isinstance(output, Steered)]
-
-    @property
-    def text(self) -> str:
-        return "".join(token.text for token in self.tokens)
-
-    @property
-    def end(self) -> FinishReason | Fault | None:
-        last = self.outputs[-1] if self.outputs else None
-        if isinstance(last, Finished):
-            return last.reason
-        return last.fault if isinstance(last, RequestError) else None
-
-    @property
-    def whole(self) -> str:
-        """The text without stops and as long as it gets."""
-        assert isinstance(self.request.prompt, str)
-        return answer(self.request.prompt, self._room)
-
-    @property
-    def expected(self) -> str:
-        return self.expected_end[0]
-
-    @property
-    def expected_end(self) -> tuple[str, FinishReason]:
-        """The text and its end by what held when. Modified stops must be of one character: a part of longer ones could
-        be in what is held back."""
-        whole = self.whole
-        for at in range(len(whole) + 1):
-            start, most, stops = [limits for limits in self.limits if limits[0] <= at][-1]
-            found = [at - len(stop) for stop in stops if at > start and whole[:at].endswith(stop)]
-            if found:
-                return whole[: min(found)], FinishReason.STOP
-            if at >= most:
-                return whole[:at], FinishReason.LENGTH
-        return whole, FinishReason.STOP
-
-
-class World:
-    """A scheduler with its stand-ins, turned as the daemon turns it, and a clock that moves with the turns."""
-
-    def __init__(
-        self,
-        patterns: tuple[str, ...] = (),
-        *,
-        shared_prefixes: bool = False,
-        draft_tokens: bool = True,
-        **capacity: int,
-    ) -> None:
-        self.now = 0.0
-        self.spent: list[tuple[Caller, int, float]] = []
-        self.engine = StandInEngine(**capacity)
-        self.compute, self.preparing = SteppedWorker(), SteppedWorker()
-        self.sessions = SessionManager(
-            clock=lambda: self.now,
-            ended=lambda session, end: observe_end(self.scheduler.metrics, session, end, self.now),
-        )
-        self.scheduler = Scheduler(
-            self.sessions,
-            self.engine,
-            self.compute,
-            self.preparing,
-            self.preparing,
-            Targets(1.0, 0.1),
-            lambda: self.now,
-            ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
-            lambda *spent: self.spent.append(spent),
-            shared_prefixes=shared_prefixes,
-            draft_tokens=draft_tokens,
-        )
-        self.clients: list[Client] = []
-
-    def arrive(
-        self, prompt: str | tuple[ChatTurn, ...] | TokenIds, caller: Caller = ORIGIN, **fields: object
-    ) -> Client:
-        request = Generate(f"r{len(self.clients)}", prompt, **fields)
-        client = Client(request, self.engine.capacity.sequence_tokens)
-        client.session = self.sessions.open(client.receive, caller)
-        self.sessions.request(client.session, client.request, self.now)
-        self.clients.append(client)
-        return client
-
-    def cancel(self, client: Client) -> None:
-        self.sessions.cancel(client.session, client.request.id)
-
-    def pause(self, client: Client) -> None:
-        self.sessions.steer(client.session, Pause())
-
-    def resume(self, client: Client) -> None:
-        self.sessions.steer(client.session, Resume())
-
-    def modify(self, client: Client, **fields: object) -> Modify:
-        command = Modify(dataclasses.replace(client.request, **fields))
-        self.sessions.steer(client.session, command)
-        return command
-
-    def abandon(self, client: Client) -> None:
-        self.sessions.abandon(client.session)
-        client.gone = True
-
-    def turn(self) -> None:
-        """Collect, then plan and submit, then deliver."""
-        self.now += 0.01
-        self.compute.step()
-        self.preparing.step()
-        self.scheduler.pump()
-        placed = [session for session in self.sessions.running() if session.slot is not None]
-        assert len({session.slot for session in placed}) == len(placed), "two sessions in one slot"
-        assert sum(session.cells for session in placed) <= self.engine.capacity.cells, "cells promised twice"
-        for session in placed:
-            assert session.prepared is not None
-            most = len(session.prepared.tokens) + session.prepared.max_tokens
-            assert session.computed <= session.cells <= most, "fewer cells than it uses, or more than it ever can"
-        self.scheduler.deliver()
-
-    def turns(self, count: int) -> None:
-        for _ in range(count):
-            self.turn()
-
-    def turn_until(self, condition: Callable[[], object]) -> None:
-        for _ in range(2000):
-            if condition():
-                return
-            self.turn()
-        raise AssertionError("it never came to that")
-
-    def finish(self) -> None:
-        """Turn until nothing is left to do, and see that nothing is left behind."""
-        self.turn_until(lambda: self.scheduler.idle and not self.compute.jobs)
-        assert self.scheduler.snapshot()["kv_cells_used"] == 0
-        assert not self.sessions.undelivered
-        kept = self.scheduler.snapshot()["kv_cells_cached"]
-        assert sum(map(len, self.engine.memory.sequences)) == kept <= self.engine.capacity.cached_cells
-        # Work for all slots at once, and then for all cells, fits again.
-        capacity = self.engine.capacity
-        share = min(capacity.cells // capacity.slots, capacity.sequence_tokens)
-        before = len(self.engine.ticks)
-        last = [self.arrive(f"{number:02}", max_tokens=share - 2) for number in range(capacity.slots)]
-        self.turn_until(lambda: all(client.end for client in last))
-        assert [client.text for client in last] == [client.expected for client in last]
-        assert max(len(tick.runs) for tick in self.engine.ticks[before:]) == capacity.slots
-
-
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> SchedulerWorld:
+    return SchedulerWorld()
 
 
 # To the end.
 
 
 def test_one_request() -> None:
-    world = World()
+    world = SchedulerWorld()
     client = world.arrive("hello", max_tokens=5)
     world.finish()
     assert client.text == client.expected
@@ -273,7 +84,7 @@ def test_one_request() -> None:
     ids=str,
 )
 def test_many_requests_each_get_their_own_text(capacity: dict[str, int]) -> None:
-    world = World(**capacity)
+    world = SchedulerWorld(**capacity)
     for number in range(20):
         world.arrive(f"{SHORT * (number % 2)}{number} {LONG[: 3 * number]}", max_tokens=1 + 7 * number % 40)
         world.turns(number % 3)
@@ -285,14 +96,14 @@ def test_many_requests_each_get_their_own_text(capacity: dict[str, int]) -> None
     world.finish()
 
 
-def test_streams_run_side_by_side(world: World) -> None:
+def test_streams_run_side_by_side(world: SchedulerWorld) -> None:
     for number in range(4):
         world.arrive(f"{number}", max_tokens=30)
     world.finish()
     assert sum(len(tick.runs) == 4 for tick in world.engine.ticks) >= 10
 
 
-def test_the_end_token_is_neither_sent_nor_counted(world: World) -> None:
+def test_the_end_token_is_neither_sent_nor_counted(world: SchedulerWorld) -> None:
     prompts = (f"{SHORT}{number}" for number in itertools.count())
     prompt = next(prompt for prompt in prompts if 0 < len(answer(prompt, 50)) < 20)
     client = world.arrive(prompt, max_tokens=50)
@@ -304,7 +115,7 @@ def test_the_end_token_is_neither_sent_nor_counted(world: World) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_stop_string_ends_the_text_before_it(world: World, length: int) -> None:
+def test_a_stop_string_ends_the_text_before_it(world: SchedulerWorld, length: int) -> None:
     whole = answer("stop here", 40)
     stop = whole[5 : 5 + length]
     client = world.arrive("stop here", max_tokens=40, stop=(stop,))
@@ -314,7 +125,7 @@ def test_a_stop_string_ends_the_text_before_it(world: World, length: int) -> Non
     assert stop not in client.text
 
 
-def test_what_a_stop_string_held_back_is_sent_when_the_length_is_reached(world: World) -> None:
+def test_what_a_stop_string_held_back_is_sent_when_the_length_is_reached(world: SchedulerWorld) -> None:
     whole = answer("held back", 6)
     client = world.arrive("held back", max_tokens=6, stop=(whole[-2:] + "!",))
     world.finish()
@@ -325,7 +136,7 @@ def test_what_a_stop_string_held_back_is_sent_when_the_length_is_reached(world: 
 # The order within a turn.
 
 
-def test_the_next_tick_is_submitted_before_tokens_are_handed_out(world: World) -> None:
+def test_the_next_tick_is_submitted_before_tokens_are_handed_out(world: SchedulerWorld) -> None:
     log: list[str] = []
     client = world.arrive("order", max_tokens=8)
     client.at_token = lambda: log.append("token")
@@ -340,7 +151,7 @@ def test_the_next_tick_is_submitted_before_tokens_are_handed_out(world: World) -
     world.finish()
 
 
-def test_one_tick_is_in_flight_at_a_time(world: World) -> None:
+def test_one_tick_is_in_flight_at_a_time(world: SchedulerWorld) -> None:
     world.arrive("one", max_tokens=8)
     world.arrive("two", max_tokens=8)
     for _ in range(30):
@@ -353,7 +164,7 @@ def test_one_tick_is_in_flight_at_a_time(world: World) -> None:
 # Cancelling and leaving, at every moment.
 
 
-def waiting(world: World) -> Client:
+def waiting(world: SchedulerWorld) -> Client:
     for number in range(4 - len(world.clients)):
         world.arrive(f"in the way {number}", max_tokens=30)
     world.turn_until(lambda: all(client.session.slot is not None for client in world.clients))
@@ -363,11 +174,11 @@ def waiting(world: World) -> Client:
     return client
 
 
-def arrived(world: World) -> Client:
+def arrived(world: SchedulerWorld) -> Client:
     return world.arrive(LONG)
 
 
-def preparing(world: World) -> Client:
+def preparing(world: SchedulerWorld) -> Client:
     client = world.arrive(LONG)
     world.scheduler.pump()
     assert world.preparing.jobs
@@ -375,28 +186,28 @@ def preparing(world: World) -> Client:
     return client
 
 
-def in_prefill(world: World) -> Client:
+def in_prefill(world: SchedulerWorld) -> Client:
     client = world.arrive(LONG)
     world.turn_until(lambda: client.session.computed > 0)
     assert client.session.state is State.PREFILL
     return client
 
 
-def in_decode(world: World) -> Client:
+def in_decode(world: SchedulerWorld) -> Client:
     client = world.arrive(LONG, max_tokens=40)
     world.turn_until(lambda: len(client.text) == 5)
     assert client.session.state is State.DECODE
     return client
 
 
-def held(world: World) -> Client:
+def held(world: SchedulerWorld) -> Client:
     client = in_decode(world)
     world.sessions.hold(client.session, Hold.READER)
     world.turns(2)
     return client
 
 
-def preempted(world: World) -> Client:
+def preempted(world: SchedulerWorld) -> Client:
     client = in_decode(world)
     world.pause(client)
     world.turn()
@@ -408,7 +219,7 @@ def preempted(world: World) -> Client:
     return client
 
 
-def in_prefill_again(world: World) -> Client:
+def in_prefill_again(world: SchedulerWorld) -> Client:
     client = preempted(world)
     world.turn_until(lambda: client.session.slot is not None)
     assert client.session.state is State.PREFILL
@@ -416,7 +227,7 @@ def in_prefill_again(world: World) -> Client:
     return client
 
 
-def at_its_last_token(world: World) -> Client:
+def at_its_last_token(world: SchedulerWorld) -> Client:
     client = world.arrive("last", max_tokens=3)
     world.turn_until(lambda: len(client.session.generated) == 2)
     assert len(world.compute.jobs) == 1
@@ -427,7 +238,7 @@ MOMENTS = [arrived, preparing, waiting, in_prefill, in_decode, held, preempted, 
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_cancel_ends_it_and_nobody_else(moment: Callable[[World], Client], world: World) -> None:
+def test_a_cancel_ends_it_and_nobody_else(moment: Callable[[SchedulerWorld], Client], world: SchedulerWorld) -> None:
     other = world.arrive("somebody else", max_tokens=60)
     client = moment(world)
     world.cancel(client)
@@ -440,7 +251,9 @@ def test_a_cancel_ends_it_and_nobody_else(moment: Callable[[World], Client], wor
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_nothing_comes_after_a_client_has_gone(moment: Callable[[World], Client], world: World) -> None:
+def test_nothing_comes_after_a_client_has_gone(
+    moment: Callable[[SchedulerWorld], Client], world: SchedulerWorld
+) -> None:
     other = world.arrive("somebody else", max_tokens=60)
     client = moment(world)
     world.abandon(client)
@@ -449,7 +262,7 @@ def test_nothing_comes_after_a_client_has_gone(moment: Callable[[World], Client]
     assert other.text == other.expected
 
 
-def test_a_cancelled_stream_is_computed_no_more(world: World) -> None:
+def test_a_cancelled_stream_is_computed_no_more(world: SchedulerWorld) -> None:
     client = in_decode(world)
     world.cancel(client)
     in_flight = len(world.engine.ticks) + len(world.compute.jobs)
@@ -457,7 +270,7 @@ def test_a_cancelled_stream_is_computed_no_more(world: World) -> None:
     assert all(not tick.runs for tick in world.engine.ticks[in_flight:])
 
 
-def test_a_sink_may_cancel_at_its_own_token(world: World) -> None:
+def test_a_sink_may_cancel_at_its_own_token(world: SchedulerWorld) -> None:
     client = world.arrive("enough", max_tokens=40)
     client.at_token = lambda: world.cancel(client)
     world.finish()
@@ -469,7 +282,7 @@ def test_a_sink_may_cancel_at_its_own_token(world: World) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 7])
-def test_a_held_stream_stops_and_goes_on_from_where_it_was(world: World, at: int) -> None:
+def test_a_held_stream_stops_and_goes_on_from_where_it_was(world: SchedulerWorld, at: int) -> None:
     slow, quick = world.arrive("slow", max_tokens=20), world.arrive("quick", max_tokens=20)
     world.turn_until(lambda: len(slow.text) == at)
     world.sessions.hold(slow.session, Hold.READER)
@@ -485,7 +298,7 @@ def test_a_held_stream_stops_and_goes_on_from_where_it_was(world: World, at: int
     assert quick.text == quick.expected
 
 
-def test_a_reader_may_fall_behind_and_catch_up_at_every_token(world: World) -> None:
+def test_a_reader_may_fall_behind_and_catch_up_at_every_token(world: SchedulerWorld) -> None:
     client = world.arrive("stutter", max_tokens=20)
     client.at_token = lambda: world.sessions.hold(client.session, Hold.READER)
     while client.end is None:
@@ -495,7 +308,7 @@ def test_a_reader_may_fall_behind_and_catch_up_at_every_token(world: World) -> N
     world.finish()
 
 
-def test_held_streams_keep_their_slots_and_cells_while_nobody_needs_them(world: World) -> None:
+def test_held_streams_keep_their_slots_and_cells_while_nobody_needs_them(world: SchedulerWorld) -> None:
     clients = [world.arrive(f"{number}", max_tokens=50) for number in range(3)]
     world.turn_until(lambda: all(client.text for client in clients))
     slots = [client.session.slot for client in clients]
@@ -517,7 +330,7 @@ def test_held_streams_keep_their_slots_and_cells_while_nobody_needs_them(world: 
 
 @pytest.mark.parametrize("why", Hold)
 @pytest.mark.parametrize("at", [1, 2, 9])
-def test_an_evicted_stream_goes_on_as_if_nothing_had_been(world: World, why: Hold, at: int) -> None:
+def test_an_evicted_stream_goes_on_as_if_nothing_had_been(world: SchedulerWorld, why: Hold, at: int) -> None:
     client = world.arrive("given up", max_tokens=30, stop=("!!",), logprobs=1)
     world.turn_until(lambda: len(client.text) == at)
     world.sessions.hold(client.session, why)
@@ -539,7 +352,7 @@ def test_an_evicted_stream_goes_on_as_if_nothing_had_been(world: World, why: Hol
     world.finish()
 
 
-def test_who_is_held_longest_gives_way_and_no_more_than_are_needed(world: World) -> None:
+def test_who_is_held_longest_gives_way_and_no_more_than_are_needed(world: SchedulerWorld) -> None:
     clients = [world.arrive(f"{number}", max_tokens=40) for number in range(4)]
     world.turn_until(lambda: all(client.text for client in clients))
     for index in (2, 0, 3):
@@ -558,7 +371,7 @@ def test_who_is_held_longest_gives_way_and_no_more_than_are_needed(world: World)
 
 
 def test_nobody_gives_way_where_that_would_not_help() -> None:
-    world = World(slots=4, cells=100, sequence_tokens=100)
+    world = SchedulerWorld(slots=4, cells=100, sequence_tokens=100)
     stream = world.arrive("runs on", max_tokens=50)
     paused = world.arrive("paused", max_tokens=14)
     world.turn_until(lambda: stream.text and paused.text)
@@ -577,7 +390,7 @@ def test_nobody_gives_way_where_that_would_not_help() -> None:
 
 
 def test_cells_are_taken_from_the_held_too() -> None:
-    world = World(slots=8, cells=100, sequence_tokens=100)
+    world = SchedulerWorld(slots=8, cells=100, sequence_tokens=100)
     paused = [world.arrive(f"{number} holds", max_tokens=20) for number in range(3)]
     world.turn_until(lambda: all(client.text for client in paused))
     for client in paused:
@@ -594,7 +407,9 @@ def test_cells_are_taken_from_the_held_too() -> None:
 
 @pytest.mark.parametrize("why", [Hold.PAUSE, Hold.DETACHED])
 @pytest.mark.parametrize("moment", [arrived, preparing, waiting, in_prefill])
-def test_a_prompt_that_is_held_is_not_computed(moment: Callable[[World], Client], why: Hold, world: World) -> None:
+def test_a_prompt_that_is_held_is_not_computed(
+    moment: Callable[[SchedulerWorld], Client], why: Hold, world: SchedulerWorld
+) -> None:
     client = moment(world)
     world.sessions.hold(client.session, why)
     world.turns(3)
@@ -610,7 +425,7 @@ def test_a_prompt_that_is_held_is_not_computed(moment: Callable[[World], Client]
     assert [other.text for other in others] == [other.expected for other in others]
 
 
-def test_paused_streams_cost_the_others_nothing(world: World) -> None:
+def test_paused_streams_cost_the_others_nothing(world: SchedulerWorld) -> None:
     for number in range(12):
         world.arrive(f"{number} is paused", max_tokens=30)
     paused = list(world.clients)
@@ -629,7 +444,7 @@ def test_paused_streams_cost_the_others_nothing(world: World) -> None:
     assert [client.text for client in paused] == [client.expected for client in paused]
 
 
-def test_a_pause_is_acknowledged_after_the_last_token_before_it(world: World) -> None:
+def test_a_pause_is_acknowledged_after_the_last_token_before_it(world: SchedulerWorld) -> None:
     client = in_decode(world)
     world.pause(client)
     world.pause(client)
@@ -656,7 +471,7 @@ def test_a_pause_is_acknowledged_after_the_last_token_before_it(world: World) ->
 )
 @pytest.mark.parametrize("fields", [{"max_tokens": 7}, {"max_tokens": 60}, {"stop": tuple("aeiou")}, {}], ids=str)
 def test_a_modification_holds_from_the_next_token_on(
-    moment: Callable[[World], Client], fields: dict[str, object], world: World
+    moment: Callable[[SchedulerWorld], Client], fields: dict[str, object], world: SchedulerWorld
 ) -> None:
     other = world.arrive("somebody else", max_tokens=60)
     client = moment(world)
@@ -670,7 +485,9 @@ def test_a_modification_holds_from_the_next_token_on(
 
 
 @pytest.mark.parametrize("moment", [in_decode, held, preempted, in_prefill_again])
-def test_fewer_tokens_than_there_are_end_it_there(moment: Callable[[World], Client], world: World) -> None:
+def test_fewer_tokens_than_there_are_end_it_there(
+    moment: Callable[[SchedulerWorld], Client], world: SchedulerWorld
+) -> None:
     client = moment(world)
     command = world.modify(client, max_tokens=2)
     world.turn_until(lambda: client.end)
@@ -681,7 +498,7 @@ def test_fewer_tokens_than_there_are_end_it_there(moment: Callable[[World], Clie
     world.finish()
 
 
-def test_other_stops_see_what_was_held_back(world: World) -> None:
+def test_other_stops_see_what_was_held_back(world: SchedulerWorld) -> None:
     whole = answer("held back", 20)
     client = world.arrive("held back", max_tokens=20, stop=(whole[3:6] + "!",))
     world.turn_until(lambda: len(client.session.generated) == 5)
@@ -694,7 +511,9 @@ def test_other_stops_see_what_was_held_back(world: World) -> None:
 
 
 @pytest.mark.parametrize("moment", [arrived, preparing, waiting, in_prefill, in_decode, held, preempted])
-def test_a_refused_modification_changes_nothing(moment: Callable[[World], Client], world: World) -> None:
+def test_a_refused_modification_changes_nothing(
+    moment: Callable[[SchedulerWorld], Client], world: SchedulerWorld
+) -> None:
     client = moment(world)
     command = world.modify(client, stop=tuple("aeiou"), prompt="refuse", max_tokens=3)
     world.turn_until(lambda: client.steered and client.steered[-1].command is command)
@@ -717,7 +536,7 @@ def test_a_refused_modification_changes_nothing(moment: Callable[[World], Client
     ids=str,
 )
 def test_of_several_modifications_the_last_holds_and_all_are_answered_alike(
-    world: World, changes: tuple[dict[str, object], dict[str, object]], refusal: str | None, applied: int
+    world: SchedulerWorld, changes: tuple[dict[str, object], dict[str, object]], refusal: str | None, applied: int
 ) -> None:
     client, made = in_decode(world), []
     change = world.engine.change
@@ -738,7 +557,7 @@ def test_of_several_modifications_the_last_holds_and_all_are_answered_alike(
 
 @pytest.mark.parametrize("turns_between", [0, 3])
 def test_a_modification_stands_by_itself_whether_or_not_the_one_before_was_applied(
-    world: World, turns_between: int
+    world: SchedulerWorld, turns_between: int
 ) -> None:
     client = in_decode(world)
     world.modify(client, max_tokens=12)
@@ -749,7 +568,7 @@ def test_a_modification_stands_by_itself_whether_or_not_the_one_before_was_appli
     assert client.text == client.expected
 
 
-def test_a_modification_that_ends_it_is_answered_before_the_end(world: World) -> None:
+def test_a_modification_that_ends_it_is_answered_before_the_end(world: SchedulerWorld) -> None:
     client = in_decode(world)
     world.modify(client, max_tokens=60)
     world.modify(client, max_tokens=1)
@@ -759,7 +578,7 @@ def test_a_modification_that_ends_it_is_answered_before_the_end(world: World) ->
 
 
 def test_so_many_requests_are_modified_before_one_tick_and_the_others_before_the_next() -> None:
-    world = World(slots=3 * CHANGED_PER_TICK, cells=2000, batch_tokens=100)
+    world = SchedulerWorld(slots=3 * CHANGED_PER_TICK, cells=2000, batch_tokens=100)
     clients = [world.arrive(f"{number:02}", max_tokens=60) for number in range(2 * CHANGED_PER_TICK + 1)]
     world.turn_until(lambda: all(client.text for client in clients))
     for client in clients:
@@ -774,7 +593,7 @@ def test_so_many_requests_are_modified_before_one_tick_and_the_others_before_the
 
 
 def test_the_loop_turns_again_where_more_changes_wait_than_one_turn_applies() -> None:
-    world = World(slots=2 * CHANGED_PER_TICK, cells=2000)
+    world = SchedulerWorld(slots=2 * CHANGED_PER_TICK, cells=2000)
     clients = [world.arrive(f"{number:02}", max_tokens=60) for number in range(CHANGED_PER_TICK + 1)]
     world.turn_until(lambda: all(client.text for client in clients))
     for client in clients:
@@ -798,7 +617,7 @@ def test_the_loop_turns_again_where_more_changes_wait_than_one_turn_applies() ->
     world.finish()
 
 
-def test_changes_of_what_is_not_prepared_make_nobody_turn(world: World) -> None:
+def test_changes_of_what_is_not_prepared_make_nobody_turn(world: SchedulerWorld) -> None:
     client = preparing(world)
     world.pause(client)
     assert not world.scheduler.eager
@@ -811,7 +630,7 @@ def test_changes_of_what_is_not_prepared_make_nobody_turn(world: World) -> None:
     world.finish()
 
 
-def test_a_modification_that_fails_inside_fails_its_request_alone(world: World) -> None:
+def test_a_modification_that_fails_inside_fails_its_request_alone(world: SchedulerWorld) -> None:
     other, client = world.arrive("other", max_tokens=40), in_decode(world)
     world.modify(client, prompt="raise")
     world.finish()
@@ -820,7 +639,7 @@ def test_a_modification_that_fails_inside_fails_its_request_alone(world: World) 
     assert other.text == other.expected
 
 
-def test_a_modification_leaves_the_id_and_the_class(world: World) -> None:
+def test_a_modification_leaves_the_id_and_the_class(world: SchedulerWorld) -> None:
     caller = dataclasses.replace(ORIGIN, priority=Priority.BACKGROUND)
     client = world.arrive(LONG, caller, max_tokens=40, priority=Priority.INTERACTIVE)
     world.turn_until(lambda: client.text)
@@ -835,7 +654,7 @@ def test_a_modification_leaves_the_id_and_the_class(world: World) -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_an_answer_that_may_get_longer_waits_for_no_cells_before_it_does(paused: bool) -> None:
-    world = World(slots=4, cells=60, sequence_tokens=60)
+    world = SchedulerWorld(slots=4, cells=60, sequence_tokens=60)
     other, grows = world.arrive("other", max_tokens=30), world.arrive("grows", max_tokens=15)
     world.turn_until(lambda: grows.text and other.text)
     if paused:
@@ -852,7 +671,7 @@ def test_an_answer_that_may_get_longer_waits_for_no_cells_before_it_does(paused:
 
 
 def test_a_shorter_answer_gives_cells_back() -> None:
-    world = World(slots=4, cells=60, sequence_tokens=60)
+    world = SchedulerWorld(slots=4, cells=60, sequence_tokens=60)
     shrinks = world.arrive("shrinks", max_tokens=50)
     world.turn_until(lambda: shrinks.text)
     late = world.arrive("late", max_tokens=20)
@@ -869,7 +688,7 @@ def test_a_shorter_answer_gives_cells_back() -> None:
 
 
 def test_answers_that_are_short_for_certain_have_their_cells_from_the_start() -> None:
-    world = World(slots=4, cells=100, sequence_tokens=100)
+    world = SchedulerWorld(slots=4, cells=100, sequence_tokens=100)
     clients = [world.arrive(f"{number} tokens", max_tokens=40) for number in range(6)]
     world.turn_until(lambda: all(client.end for client in clients))
     assert [client.text for client in clients] == [client.expected for client in clients]
@@ -878,7 +697,7 @@ def test_answers_that_are_short_for_certain_have_their_cells_from_the_start() ->
 
 
 def test_interactive_goes_before_background_until_that_has_aged() -> None:
-    world = World(slots=1)
+    world = SchedulerWorld(slots=1)
     world.arrive("in the way", max_tokens=10)
     world.turns(4)
     background = world.arrive("background", priority=Priority.BACKGROUND)
@@ -886,14 +705,14 @@ def test_interactive_goes_before_background_until_that_has_aged() -> None:
     first = world.arrive("first")
     world.turn_until(lambda: first.session.slot is not None)
     assert background.session.slot is None
-    world.now += AGING_S
+    world.clock.now += AGING_S
     second = world.arrive("second")
     world.turn_until(lambda: background.session.slot is not None)
     assert second.session.slot is None
     world.finish()
 
 
-def test_a_prompt_beside_a_stream_leaves_its_target(world: World) -> None:
+def test_a_prompt_beside_a_stream_leaves_its_target(world: SchedulerWorld) -> None:
     run = world.engine.run
 
     def run_slowly(tick: Tick) -> TickResult:
@@ -916,7 +735,9 @@ def test_a_prompt_beside_a_stream_leaves_its_target(world: World) -> None:
 
 
 @pytest.mark.parametrize("failure", [Outcome.FAILED, EngineFailure], ids=["failed", "raised"])
-def test_a_failing_tick_fails_those_in_it_and_nobody_else(world: World, failure: Outcome | type[EngineFailure]) -> None:
+def test_a_failing_tick_fails_those_in_it_and_nobody_else(
+    world: SchedulerWorld, failure: Outcome | type[EngineFailure]
+) -> None:
     held_one = held(world)
     stream, prompt = world.arrive("stream", max_tokens=40), None
     world.turn_until(lambda: stream.text)
@@ -936,7 +757,7 @@ def test_a_failing_tick_fails_those_in_it_and_nobody_else(world: World, failure:
     assert late.text == late.expected
 
 
-def test_a_client_that_left_during_a_failing_tick_hears_nothing(world: World) -> None:
+def test_a_client_that_left_during_a_failing_tick_hears_nothing(world: SchedulerWorld) -> None:
     gone, cancelled = in_decode(world), world.arrive("cancelled", max_tokens=40)
     world.turn_until(lambda: cancelled.text)
     world.engine.failures.append(Outcome.FAILED)
@@ -946,7 +767,7 @@ def test_a_client_that_left_during_a_failing_tick_hears_nothing(world: World) ->
     assert cancelled.end is FinishReason.CANCELLED
 
 
-def test_without_cells_the_youngest_gives_way_and_the_others_lose_nothing(world: World) -> None:
+def test_without_cells_the_youngest_gives_way_and_the_others_lose_nothing(world: SchedulerWorld) -> None:
     clients = []
     for number in range(3):
         clients.append(world.arrive(f"{number}", max_tokens=30))
@@ -958,7 +779,7 @@ def test_without_cells_the_youngest_gives_way_and_the_others_lose_nothing(world:
     assert clients[0].text == clients[0].expected
 
 
-def test_without_cells_one_that_leaves_anyway_makes_the_room(world: World) -> None:
+def test_without_cells_one_that_leaves_anyway_makes_the_room(world: SchedulerWorld) -> None:
     old, young = world.arrive("old", max_tokens=30), None
     world.turns(3)
     young = world.arrive("young", max_tokens=30)
@@ -971,7 +792,7 @@ def test_without_cells_one_that_leaves_anyway_makes_the_room(world: World) -> No
 
 
 @pytest.mark.parametrize(("prompt", "fault"), [("refuse", Fault.CONTEXT_EXCEEDED), ("raise", Fault.DECODE_FAILED)])
-def test_a_request_that_cannot_be_prepared_fails_alone(world: World, prompt: str, fault: Fault) -> None:
+def test_a_request_that_cannot_be_prepared_fails_alone(world: SchedulerWorld, prompt: str, fault: Fault) -> None:
     before = world.arrive("before")
     bad = world.arrive(prompt)
     after = world.arrive("after")
@@ -984,7 +805,7 @@ def test_a_request_that_cannot_be_prepared_fails_alone(world: World, prompt: str
     assert (before.text, after.text) == (before.expected, after.expected)
 
 
-def test_a_request_that_is_cancelled_cannot_fail_any_more(world: World) -> None:
+def test_a_request_that_is_cancelled_cannot_fail_any_more(world: SchedulerWorld) -> None:
     client = world.arrive("raise")
     world.scheduler.pump()
     world.cancel(client)
@@ -995,7 +816,7 @@ def test_a_request_that_is_cancelled_cannot_fail_any_more(world: World) -> None:
 # Draining.
 
 
-def test_draining_lets_the_running_finish_and_refuses_the_waiting(world: World) -> None:
+def test_draining_lets_the_running_finish_and_refuses_the_waiting(world: SchedulerWorld) -> None:
     running = [world.arrive(f"running {number}", max_tokens=30) for number in range(4)]
     world.turn_until(lambda: all(client.session.slot is not None for client in running))
     waiting = [world.arrive("waiting"), world.arrive("not even prepared")]
@@ -1010,7 +831,7 @@ def test_draining_lets_the_running_finish_and_refuses_the_waiting(world: World) 
         world.arrive("too late")
 
 
-def test_draining_lets_those_finish_that_have_lost_their_place(world: World) -> None:
+def test_draining_lets_those_finish_that_have_lost_their_place(world: SchedulerWorld) -> None:
     client = preempted(world)
     world.sessions.draining = True
     world.scheduler.refuse_waiting()
@@ -1018,7 +839,7 @@ def test_draining_lets_those_finish_that_have_lost_their_place(world: World) -> 
     assert (client.text, client.end) == client.expected_end
 
 
-def test_the_scheduler_is_not_idle_before_the_last_words_are_delivered(world: World) -> None:
+def test_the_scheduler_is_not_idle_before_the_last_words_are_delivered(world: SchedulerWorld) -> None:
     client = world.arrive("waiting")
     world.scheduler.refuse_waiting()
     assert not world.scheduler.idle
@@ -1027,7 +848,7 @@ def test_the_scheduler_is_not_idle_before_the_last_words_are_delivered(world: Wo
     world.turn_until(lambda: world.scheduler.idle)
 
 
-def test_the_scheduler_is_not_idle_before_the_last_slot_is_cleared(world: World) -> None:
+def test_the_scheduler_is_not_idle_before_the_last_slot_is_cleared(world: SchedulerWorld) -> None:
     client = held(world)
     world.abandon(client)
     assert not world.compute.jobs
@@ -1035,7 +856,7 @@ def test_the_scheduler_is_not_idle_before_the_last_slot_is_cleared(world: World)
     world.finish()
 
 
-def test_failing_all_ends_all(world: World) -> None:
+def test_failing_all_ends_all(world: SchedulerWorld) -> None:
     clients = [world.arrive(f"{LONG[: number * 10]}!", max_tokens=30) for number in range(7)]
     world.turn_until(lambda: any(client.text for client in clients))
     world.sessions.hold(next(client for client in clients if client.text).session, Hold.READER)
@@ -1049,7 +870,7 @@ def test_failing_all_ends_all(world: World) -> None:
 # What is counted.
 
 
-def test_what_is_counted(world: World) -> None:
+def test_what_is_counted(world: SchedulerWorld) -> None:
     clients = [world.arrive("one two three", max_tokens=6), world.arrive("four", max_tokens=6)]
     world.turn_until(lambda: all(client.end for client in clients))
     world.turns(5)
@@ -1066,7 +887,7 @@ def test_what_is_counted(world: World) -> None:
     assert (snapshot["kv_cells_total"], snapshot["active_sessions"], snapshot["waiting_sessions"]) == (400, 0, 0)
 
 
-def test_what_is_counted_is_counted_by_dialect_too(world: World) -> None:
+def test_what_is_counted_is_counted_by_dialect_too(world: SchedulerWorld) -> None:
     http = Caller("openai", "192.0.2.1", "garden")
     world.arrive("one two three", max_tokens=6)
     world.arrive("four", http, max_tokens=4)
@@ -1097,8 +918,8 @@ def test_what_is_counted_is_counted_by_dialect_too(world: World) -> None:
     world.finish()
 
 
-def test_tokens_and_ends_say_when_they_were_made(world: World) -> None:
-    world.now = 7.0
+def test_tokens_and_ends_say_when_they_were_made(world: SchedulerWorld) -> None:
+    world.clock.now = 7.0
     client = world.arrive("hello", max_tokens=4)
     world.turn_until(lambda: client.end)
     first, *rest = client.tokens
@@ -1115,7 +936,7 @@ def test_tokens_and_ends_say_when_they_were_made(world: World) -> None:
 
 
 @pytest.mark.parametrize("count", [None, 0, 3])
-def test_each_token_brings_the_logprobs_that_were_asked_for(world: World, count: int | None) -> None:
+def test_each_token_brings_the_logprobs_that_were_asked_for(world: SchedulerWorld, count: int | None) -> None:
     client, other = world.arrive("hello", max_tokens=4, logprobs=count), world.arrive("other", max_tokens=4, logprobs=1)
     world.finish()
     for token in client.tokens:
@@ -1127,7 +948,7 @@ def test_each_token_brings_the_logprobs_that_were_asked_for(world: World, count:
     assert [token.logprobs.chosen.piece for token in other.tokens] == [PIECES[token.token_id] for token in other.tokens]
 
 
-def test_what_each_was_given_is_told_of(world: World) -> None:
+def test_what_each_was_given_is_told_of(world: SchedulerWorld) -> None:
     key = Caller("openai", "192.0.2.1", "garden")
     world.arrive("one", max_tokens=3)
     world.arrive("two", key, max_tokens=5)
@@ -1143,7 +964,7 @@ def test_what_each_was_given_is_told_of(world: World) -> None:
     world.finish()
 
 
-def test_each_end_is_a_line_of_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_end_is_a_line_of_the_log(world: SchedulerWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "umaserve.serving.observer")
     world.arrive("hello", Caller("openai", "192.0.2.1", "garden"), max_tokens=4)
     world.arrive("refuse")
@@ -1162,16 +983,16 @@ def test_each_end_is_a_line_of_the_log(world: World, caplog: pytest.LogCaptureFi
 
 
 def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> None:
-    world = World(slots=1)
+    world = SchedulerWorld(slots=1)
     world.arrive("in the way", max_tokens=60)
     later = world.arrive("later", max_tokens=2, priority=Priority.BACKGROUND)
     world.arrive("sooner", max_tokens=2)
     paused = world.arrive("paused", max_tokens=2)
     world.pause(paused)
     world.turns(5)
-    world.now = PATIENCE_S / 2
+    world.clock.now = PATIENCE_S / 2
     world.scheduler.tell_waiting()
-    world.now = 2 * PATIENCE_S
+    world.clock.now = 2 * PATIENCE_S
     new = world.arrive("new", max_tokens=2)
     world.scheduler.tell_waiting()
     world.scheduler.deliver()
@@ -1179,7 +1000,7 @@ def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> N
     # The new one can still keep its deadline, and is served before the one that has missed it.
     assert told == [[], [Waiting(3, 3, None)], [Waiting(2, 3, None)], [], []]
     world.turn_until(lambda: new.end)
-    world.now += PATIENCE_S
+    world.clock.now += PATIENCE_S
     world.scheduler.tell_waiting()
     world.turn()
     eta = [output for output in later.outputs if isinstance(output, Waiting)][-1].eta_s
@@ -1191,15 +1012,15 @@ def test_who_waits_is_told_where_it_stands_when_it_has_waited_for_a_while() -> N
 
 
 def test_the_position_told_is_the_order_in_which_they_are_served() -> None:
-    world = World(slots=1)
+    world = SchedulerWorld(slots=1)
     world.arrive("in the way", max_tokens=100)
     world.arrive("aged", max_tokens=2, priority=Priority.BACKGROUND)
-    world.now += AGING_S
+    world.clock.now += AGING_S
     late = [world.arrive(f"relaxed {number}", max_tokens=2, target_ttft_s=20.0) for number in range(2)]
     world.arrive("hasty", max_tokens=2, target_ttft_s=5.0)
     world.arrive("patient", max_tokens=2, priority=Priority.BACKGROUND, target_ttft_s=0.1)
     world.turns(8)
-    world.now += PATIENCE_S
+    world.clock.now += PATIENCE_S
     world.scheduler.tell_waiting()
     world.scheduler.deliver()
     waiting = world.clients[1:]
@@ -1224,7 +1045,7 @@ def test_the_position_told_is_the_order_in_which_they_are_served() -> None:
     ids=["text", "tokens", "a turn", "a call of an earlier turn"],
 )
 def test_a_prompt_that_the_filter_forbids_is_refused(prompt: str | tuple[ChatTurn, ...] | TokenIds) -> None:
-    world = World(patterns=("forbidden",))
+    world = SchedulerWorld(patterns=("forbidden",))
     bad, good = world.arrive(prompt), world.arrive("say allowed words")
     world.finish()
     assert bad.end is Fault.CONTENT_FILTERED
@@ -1233,7 +1054,7 @@ def test_a_prompt_that_the_filter_forbids_is_refused(prompt: str | tuple[ChatTur
 
 @pytest.mark.parametrize("tool", [Tool("look", "forbidden", "{}"), Tool("look", "", '{"title": "forbidden"}')])
 def test_a_tool_that_the_filter_forbids_is_refused(tool: Tool) -> None:
-    world = World(patterns=("forbidden",))
+    world = SchedulerWorld(patterns=("forbidden",))
     client = world.arrive("hello", tools=(tool,))
     world.finish()
     assert client.end is Fault.CONTENT_FILTERED
@@ -1242,7 +1063,7 @@ def test_a_tool_that_the_filter_forbids_is_refused(tool: Tool) -> None:
 @pytest.mark.parametrize("at", [0, 3, 7])
 def test_an_answer_ends_before_what_the_filter_forbids(at: int) -> None:
     whole = answer("hello", 20)
-    world = World(patterns=(whole[at : at + 4],))
+    world = SchedulerWorld(patterns=(whole[at : at + 4],))
     client, other = world.arrive("hello", max_tokens=20), world.arrive("other", max_tokens=20)
     world.turn_until(lambda: client.end and other.end)
     assert (client.text, client.end) == (whole[: whole.index(whole[at : at + 4])], FinishReason.CONTENT_FILTER)
@@ -1252,7 +1073,7 @@ def test_an_answer_ends_before_what_the_filter_forbids(at: int) -> None:
 
 def test_a_pattern_that_only_begins_at_the_end_is_released() -> None:
     whole = answer("hello", 20)
-    world = World(patterns=(whole[-3:] + "x!",))
+    world = SchedulerWorld(patterns=(whole[-3:] + "x!",))
     client = world.arrive("hello", max_tokens=20)
     world.finish()
     assert (client.text, client.end) == (whole, FinishReason.LENGTH)
@@ -1265,7 +1086,7 @@ SYSTEM = "all of these begin with the same words: "
 KEEPING = {"sequences": 12, "cached_cells": 400, "cells": 800}
 
 
-def starts(world: World, client: Client) -> list[int]:
+def starts(world: SchedulerWorld, client: Client) -> list[int]:
     """Where the runs of its prompt began."""
     sampler = client.session.prepared.sampler
     slots = {run.slot for tick in world.engine.ticks for run in tick.runs if run.sampler is sampler}
@@ -1286,7 +1107,7 @@ def reused(client: Client) -> int:
 
 
 def test_a_prompt_is_computed_from_where_it_differs_from_an_earlier_one() -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     first = world.arrive(SYSTEM + "first")
     world.turn_until(lambda: first.end)
     second = world.arrive(SYSTEM + "second")
@@ -1308,7 +1129,7 @@ def test_a_prompt_is_computed_from_where_it_differs_from_an_earlier_one() -> Non
 
 
 def test_a_prompt_is_shared_with_one_that_still_runs() -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     first = world.arrive(SYSTEM + "first", max_tokens=60)
     world.turn_until(lambda: first.text)
     second = world.arrive(SYSTEM + "second")
@@ -1321,7 +1142,7 @@ def test_a_prompt_is_shared_with_one_that_still_runs() -> None:
 
 
 def test_those_that_come_together_wait_for_the_first_to_compute_what_they_share() -> None:
-    world = World(batch_tokens=4, **KEEPING)
+    world = SchedulerWorld(batch_tokens=4, **KEEPING)
     first, other = world.arrive(SYSTEM + "0 is its number"), world.arrive("something else")
     clients = [first, *(world.arrive(SYSTEM + f"{number} is its number") for number in range(1, 4))]
     world.turn_until(lambda: clients[3].session.follows)
@@ -1336,7 +1157,7 @@ def test_those_that_come_together_wait_for_the_first_to_compute_what_they_share(
 
 
 def test_what_a_newcomer_can_reuse_is_looked_up_beside_any_number_that_wait() -> None:
-    world = World(slots=1, batch_tokens=2, cells=300, sequences=3, cached_cells=200)
+    world = SchedulerWorld(slots=1, batch_tokens=2, cells=300, sequences=3, cached_cells=200)
     world.arrive("a conversation that was here before", max_tokens=5)
     world.turn_until(lambda: world.scheduler.idle)
     # What can be reused changes with each tick of this prompt.
@@ -1359,7 +1180,7 @@ def test_what_a_newcomer_can_reuse_is_looked_up_beside_any_number_that_wait() ->
 
 
 def test_who_shares_too_little_waits_for_nobody() -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     words = SYSTEM[: MIN_REUSED - 1]
     clients = [world.arrive(words + str(number) * 60) for number in range(2)]
     world.turn_until(lambda: clients[0].session.slot is not None)
@@ -1370,7 +1191,7 @@ def test_who_shares_too_little_waits_for_nobody() -> None:
 
 @pytest.mark.parametrize("why", ["cancelled", "abandoned", "paused", "failed", "of a worse class"])
 def test_nobody_waits_for_one_that_does_not_get_on(why: str) -> None:
-    world = World(batch_tokens=8, **KEEPING)
+    world = SchedulerWorld(batch_tokens=8, **KEEPING)
     worse = Priority.BACKGROUND if why == "of a worse class" else Priority.INTERACTIVE
     leader = world.arrive(SYSTEM + "first", priority=worse)
     world.turn_until(lambda: leader.session.computed)
@@ -1396,7 +1217,7 @@ def test_nobody_waits_for_one_that_does_not_get_on(why: str) -> None:
 
 
 def test_who_wants_no_cache_takes_nothing_from_it_and_leaves_nothing() -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     for cache_prompt in (True, False, True):
         client = world.arrive(SYSTEM + "and more", cache_prompt=cache_prompt)
         world.turn_until(lambda client=client: client.end)
@@ -1412,7 +1233,7 @@ def test_who_wants_no_cache_takes_nothing_from_it_and_leaves_nothing() -> None:
 
 
 def test_who_wants_no_cache_is_not_shared_with_while_it_runs() -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     private = world.arrive(SYSTEM + "first", cache_prompt=False, max_tokens=60)
     world.turn_until(lambda: private.session.computed)
     other = world.arrive(SYSTEM + "second")
@@ -1424,7 +1245,7 @@ def test_who_wants_no_cache_is_not_shared_with_while_it_runs() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_another_tenants_prompts_are_reused_only_where_all_are_shared(shared: bool) -> None:
-    world = World(shared_prefixes=shared, **KEEPING)
+    world = SchedulerWorld(shared_prefixes=shared, **KEEPING)
     key = Caller("openai", "192.0.2.1", "garden")
     first = world.arrive(SYSTEM + "alpha", max_tokens=60)
     world.turn_until(lambda: first.text)
@@ -1442,7 +1263,7 @@ def test_another_tenants_prompts_are_reused_only_where_all_are_shared(shared: bo
 
 @pytest.mark.parametrize("host_bytes", [0, 4000])
 def test_what_has_lost_its_cells_comes_back_from_host_memory(host_bytes: int) -> None:
-    world = World(slots=1, sequences=1, cached_cells=200, cells=200, host_bytes=host_bytes)
+    world = SchedulerWorld(slots=1, sequences=1, cached_cells=200, cells=200, host_bytes=host_bytes)
     for name in ("one", "two", "one"):
         client = world.arrive(f"{name}: {SYSTEM}")
         world.turn_until(lambda client=client: client.end)
@@ -1453,7 +1274,7 @@ def test_what_has_lost_its_cells_comes_back_from_host_memory(host_bytes: int) ->
 
 
 def test_caches_are_dropped_when_they_are_told_to_be() -> None:
-    world = World(slots=2, sequences=2, cached_cells=200, cells=200, host_bytes=4000)
+    world = SchedulerWorld(slots=2, sequences=2, cached_cells=200, cells=200, host_bytes=4000)
     for name in ("one", "two", "three"):
         client = world.arrive(f"{name}: {SYSTEM}")
         world.turn_until(lambda client=client: client.end and not world.compute.jobs)
@@ -1472,7 +1293,7 @@ def test_caches_are_dropped_when_they_are_told_to_be() -> None:
 
 @pytest.mark.parametrize("failure", [Outcome.FAILED, EngineFailure])
 def test_what_a_failed_tick_may_have_spoilt_is_not_reused(failure: Outcome | type[EngineFailure]) -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     kept = world.arrive(SYSTEM + "kept", max_tokens=4)
     world.turn_until(lambda: kept.end)
     spoilt = world.arrive(SYSTEM + "spoilt, and longer than what is kept")
@@ -1488,7 +1309,7 @@ def test_what_a_failed_tick_may_have_spoilt_is_not_reused(failure: Outcome | typ
 
 
 def test_a_background_request_makes_way_and_goes_on_with_what_it_had() -> None:
-    world = World(slots=1, sequences=3, cached_cells=200)
+    world = SchedulerWorld(slots=1, sequences=3, cached_cells=200)
     background = world.arrive("background", max_tokens=30, priority=Priority.BACKGROUND)
     world.turn_until(lambda: len(background.text) == 5)
     made = len(background.session.generated)
@@ -1507,7 +1328,7 @@ def test_a_background_request_makes_way_and_goes_on_with_what_it_had() -> None:
 
 
 def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
-    world = World(**KEEPING)
+    world = SchedulerWorld(**KEEPING)
     one, two = (("one", 1.0),), (("one", 0.5), ("two", 1.0))
     clients = [world.arrive(SYSTEM + "x", max_tokens=20, lora=lora) for lora in (None, one, two, one)]
     # The stand-in asserts that each sequence is computed with its own ones only.
@@ -1523,15 +1344,15 @@ def test_different_adapters_share_neither_ticks_nor_what_was_computed() -> None:
 # Guesses.
 
 
-def guessing(**settings: object) -> World:
+def guessing(**settings: object) -> SchedulerWorld:
     """A world that has seen that a tick of many rows takes no longer than one of a single row."""
-    world = World(**{"cached_cells": 100} | settings)
+    world = SchedulerWorld(**{"cached_cells": 100} | settings)
     for rows in range(1, 20):
         world.scheduler._governor.observe(1, rows, 0, 0, 0.01, 0.0)
     return world
 
 
-def per_tick(world: World) -> list[int]:
+def per_tick(world: SchedulerWorld) -> list[int]:
     """How many rows of guesses each tick had."""
     return [sum(run.draft_tokens for run in tick.runs) for tick in world.engine.ticks]
 
@@ -1653,7 +1474,7 @@ def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
     failures: list[Outcome | type[EngineFailure] | None],
     capacity: dict[str, int],
 ) -> None:
-    world = World(**capacity)
+    world = SchedulerWorld(**capacity)
     world.engine.failures += failures
     steps = [(arrival, 1) for arrival in first] + then
     names = {name for (name, *_), _turns in steps}
@@ -1724,7 +1545,7 @@ def test_streams_that_lose_their_places_again_and_again_lose_nothing_else(
     steps: list[tuple[int, Hold | int | None, int]], capacity: dict[str, int]
 ) -> None:
     """Each step holds one with a reason that it isn't held for, or releases it, or gives it another length."""
-    world = World(**capacity)
+    world = SchedulerWorld(**capacity)
     clients = [world.arrive(f"{number} and more", max_tokens=25) for number in range(4)]
     for index, move, turns in steps:
         client = clients[index]
@@ -1749,7 +1570,7 @@ def test_streams_that_lose_their_places_again_and_again_lose_nothing_else(
 # Preparing.
 
 
-def prepared_order(world: World) -> list[object]:
+def prepared_order(world: SchedulerWorld) -> list[object]:
     """Prompts, as they get prepared from now on."""
     order: list[object] = []
     prepare = world.engine.prepare
@@ -1757,7 +1578,7 @@ def prepared_order(world: World) -> list[object]:
     return order
 
 
-def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(world: World) -> None:
+def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(world: SchedulerWorld) -> None:
     first = world.arrive("first", max_tokens=2)
     world.scheduler.pump()
     patient = world.arrive("patient", max_tokens=2, priority=Priority.BACKGROUND)
@@ -1772,7 +1593,7 @@ def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(w
     world.finish()
 
 
-def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
+def test_tenants_have_their_requests_prepared_in_turn(world: SchedulerWorld) -> None:
     order = prepared_order(world)
     key, other = Caller("openai", "192.0.2.1", "garden"), Caller("openai", "192.0.2.1", "orchard")
     for number in range(3):
@@ -1786,20 +1607,20 @@ def test_tenants_have_their_requests_prepared_in_turn(world: World) -> None:
     assert order[:7] == ["many 0", "key 0", "other", "many 1", "key 1", "many 2", "late"]
 
 
-def test_background_requests_that_have_waited_long_are_prepared_before_newcomers(world: World) -> None:
+def test_background_requests_that_have_waited_long_are_prepared_before_newcomers(world: SchedulerWorld) -> None:
     world.arrive("first", max_tokens=2)
     world.scheduler.pump()
     world.arrive("patient", max_tokens=2, priority=Priority.BACKGROUND)
     world.scheduler.pump()
     order = prepared_order(world)
-    world.now += AGING_S
+    world.clock.now += AGING_S
     for number in range(3):
         world.arrive(f"newcomer {number}", max_tokens=2)
     world.finish()
     assert order[1:5] == ["patient", "newcomer 0", "newcomer 1", "newcomer 2"]
 
 
-def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: World) -> None:
+def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: SchedulerWorld) -> None:
     order = prepared_order(world)
     first = world.arrive("first", Caller("uds", "first"), max_tokens=1)
     for number in range(REMEMBERED):
@@ -1813,7 +1634,7 @@ def test_a_tenant_that_was_forgotten_is_as_good_as_new(world: World) -> None:
     assert order == ["again", "new", "remembered"]
 
 
-def test_a_result_that_cannot_be_taken_fails_its_tick_and_nobody_else(world: World) -> None:
+def test_a_result_that_cannot_be_taken_fails_its_tick_and_nobody_else(world: SchedulerWorld) -> None:
     client = world.arrive("first", max_tokens=8)
     world.turn_until(lambda: client.tokens)
     session = client.session

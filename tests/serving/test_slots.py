@@ -9,14 +9,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from standin import SAVED_BYTES, StandInMemory
 
 from umaserve.serving.sessions import Caller, Session
 from umaserve.serving.slots import MIN_REUSED, Room, Slots
 from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, Shed
-
-# Its assertions must hold under -O as well.
-pytest.register_assert_rewrite("standin")
-from standin import SAVED_BYTES, StandInMemory  # noqa: E402
 
 TOKEN = st.integers(0, 1)
 OWNERS = st.sampled_from(["one", "two"])
