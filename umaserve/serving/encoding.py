@@ -49,7 +49,7 @@ class Encoding:
         return self._chunk is not None and session in self._takers(self._chunk)
 
     def next(self, waiting: Sequence[tuple[Session, Chunk]]) -> None:
-        """Encode the next chunk of ``waiting``, unless one is in work; that one ends early once nobody waits for it."""
+        """Encode the next chunk of ``waiting``, unless one is in progress. It ends early once nobody waits for it."""
         self._waiting = waiting
         if self._chunk is not None or not waiting:
             return

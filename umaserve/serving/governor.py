@@ -45,7 +45,7 @@ OTHERS_CORES = 0.3
 
 
 class ThreadGovernor:
-    """Chooses between 1 and ``limit`` threads. ``core_use`` returns the use of the box's cores since its last call,
+    """Chooses between 1 and ``limit`` threads. ``core_use`` returns the recent use of the box's cores,
     ``None`` if unknown. Times are in seconds."""
 
     def __init__(self, limit: int, now: float, core_use: Callable[[], CoreUse | None]) -> None:

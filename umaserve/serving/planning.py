@@ -321,7 +321,7 @@ class Planning:
 
     def _prefill(self, session: Session, n_tokens: int) -> list[Run]:
         """Runs for up to ``n_tokens``: one of text, or one of media and one of the text behind them, since a tick
-        decodes media before text. None if media that the lookup found cached must be encoded after all."""
+        decodes media before text. Empty if media that the lookup found cached must be encoded after all."""
         prepared = session.prepared
         assert prepared is not None
         slot = self._start(session) if session.slot is None else session.slot

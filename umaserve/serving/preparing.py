@@ -55,7 +55,7 @@ class Preparing:
         return session is self._session
 
     def next(self) -> None:
-        """Prepare the next request, unless one is in work."""
+        """Prepare the next request, unless one is in progress."""
         if self._session is not None or not self._waiting:
             return
         self._waiting = [session for session in self._waiting if session.running]

@@ -122,7 +122,7 @@ class Slots:
         session.slot, session.cells, session.computed = slot, room.cells, length
         self._promised += room.cells
         if length:
-            # Later KV operations of the same tick can already copy it.
+            # Later KV operations find it in place: others may copy it at once.
             self._prefixes.put(slot, room.scope, room.tokens[:length])
         if self._max_cached:
             self._coming.put(session.id, room.scope, room.tokens)

@@ -32,7 +32,7 @@ class Acceptance:
 
 
 class Repetition:
-    """Looks for an earlier occurrence of the text's last tokens: what followed there are the draft tokens."""
+    """Looks for an earlier occurrence of the text's last tokens: the draft tokens are what followed there."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.acceptance = Acceptance()
