@@ -325,7 +325,7 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     if len(streams) > 1:
         left_s = min(left_s, MAX_SLOWDOWN * tick_s)
     left_rows = snapshot.batch_tokens - len(streams)
-    guessing = []
+    decode = []
     for stream in streams:
         each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
         limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
@@ -339,8 +339,8 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
             probability *= stream.acceptance
         left_rows -= draft_tokens
         left_s -= draft_tokens * each_s
-        guessing.append((stream.id, draft_tokens))
-    return tuple(guessing)
+        decode.append((stream.id, draft_tokens))
+    return tuple(decode)
 
 
 def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, bool, float, int]:

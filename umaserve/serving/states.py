@@ -27,7 +27,7 @@ class Event(enum.Enum):
     PROMPT_DONE = "prompt done"
     HOLD = "hold"
     RELEASE = "release"
-    PREEMPT = "evict"
+    PREEMPT = "preempt"
     FINISH = "finish"
     FAIL = "fail"
 
