@@ -78,12 +78,12 @@ MOVES = {
     State.RECV_REQ: {"request": State.PREFILL, "finish": State.DONE},
     State.PREFILL: {
         "prompt done": State.DECODE,
-        "evict": State.PREFILL,
+        "preempt": State.PREFILL,
         "finish": State.DONE,
         "fail": State.ERRORED,
     },
-    State.DECODE: {"hold": State.STREAM, "evict": State.PREFILL, "finish": State.DONE, "fail": State.ERRORED},
-    State.STREAM: {"release": State.DECODE, "evict": State.PREFILL, "finish": State.DONE, "fail": State.ERRORED},
+    State.DECODE: {"hold": State.STREAM, "preempt": State.PREFILL, "finish": State.DONE, "fail": State.ERRORED},
+    State.STREAM: {"release": State.DECODE, "preempt": State.PREFILL, "finish": State.DONE, "fail": State.ERRORED},
     State.DONE: {},
     State.ERRORED: {},
 }
