@@ -127,7 +127,7 @@ def test_who_never_answers_is_told_with_what_to_look_for(
 
     path = serve(silent)
     assert main([*command, "--socket", path]) == 1
-    error = "nothing was answered within 0.1 s: is it a daemon of framed JSON (--protocol json), and does it still run?"
+    error = "no answer within 0.1 s: is it a daemon with --protocol json, and is it still running?"
     assert capsys.readouterr() == ("", f"umaserve: {path}: {error}\n")
 
 

@@ -313,8 +313,8 @@ def _refused(error: ServerError) -> int:
 
 def _unreachable(path: str, error: OSError) -> int:
     if isinstance(error, TimeoutError):
-        advice = "is it a daemon of framed JSON (--protocol json), and does it still run?"
-        print(f"umaserve: {path}: nothing was answered within {ANSWER_S:g} s: {advice}", file=sys.stderr)
+        advice = "is it a daemon with --protocol json, and is it still running?"
+        print(f"umaserve: {path}: no answer within {ANSWER_S:g} s: {advice}", file=sys.stderr)
         return 1
     advice = "is the daemon running there? Name its socket with --socket or UMA_SOCK"
     print(f"umaserve: {path}: {error.strerror or error}: {advice}", file=sys.stderr)

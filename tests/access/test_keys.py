@@ -264,7 +264,7 @@ def test_an_entry_that_is_not_right_is_named_and_not_quoted(
         write(path, *changes)
     message = str(caught.value)
     assert message.startswith(f"API keys {path}: {error}")
-    assert message.endswith(": mend the file, or move it away and make keys with umaserve keys add")
+    assert message.endswith(": repair the file, or move it away and make keys with umaserve keys add")
     assert "pasted" not in message
 
 

@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_sent_is_named_and_told_why(tmp_path: Path, monkey
         ("absent", "No such file or directory: name a file that you may read"),
         ("", "Is a directory: name a file that you may read"),
         ("empty", "is empty"),
-        ("large", "has more than 1 MiB, which no daemon takes"),
+        ("large", "has more than 1 MiB, the most that a daemon can take"),
     ):
         with pytest.raises(FileError) as caught:
             chat_media.item("image", str(tmp_path / name))
@@ -266,7 +266,7 @@ def test_a_refusal_ends_a_script_and_no_chat(
 
 def test_a_connection_that_breaks_is_a_refusal_too() -> None:
     with (
-        pytest.raises(ChatError, match=r"^http://box: Connection reset by peer: see whether"),
+        pytest.raises(ChatError, match=r"^http://box: Connection reset by peer: is the daemon"),
         chat_cli._told("http://box"),
     ):
         raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -315,7 +315,8 @@ def test_the_line_goes_however_it_ends() -> None:
         status.queued(3, 5, 12.4)
         status.queued(1, 4, None)
     assert terminal.getvalue() == (
-        "\rwaiting for a place: 3 of 5, about 12 s\x1b[K\rwaiting for a place: 1 of 4\x1b[K\r\x1b[K"
+        "\rwaiting for a slot, queue position 3 of 5, about 12 s\x1b[K"
+        "\rwaiting for a slot, queue position 1 of 4\x1b[K\r\x1b[K"
     )
 
 
@@ -330,4 +331,4 @@ def test_a_pipe_hears_of_the_queue_only_and_once() -> None:
         status.begin("reading")
         now += 9
         status.tick()
-    assert pipe.getvalue() == "waiting for a place: 3 of 5\n"
+    assert pipe.getvalue() == "waiting for a slot, queue position 3 of 5\n"

@@ -352,7 +352,7 @@ def user(content: object) -> Message:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-CANT = "since this daemon's voice can't take on another one"
+CANT = "since this daemon's voice can't clone another"
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ CANT = "since this daemon's voice can't take on another one"
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "data": "A"}] * 13}] * 5},
-            "messages: expected at most 64 images, recordings and films in all, got 65",
+            "messages: expected at most 64 images, sounds and videos in all, got 65",
         ),
         ({"streaming": "yes"}, "streaming: expected true or false, got a string"),
         ({"enable_thinking": 1}, "enable_thinking: expected true or false, got a whole number"),
@@ -446,7 +446,7 @@ def test_a_mode_that_is_none_of_the_contracts() -> None:
 
 def test_a_daemon_without_a_voice_says_what_to_install() -> None:
     assert refusal(dialect(voice=None), tts={}).message == (
-        "tts.enabled: expected false, since this daemon has no voice: pip install 'umaserve[speech]' gives it one"
+        "tts.enabled: expected false, since this daemon has no voice: its operator can pip install 'umaserve[speech]'"
     )
 
 
@@ -457,7 +457,7 @@ def test_a_conversation_may_have_as_many_bytes_as_a_prompt() -> None:
     ]
     tell(dialect(), messages=turns)
     error = refusal(dialect(), messages=[*turns, *HELLO])
-    assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "messages: 70 bytes, expected at most 64")
+    assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "messages: expected at most 64 bytes, got 70")
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_a_payload_that_is_no_object(payload: bytes, message: str) -> None:
 def test_a_second_message_is_an_error_that_ends_the_first() -> None:
     asked = running()
     error = refusal(asked)
-    assert error.message == "payload: expected one message on a connection, got another"
+    assert error.message == "payload: expected one message per connection, got another"
     assert asked.refuse(error).close
     with pytest.raises(RuntimeError):
         asked.send(Token("a", 1))

@@ -323,7 +323,7 @@ def test_prompt_at_its_cap_in_bytes_and_one_over(turns: bool) -> None:
             configured(prompt=prompt)
             continue
         error = refusal(dialect(), "config", prompt=prompt)
-        assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "prompt: 66 bytes, expected at most 64")
+        assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "prompt: expected at most 64 bytes, got 66")
 
 
 # Who speaks when.
@@ -340,7 +340,7 @@ def test_config_comes_first(kind: str) -> None:
     error = refusal(asked, kind, action="regenerate", rating=1)
     assert (error.fault, error.message) == (
         Fault.BAD_REQUEST,
-        f'type: expected "config" before any other, got "{kind}"',
+        f'type: expected "config" as the first message, got "{kind}"',
     )
     assert "request_id" not in refused(asked, error)
     assert tell(asked, "config", prompt="Once") == configured()
@@ -583,7 +583,7 @@ def test_a_modification_builds_on_one_that_is_not_acknowledged_yet() -> None:
         ({}, "parameters: expected some of"),
         ([], "parameters: expected an object, got an array"),
         *(
-            ({name: value}, f"parameters.{name}: expected to be absent, since it can't change while it applies")
+            ({name: value}, f"parameters.{name}: expected to be absent, since it can't change while text is generated")
             for name, value in [("grammar", "g"), ("json_schema", {}), ("lora", {}), ("cache_prompt", True)]
         ),
         ({"temperature": 11}, "parameters.temperature: expected a number from 0 to 10, got 11"),

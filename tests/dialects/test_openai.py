@@ -335,7 +335,7 @@ def test_the_messages_are_an_array_of_bounded_length(messages: object) -> None:
 def test_messages_are_capped_together() -> None:
     turns({"role": "user", "content": "a" * 100}, {"role": "user", "content": "é" * 50})
     error = chat_refusal(messages=[{"role": "user", "content": "é" * 50}, {"role": "user", "content": "a" * 101}])
-    assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "messages: 201 bytes, expected at most 200")
+    assert (error.fault, error.message) == (Fault.PROMPT_TOO_LARGE, "messages: expected at most 200 bytes, got 201")
     call = {"id": "c", **function("f" * 100, arguments='{"x":"' + "a" * 92 + '"}')}
     assert turns({"role": "assistant", "tool_calls": [call]})
     error = chat_refusal(messages=[{"role": "assistant", "tool_calls": [call], "content": "a"}])
@@ -554,7 +554,7 @@ def test_a_wrong_field_beyond_openais_is_refused_in_a_completion_too(wanted: Wan
         ({"prompt": [[1, -1]]}, "prompt[0][1]: expected a whole number from 0 to 2147483647, got -1"),
         ({"prompt": [2**31]}, "prompt[0]: expected a whole number from 0 to 2147483647, got 2147483648"),
         ({"suffix": "x"}, "suffix: expected null or an empty string, got a string"),
-        ({"n": 2, "best_of": 3}, "best_of: expected 2, as n is, got 3"),
+        ({"n": 2, "best_of": 3}, "best_of: expected 2, the value of n, got 3"),
         ({"logprobs": 6}, "logprobs: expected a whole number from 0 to 5, got 6"),
         ({"logprobs": True}, "logprobs: expected a whole number from 0 to 5, got a boolean"),
         ({"echo": 1}, "echo: expected true or false, got a whole number"),
@@ -571,10 +571,10 @@ def test_a_wrong_completion_field_is_refused_by_its_name(wanted: Wanted, expecte
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("é" * 101, "prompt: 202 bytes, expected at most 200"),
-        (["a", "a" * 201], "prompt[1]: 201 bytes, expected at most 200"),
-        ([1] * 201, "prompt: 201 tokens, expected at most 200"),
-        ([[1], [1] * 201], "prompt[1]: 201 tokens, expected at most 200"),
+        ("é" * 101, "prompt: expected at most 200 bytes, got 202"),
+        (["a", "a" * 201], "prompt[1]: expected at most 200 bytes, got 201"),
+        ([1] * 201, "prompt: expected at most 200 tokens, got 201"),
+        ([[1], [1] * 201], "prompt[1]: expected at most 200 tokens, got 201"),
     ],
 )
 def test_a_prompt_that_is_too_long_is_refused(prompt: object, expected: str) -> None:
@@ -1201,7 +1201,7 @@ def test_embeddings_request(wanted: Wanted, expected: EmbeddingsRequest) -> None
         ({"input": []}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
         ({"input": ["a", None]}, Fault.BAD_REQUEST, "input[1]: expected"),
-        ({"input": ["a" * 100, [1] * 101]}, Fault.PROMPT_TOO_LARGE, "input: 201 bytes, expected at most 200"),
+        ({"input": ["a" * 100, [1] * 101]}, Fault.PROMPT_TOO_LARGE, "input: expected at most 200 bytes, got 201"),
         ({"input": "a", "dimensions": 8}, Fault.BAD_REQUEST, "dimensions: expected to be absent"),
         ({"input": "a", "encoding_format": "int8"}, Fault.BAD_REQUEST, 'encoding_format: expected "float" or "base64"'),
         ({"input": "a", "model": 1}, Fault.BAD_REQUEST, "model: expected"),
@@ -1254,11 +1254,11 @@ def test_detokenize() -> None:
     [
         (parse_tokenize, {}, "content: expected a string, got null"),
         (parse_tokenize, {"content": 1}, "content: expected a string, got a whole number"),
-        (parse_tokenize, {"content": "é" * 101}, "content: 202 bytes, expected at most 200"),
+        (parse_tokenize, {"content": "é" * 101}, "content: expected at most 200 bytes, got 202"),
         (parse_tokenize, {"content": "a", "add_special": 1}, "add_special: expected true or false, got a whole number"),
         (parse_tokenize, {"content": "a", "with_pieces": "x"}, "with_pieces: expected true or false, got a string"),
         (parse_detokenize, {}, "tokens: expected an array of token ids, got null"),
-        (parse_detokenize, {"tokens": [1] * 201}, "tokens: 201 tokens, expected at most 200"),
+        (parse_detokenize, {"tokens": [1] * 201}, "tokens: expected at most 200 tokens, got 201"),
         (parse_detokenize, {"tokens": [0.5]}, "tokens[0]: expected a whole number from 0 to 2147483647, got a number"),
     ],
 )

@@ -200,7 +200,7 @@ def test_there_are_at_most_64_in_a_conversation() -> None:
     half = {"role": "user", "content": [image(), recording()] * 16}
     assert sum(len(turn.attachments) for turn in request(messages=[half, half]).prompt) == 64
     message = refusal(messages=[half, half, {"role": "user", "content": [image()]}])
-    assert message == "messages: expected at most 64 images, recordings and films in all, got 65"
+    assert message == "messages: expected at most 64 images, sounds and videos in all, got 65"
 
 
 def test_only_text_counts_as_the_prompts_bytes() -> None:
@@ -297,9 +297,9 @@ def test_what_speech_a_chat_cannot_have(wanted: Wanted, expected: str) -> None:
 
 
 def test_a_daemon_without_a_voice_says_what_to_install() -> None:
-    install = "since this daemon has no voice: pip install 'umaserve[speech]' gives it one"
+    install = "since this daemon has no voice: its operator can pip install 'umaserve[speech]'"
     assert refusal(None, **AUDIO) == f'modalities: expected ["text"], {install}'
-    with pytest.raises(RequestError, match=r"pip install 'umaserve\[speech\]' gives it one$"):
+    with pytest.raises(RequestError, match=r"pip install 'umaserve\[speech\]'$"):
         text_to_speech(Fields({"input": "Hello."}), None)
 
 
@@ -468,12 +468,12 @@ def test_a_chat_in_a_compressed_format(wanted: str, compressed: SoundFormat | No
         ({"model": 5}, "model: expected a string of at most 256 bytes, got a whole number"),
         ({"response_format": "mp3"}, 'response_format: expected "wav" or "pcm", got "mp3"'),
         ({"stream_format": "sse"}, 'stream_format: expected "audio", got "sse"'),
-        ({"speed": 1.5}, "speed: expected 1, since this daemon's voice has no other, got a number"),
-        ({"speed": "1"}, "speed: expected 1, since this daemon's voice has no other, got a string"),
-        ({"speed": True}, "speed: expected 1, since this daemon's voice has no other, got a boolean"),
+        ({"speed": 1.5}, "speed: expected 1, the only speed of this daemon's voice, got a number"),
+        ({"speed": "1"}, "speed: expected 1, the only speed of this daemon's voice, got a string"),
+        ({"speed": True}, "speed: expected 1, the only speed of this daemon's voice, got a boolean"),
         (
             {"instructions": "Whisper."},
-            "instructions: expected to be absent, since this daemon's voice follows none",
+            "instructions: expected to be absent, since this daemon's voice can't follow instructions",
         ),
         ({"instructions": 5}, "instructions: expected a string of at most 16384 bytes, got a whole number"),
     ],

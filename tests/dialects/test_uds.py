@@ -636,7 +636,7 @@ def test_prompt_at_its_cap_in_bytes_and_one_over(wanted: Wanted) -> None:
         wanted = {**wanted, "prompt": wanted["prompt"] + "x"}
     error = refusal(request(**wanted))
     assert (error.fault, error.request_id) == (Fault.PROMPT_TOO_LARGE, "r1")
-    assert error.message == "prompt: 65 bytes, expected at most 64"
+    assert error.message == "prompt: expected at most 64 bytes, got 65"
 
 
 # What is no JSON.
@@ -1033,8 +1033,8 @@ def test_a_line_of_metrics_is_answered_in_one() -> None:
     ("line", "fault", "message"),
     [
         (b"", Fault.BAD_REQUEST, "prompt: expected a non-empty string, got an empty one"),
-        (b"x" * 65, Fault.PROMPT_TOO_LARGE, "prompt: 65 bytes, expected at most 64"),
-        ("é".encode() * 33, Fault.PROMPT_TOO_LARGE, "prompt: 66 bytes, expected at most 64"),
+        (b"x" * 65, Fault.PROMPT_TOO_LARGE, "prompt: expected at most 64 bytes, got 65"),
+        ("é".encode() * 33, Fault.PROMPT_TOO_LARGE, "prompt: expected at most 64 bytes, got 66"),
         (b"\xff", Fault.BAD_REQUEST, "prompt: expected UTF-8, got invalid start byte"),
         (b"ok\xe2\x82", Fault.BAD_REQUEST, "prompt: expected UTF-8, got unexpected end of data"),
         (b"\xed\xa0\x80", Fault.BAD_REQUEST, "prompt: expected UTF-8, got invalid continuation byte"),

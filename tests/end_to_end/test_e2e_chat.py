@@ -105,7 +105,10 @@ def test_speech_that_the_voice_cannot_give_is_refused_before_anything_is_compute
             {"generation": {"max_new_tokens": 0}},
             "generation.max_new_tokens: expected a whole number from 1, got 0",
         ),
-        ({"messages": [{"role": "user", "content": "x" * 300_000}]}, "messages: 300000 bytes, expected at most 262144"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 300_000}]},
+            "messages: expected at most 262144 bytes, got 300000",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_before_the_connection_ends(daemon: Daemon, body: Message, error: str):

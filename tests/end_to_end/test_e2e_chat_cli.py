@@ -71,7 +71,7 @@ def test_what_is_wrong_is_said_in_one_line(daemon: Daemon) -> None:
             ("--url", "http://127.0.0.1:9", "hello"),
             "http://127.0.0.1:9: Connection refused: start a daemon with --http",
         ),
-        (("--url", "box", "hello"), "--url: expected one such as http://127.0.0.1:8080, got box"),
+        (("--url", "box", "hello"), "--url: expected a URL such as http://127.0.0.1:8080, got box"),
         (("--url", f"http://{daemon.http}/elsewhere", "hello"), "is it a daemon of this version"),
         (
             ("--speak", "/nowhere/answer.wav", "hello"),

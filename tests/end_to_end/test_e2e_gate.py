@@ -143,7 +143,7 @@ def test_another_address_needs_keys_or_the_word_insecure(tmp_path_factory: pytes
     for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:80"):
         refused = run("--http", address)
         assert refused.returncode == 2
-        expected = f"http ({address}) is no loopback address and api_keys names no file: make keys with umaserve keys"
+        expected = f"http ({address}) is not a loopback address, and api_keys is not set: make keys with umaserve keys"
         assert expected in refused.stderr
     anywhere = ("--http", "0.0.0.0:0", "--insecure", "--allow-origin", "*")
     for daemon in serving(tmp_path_factory, *anywhere):
@@ -188,11 +188,11 @@ def test_past_the_most_connections_the_next_is_told_so(small: Daemon):
             assert asks or http.rest() == b""
         assert (response.status, response.headers["connection"]) == (503, "close")
         assert response.error["code"] == "too_many_sessions"
-        assert response.error["message"].startswith("connection: 7 are open, which is the most")
+        assert response.error["message"].startswith("connection: 7 are open, which is the limit")
     with small.connect() as last, small.connect() as too_late:
         last.send({"type": "metrics"})
         assert last.receive()["connections"] == 8, "one more is for the Unix sockets"
-        assert too_late.receive()["message"].startswith("connection: 8 are open, which is the most")
+        assert too_late.receive()["message"].startswith("connection: 8 are open, which is the limit")
     assert inside[0].ask("GET", "/health").status == 200
     for http in inside:
         http.close()
@@ -266,7 +266,7 @@ def test_a_request_that_comes_too_slowly_is_refused(hasty: Daemon, begun: bytes,
         response = http.receive()
         assert http.rest() == b""
     assert (response.status, response.headers["connection"]) == (408, "close")
-    assert response.error["message"] == f"request: its {part} did not come in time"
+    assert response.error["message"] == f"request: its {part} did not arrive in time"
 
 
 def test_who_has_no_key_is_refused_before_its_body(hasty: Daemon):

@@ -226,7 +226,7 @@ def test_options_names_the_methods_of_a_path(daemon: Daemon):
 @pytest.mark.parametrize(
     ("wire", "status", "words"),
     [
-        (encode("GET", "/nowhere"), 404, "path: there is no /nowhere here"),
+        (encode("GET", "/nowhere"), 404, "path: there is no /nowhere: see /openapi.json"),
         (encode("PUT", "/v1/completions", {}), 405, "method: expected POST, got PUT"),
         (encode("POST", "/health", {}), 405, "method: expected GET or HEAD, got POST"),
         (encode("HEAD", "/tokenize").replace(b"HEAD", b"GET"), 405, "method: expected POST, got GET"),

@@ -35,7 +35,7 @@ LONG = {"max_tokens": 500, "ignore_eos": True}
         (["--parallel", "0"], "--parallel: expected a whole number from 1 to 256"),
         (["--protocol", "xml"], "--protocol: expected"),
         (["--sockett", "x"], "unrecognized arguments: --sockett"),
-        (["--socket", "/" + "x" * 200], "the path is 201 bytes long, the kernel takes 107"),
+        (["--socket", "/" + "x" * 200], "the path is 201 bytes long, the kernel allows 107"),
         (["--socket", "/nowhere/uma.sock"], "No such file or directory: choose a path you may write to"),
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["ask"], "the following arguments are required: prompt"),
@@ -211,7 +211,7 @@ def test_a_daemon_of_lines_is_told_in_one_line(own_daemon):
     for command in (["metrics"], ["ask", "Hi"]):
         result = run(*command, "--socket", daemon.path)
         assert result.returncode == 1
-        assert "nothing was answered within 5 s: is it a daemon of framed JSON (--protocol json)" in result.stderr
+        assert "no answer within 5 s: is it a daemon of framed JSON (--protocol json)" in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
 

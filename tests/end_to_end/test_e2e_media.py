@@ -246,7 +246,7 @@ def test_the_default_reference_voice_is_there_for_pages(talking: Daemon) -> None
 def test_what_no_voice_here_can_clone_is_given_to_nobody_and_the_operator_is_told(seeing: Daemon) -> None:
     reply = httpx.get(f"http://{seeing.http}/api/default_ref_audio")
     assert reply.status_code == 404
-    assert reply.json()["error"]["message"].startswith("ref_audio: this daemon has none to clone")
+    assert reply.json()["error"]["message"].startswith("ref_audio: this daemon has no voice to clone")
     assert len(re.findall("WARNING.*--ref-audio has no effect", seeing.logs)) == 1
 
 

@@ -310,9 +310,9 @@ def test_a_line_too_long(own_daemon):
     daemon.wait_for_socket()
     lines = Lines(daemon)
     lines.say("x" * 101)
-    assert lines.line() == "error: E_LIMIT_PROMPT_TOO_LARGE: prompt: 101 bytes, expected at most 100\n"
+    assert lines.line() == "error: E_LIMIT_PROMPT_TOO_LARGE: prompt: expected at most 100 bytes, got 101\n"
     lines.say(b"x" * 1001)
-    assert lines.line() == "error: E_PROTO_FRAME_TOO_LARGE: line: longer than 1000 bytes\n"
+    assert lines.line() == "error: E_PROTO_FRAME_TOO_LARGE: line: expected at most 1000 bytes, got more\n"
     assert lines.line() == ""
 
 

@@ -306,7 +306,7 @@ def test_the_operators_filter_is_asked_about_texts(tmp_path_factory: pytest.Temp
             ask(daemon, "POST", "/v1/audio/speech", {"input": f"This is {what}."}) for what in ("forbidden", "fine")
         ]
         assert [answer.status for answer in asked] == [400, 200]
-        assert asked[0].error["message"] == "input: it holds text that this server does not allow"
+        assert asked[0].error["message"] == "input: contains text that this server does not allow"
 
 
 def test_a_reading_counts_as_a_request(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -128,7 +128,7 @@ def test_the_cap_on_growth_counts_tools_and_calls():
     ],
 )
 def test_a_template_that_fails_on_the_turns_refuses_them(source: str, said: str):
-    with pytest.raises(RequestError, match=f"chat: the model's template refused it: .*{said}"):
+    with pytest.raises(RequestError, match=f"chat: the model's chat template rejected it: .*{said}"):
         ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),))
 
 
@@ -164,8 +164,8 @@ def test_an_answer_that_the_assistant_has_begun_goes_on(
 @pytest.mark.parametrize(
     ("turns", "wanted", "said"),
     [
-        (SAID_TWICE, None, "messages: expected at most one of the assistant's at the end, got two"),
-        (BEGUN[:1], True, "continue_final_message: expected the last message to be the assistant's"),
+        (SAID_TWICE, None, "messages: expected at most one assistant message at the end, got two"),
+        (BEGUN[:1], True, "continue_final_message: expected the last message to have the role assistant"),
         (CALLED, True, "continue_final_message: expected a last message without tool calls"),
     ],
 )

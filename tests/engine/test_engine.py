@@ -188,7 +188,7 @@ def test_an_answer_is_cut_to_what_the_context_holds(plain: LlamaEngine, wanted: 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(plain: LlamaEngine):
     assert plain.prepare(Generate("t", TokenIds((1,) * (N_CTX - 1)))).max_tokens == 1
-    said = f"^prompt: {N_CTX} tokens, expected at most {N_CTX - 1}: the context holds {N_CTX}, "
+    said = f"^prompt: expected at most {N_CTX - 1} tokens, got {N_CTX}: the context holds {N_CTX}, "
     with pytest.raises(RequestError, match=said) as caught:
         plain.prepare(Generate("t", TokenIds((1,) * N_CTX), 1))
     assert caught.value.fault is Fault.CONTEXT_EXCEEDED
@@ -354,7 +354,7 @@ def test_token_ids_beyond_the_vocabulary_are_refused(pooled: LlamaEngine, wrong:
 
 
 def test_an_empty_prompt_of_tokens_is_refused(plain: LlamaEngine):
-    with pytest.raises(RequestError, match="prompt: expected text that makes at least one token"):
+    with pytest.raises(RequestError, match="prompt: expected at least one token"):
         plain.prepare(Generate("t", TokenIds(())))
 
 
@@ -433,7 +433,7 @@ def test_embeddings_wait_for_room_and_take_none_from_the_streams(pooled: LlamaEn
     ("inputs", "fault", "said"),
     [
         (("fine", ""), Fault.BAD_REQUEST, "^input: expected at least one token, got none$"),
-        ((TokenIds((1,) * 513),), Fault.CONTEXT_EXCEEDED, "^input: 513 tokens, expected at most 512$"),
+        ((TokenIds((1,) * 513),), Fault.CONTEXT_EXCEEDED, "^input: expected at most 512 tokens, got 513$"),
     ],
 )
 def test_inputs_without_tokens_or_with_too_many_are_refused(pooled: LlamaEngine, inputs, fault: Fault, said: str):

@@ -308,7 +308,7 @@ def test_a_model_that_knows_image_ids_is_told_by_those(
 def test_slices_that_cannot_be_fewer_are_an_error(tmp_path: Path) -> None:
     engine = load(replace(CONFIG, mmproj=str(projectors.vision(tmp_path / "p", 256))), lambda _: True)
     try:
-        with pytest.raises(RequestError, match="image: the daemon's projector can't do with 4 slices") as refused:
+        with pytest.raises(RequestError, match="image: the daemon's projector can't divide images") as refused:
             prepared(engine, Image(picture(256, 256), "image", 4), "?")
         assert refused.value.fault is Fault.BAD_REQUEST
     finally:
@@ -373,7 +373,9 @@ def test_sound_is_bounded_in_its_length_before_it_is_resampled(engines: Callable
 def test_media_beyond_the_context_are_refused_before_all_are_laid_out(engines: Callable[[str], LlamaEngine]) -> None:
     engine = engines("vision")
     film = base64.b64encode(media_files.film([media_files.RED] * 64, 1, size=(640, 640))).decode()
-    with pytest.raises(RequestError, match=r"film: \d+ tokens up to here, the context holds") as refused:
+    with pytest.raises(
+        RequestError, match=r"film: expected at most \d+ tokens up to here, the context, got \d+"
+    ) as refused:
         prepared(engine, Video(film, "film"), "?")
     assert refused.value.fault is Fault.CONTEXT_EXCEEDED
     assert int(refused.value.message.split()[1]) < 3 * engine.capacity.sequence_tokens
@@ -400,7 +402,7 @@ def test_what_lies_in_memory_is_read_like_a_string(
     assert in_memory.tokens == as_string.tokens
     monkeypatch.setattr(reading, "BASE64_STEP", 4)
     for broken in ("QQ==QUJD", memoryview(b"QQ==QUJD")):
-        with pytest.raises(RequestError, match="i: expected base64: its end is in the middle"):
+        with pytest.raises(RequestError, match="i: expected base64, got padding in the middle"):
             prepared(engine, Image(broken, "i"), "?")
 
 
@@ -410,7 +412,7 @@ def test_a_request_whose_media_take_too_long_is_given_up(
     # The time is over from the beginning.
     monkeypatch.setattr(reading, "MAX_DECODING_S", -1)
     with pytest.raises(
-        RequestError, match="image 0: those before it took more than -1 s to decode: send fewer"
+        RequestError, match="image 0: the media before it took more than -1 s to decode: send fewer"
     ) as late:
         prepared(engines("vision"), Image(picture(), "image 0"), "?")
     assert late.value.fault is Fault.BAD_REQUEST

@@ -91,7 +91,7 @@ def test_nobody_is_late_whose_connection_the_server_ends(world: HttpWorld, caplo
     for _ in range(20):
         world.turn(1.0)
     assert world.received() == b"<closed>"
-    assert "did not come in time" not in caplog.text
+    assert "did not arrive in time" not in caplog.text
 
 
 def test_a_body_has_its_own_time_and_an_answer_has_none(world: HttpWorld) -> None:
@@ -136,7 +136,7 @@ def test_a_chat_whose_message_does_not_come_in_time_is_told_so(world: HttpWorld)
     for start in range(0, 3000, 500):
         world.send(large[start : start + 500])
         world.turn(10.0)
-    assert last_words(world, codec) == [{"type": "error", "error": "request: it did not come in time"}, 1001]
+    assert last_words(world, codec) == [{"type": "error", "error": "request: it did not arrive in time"}, 1001]
 
 
 def test_of_a_generation_the_close_code_says_it_all(world: HttpWorld) -> None:
@@ -317,7 +317,7 @@ def set_route(world: HttpWorld, method: str, endpoint: Page | TextReply) -> None
 def check_500(world: HttpWorld) -> None:
     received = world.received()
     assert received.startswith(b"HTTP/1.1 500 ")
-    assert b"request: the server failed on it" in received
+    assert b"request: the server failed; its log says why" in received
     assert b"ours" not in received
     assert received.count(b"\r\nConnection: close\r\n") == 1
     assert received.endswith(b"<closed>")

@@ -225,15 +225,15 @@ def test_an_image_whose_header_tells_of_a_huge_one_is_refused(kind: str):
 def test_the_limits_of_an_image_are_named(size: tuple[int, int], got: str):
     with pytest.raises(MediaError) as caught:
         images.decode(_png(image(), size))
-    assert str(caught.value) == f"expected an image of at most 64000000 pixels and 131072 an edge, got {got}"
+    assert str(caught.value) == f"expected an image of at most 64000000 pixels and 131072 per edge, got {got}"
 
 
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
         (Image.new("F", (3, 3)), "expected an image of whole numbers, got one of floating-point numbers"),
-        (Image.new("I", (3, 3), 70_000), "expected an image of at most 16 bits a channel, got one of 32"),
-        (Image.new("I", (3, 3), -1), "expected an image of at most 16 bits a channel, got one of 32"),
+        (Image.new("I", (3, 3), 70_000), "expected an image of at most 16 bits per channel, got one of 32"),
+        (Image.new("I", (3, 3), -1), "expected an image of at most 16 bits per channel, got one of 32"),
     ],
 )
 def test_values_without_a_known_white_are_refused(picture: Image.Image, message: str):
@@ -395,12 +395,12 @@ def test_a_recording_is_capped_while_it_is_read(monkeypatch: pytest.MonkeyPatch)
     assert len(hear(wav(sine(seconds=2.0)))[0]) == 32_000
     with pytest.raises(MediaError) as caught:
         hear(wav(sine(seconds=2.1)))
-    assert str(caught.value) == "expected at most 2 s of sound at 16000 samples a second, got more"
+    assert str(caught.value) == "expected at most 2 s of sound at 16000 samples per second, got more"
 
 
 def test_a_recording_of_a_high_rate_is_capped_by_its_samples(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sounds, "_MAX_SAMPLES", 16_000)
-    with pytest.raises(MediaError, match="at most 1 s of sound at 16000 samples a second"):
+    with pytest.raises(MediaError, match="at most 1 s of sound at 16000 samples per second"):
         hear(wav(sine(seconds=1.1)))
 
 
@@ -409,19 +409,19 @@ def test_a_recording_of_a_high_rate_is_capped_by_its_samples(monkeypatch: pytest
     [
         (
             b"no sound",
-            "expected a recording, got 8 bytes of one that is damaged, cut off, too large or of an unknown kind",
+            "expected a sound, got 8 bytes that are damaged, cut off, too large or of an unknown format",
         ),
-        (b"", "expected a recording, got 0 bytes of one that is damaged, cut off, too large or of an unknown kind"),
-        (film([RED] * 5), "expected a recording, got a file without sound"),
-        (wav(sine(seconds=0.0)), "expected a recording, got one without any sample that can be decoded"),
-        (wav(sine(), rate=999), "expected from 1000 to 384000 samples a second, got 999"),
-        (wav(sine(), rate=500_000), "expected from 1000 to 384000 samples a second, got 500000"),
+        (b"", "expected a sound, got 0 bytes that are damaged, cut off, too large or of an unknown format"),
+        (film([RED] * 5), "expected a sound, got a file without sound"),
+        (wav(sine(seconds=0.0)), "expected a sound, got one without any sample that can be decoded"),
+        (wav(sine(), rate=999), "expected from 1000 to 384000 samples per second, got 999"),
+        (wav(sine(), rate=500_000), "expected from 1000 to 384000 samples per second, got 500000"),
         (recording("wav", "pcm_f32le", sine() * np.nan), "expected finite samples, got nan at index 0"),
         (recording("wav", "adpcm_ima_wav", sine()), "expected a common codec, got adpcm_ima_wav"),
         # Two files in a row are one of which the rate changes halfway.
         (
             recording("adts", "aac", sine(rate=16_000), 16_000) + recording("adts", "aac", sine(rate=22_050), 22_050),
-            "expected one sample rate throughout, got 16000 and then 22050 a second",
+            "expected one sample rate throughout, got 16000 and then 22050 per second",
         ),
     ],
     ids=itertools.count(),
@@ -530,7 +530,7 @@ def test_what_would_take_too_long_is_not_begun(monkeypatch: pytest.MonkeyPatch):
     data = film([RED] * 10, fps=5, size=(32, 32))
     monkeypatch.setattr(film_decoder, "_decoded", lambda *_: pytest.fail("it was begun"))
     monkeypatch.setattr(film_decoder, "_MAX_DECODED_PIXELS", 6 * 32 * 32 - 1)
-    with pytest.raises(MediaError, match="expected a film that is quicker to decode"):
+    with pytest.raises(MediaError, match="expected a video that is faster to decode"):
         watch(data, 1)
 
 
@@ -542,7 +542,7 @@ def test_what_is_not_shown_is_not_decoded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(film_decoder, "_MAX_DECODED_PIXELS", 49 * 32 * 32)
     with pytest.raises(MediaError) as caught:
         watch(data, 1)
-    assert str(caught.value) == "expected a film that is quicker to decode: shorter, smaller, or with more key frames"
+    assert str(caught.value) == "expected a video that is faster to decode: shorter, smaller, or with more key frames"
 
 
 @pytest.mark.parametrize(
@@ -595,22 +595,22 @@ TABLE = FILM.index(b"stsz") + 8
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "expected a film, got 0 bytes of one that is damaged, cut off, too large or of an unknown kind"),
-        (image(), r"expected a film, got \d+ bytes of one that is damaged, cut off, too large or of an unknown kind"),
+        (b"", "expected a video, got 0 bytes that are damaged, cut off, too large or of an unknown format"),
+        (image(), r"expected a video, got \d+ bytes that are damaged, cut off, too large or of an unknown format"),
         (
             FILM[:-600],
             "expected a common codec, got an unknown one",
         ),
         (
             FILM[:TABLE] + struct.pack(">I", len(FILM)) + FILM[TABLE + 4 :],
-            "expected a whole file, got one that is damaged or cut off",
+            "expected an intact file, got one that is damaged or cut off",
         ),
-        (FILM[:-100], "expected a film, got one without pictures"),
-        (wav(sine()), "expected a film, got a file without moving pictures"),
+        (FILM[:-100], "expected a video, got one without frames"),
+        (wav(sine()), "expected a video, got a file without a video track"),
         (film([RED] * 5, codec="ffv1", kind="matroska"), "expected a common codec, got ffv1"),
         (
             with_size(film([RED] * 5, codec="mjpeg", kind="avi"), (60_000, 60_000)),
-            r"expected a film, got \d+ bytes of one that is damaged, cut off, too large or of an unknown kind",
+            r"expected a video, got \d+ bytes that are damaged, cut off, too large or of an unknown format",
         ),
     ],
     ids=itertools.count(),
@@ -630,7 +630,7 @@ def test_films_of_too_large_pictures_are_refused(codec: str, monkeypatch: pytest
     for module in (containers, film_decoder):
         monkeypatch.setattr(module, "MAX_FRAME_PIXELS", 64 * 48 - 1)
     # Some of ffmpeg's decoders forget the size that they refuse.
-    with pytest.raises(MediaError, match=r"of at most 3071 pixels a picture, got 64 x 48|too large"):
+    with pytest.raises(MediaError, match=r"of at most 3071 pixels per frame, got 64 x 48|too large"):
         watch(data, 1)
 
 
@@ -651,12 +651,12 @@ def test_the_length_of_a_film_is_capped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(film_decoder, "MAX_SECONDS", 1)
     with pytest.raises(MediaError) as caught:
         watch(FILM, 1)
-    assert str(caught.value) == "expected a film of at most 1 s, got 2 s"
+    assert str(caught.value) == "expected a video of at most 1 s, got 2 s"
 
 
 def test_the_sound_of_a_film_is_capped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sounds, "MAX_SECONDS", 1)
-    with pytest.raises(MediaError, match="expected at most 1 s of sound at 16000 samples a second, got more"):
+    with pytest.raises(MediaError, match="expected at most 1 s of sound at 16000 samples per second, got more"):
         watch(film(seconds(RED, BLUE), sound=sine(seconds=2.0)), 1)
 
 
@@ -671,7 +671,9 @@ def test_silence_before_the_sound_of_a_film_counts_as_sound(monkeypatch: pytest.
     data = film(seconds(RED, BLUE), kind="matroska", sound=sine(), sound_codec="pcm_s16le", late_s=1.5)
     assert len(watch(data, 1).samples) == pytest.approx(40_000, abs=100)
     monkeypatch.setattr(sounds, "MAX_SECONDS", 2)
-    with pytest.raises(MediaError, match="expected a film whose sound begins with it, got one where it begins after 1"):
+    with pytest.raises(
+        MediaError, match="expected a video whose sound begins with it, got one whose sound begins after 1"
+    ):
         watch(data, 1)
 
 
@@ -698,7 +700,7 @@ def test_a_playlist_opens_no_file(playlist: str, kind: str, tmp_path: Path, monk
         assert next(container.decode(video=0)).width == 64
     for file in (io.BytesIO, Named):
         for decode in (sound_decoder.decode, lambda file: film_decoder.decode(file, 1)):
-            with pytest.raises(MediaError, match="of an unknown kind"):
+            with pytest.raises(MediaError, match="of an unknown format"):
                 decode(file(playlist.encode()))
 
 

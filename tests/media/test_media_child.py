@@ -60,11 +60,8 @@ def test_a_film_is_decoded_apart(sound: sounds.Samples | None):
 
 
 def test_what_the_decoder_refuses_is_told():
-    assert (
-        refusal()
-        == "expected a recording, got 3 bytes of one that is damaged, cut off, too large or of an unknown kind"
-    )
-    with pytest.raises(MediaError, match="expected a film, got a file without moving pictures"):
+    assert refusal() == "expected a sound, got 3 bytes that are damaged, cut off, too large or of an unknown format"
+    with pytest.raises(MediaError, match="expected a video, got a file without a video track"):
         videos.decode(wav(sine()), 1)
 
 

@@ -343,7 +343,7 @@ def test_a_deadline_does_not_run_while_one_waits(crowd: Crowd, kind: str) -> Non
     crowd.pass_time(limit - 1.0)
     assert late.received() == b""
     crowd.pass_time(1.0)
-    assert b"did not come in time" in late.received()
+    assert b"did not arrive in time" in late.received()
     assert late.share.drawn == 0
 
 
@@ -358,7 +358,7 @@ def test_who_is_read_and_dawdles_is_ended_and_the_others_go_on(crowd: Crowd, kin
     crowd.pass_time((LIMITS.body_timeout if kind == "http" else LIMITS.idle_timeout) - 1.0)
     assert [client.received() for client in dawdlers] == [b"", b""]
     crowd.pass_time(1.0)
-    assert [b"did not come in time" in client.received() for client in dawdlers] == [True, True]
+    assert [b"did not arrive in time" in client.received() for client in dawdlers] == [True, True]
     for _ in others:
         for client in others:
             client.send()
@@ -374,7 +374,7 @@ def test_a_message_behind_a_request_that_runs_has_a_deadline_too(crowd: Crowd) -
     client.send(leave=1)
     assert crowd.budget.drawn == client.share.drawn > 0
     crowd.pass_time(LIMITS.idle_timeout)
-    assert b"did not come in time" in client.received()
+    assert b"did not arrive in time" in client.received()
     assert crowd.budget.drawn == 0
 
 

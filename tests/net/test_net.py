@@ -1347,7 +1347,7 @@ def test_what_is_no_socket_is_refused_and_untouched(make: Callable[[Path], None]
     path = tmp_path / "uma.sock"
     make(path)
     before = os.lstat(path)
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="is not a socket"):
         SocketFile(str(path), 0o660)
     after = os.lstat(path)
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
@@ -1361,7 +1361,7 @@ def test_the_longest_path_and_one_more(tmp_path: Path, monkeypatch: pytest.Monke
     file = SocketFile(longest, 0o660)
     file.socket.close()
     file.remove()
-    with pytest.raises(ConfigError, match=r"108 bytes long, the kernel takes 107.*--socket"):
+    with pytest.raises(ConfigError, match=r"108 bytes long, the kernel allows 107.*--socket"):
         SocketFile(longest + "x", 0o660)
     assert os.listdir(tmp_path) == []
 

@@ -565,7 +565,7 @@ def test_a_clients_context_trusts_nobody_unchecked(authorities: str) -> None:
     [
         (None, "No such file or directory: name a file that can be read"),
         (b"", "expected PEM certificates"),
-        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ".*: give the certificates of authorities"),
+        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", ".*: use the certificates of authorities"),
     ],
     ids=["missing", "empty", "broken"],
 )
@@ -602,11 +602,11 @@ def spoiled(pem: bytes) -> bytes:
     [
         ("cert", lambda pem: b"", r"^TLS certificate \S+bad\.pem: expected a PEM certificate chain$"),
         ("cert", lambda pem: b"\0\xff" * 99, r"^TLS certificate \S+bad\.pem: expected a PEM certificate chain$"),
-        ("cert", spoiled, r"^TLS certificate \S+bad\.pem and key \S+: .*: give a certificate chain"),
+        ("cert", spoiled, r"^TLS certificate \S+bad\.pem and key \S+: .*: use a certificate chain"),
         ("key", lambda pem: b"", r"^TLS key \S+bad\.pem: expected a PEM private key$"),
-        ("key", spoiled, r"^TLS certificate \S+ and key \S+bad\.pem: .*: give a certificate chain"),
+        ("key", spoiled, r"^TLS certificate \S+ and key \S+bad\.pem: .*: use a certificate chain"),
         ("key", encrypted, r"^TLS key \S+bad\.pem: it has a password: "),
-        ("key", lambda pem: trustme.CA().private_key_pem.bytes(), r"bad\.pem: key values mismatch: give"),
+        ("key", lambda pem: trustme.CA().private_key_pem.bytes(), r"bad\.pem: key values mismatch: use"),
     ],
 )
 def test_files_that_make_no_identity_are_refused(

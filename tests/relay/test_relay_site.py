@@ -121,7 +121,7 @@ def test_of_several_models_or_none_nobody_chooses_one(relay: Relay, models: list
     response = relay.client().post(body=b"{}").receive()
     assert (response.status, response.error["message"]) == (
         400,
-        "model: expected the name of one, since there is none or more than one (GET /v1/models), got null",
+        "model: expected a name that GET /v1/models lists, since there is not exactly one model, got null",
     )
     response = relay.client().post(model="default").receive()
     assert (response.status, response.json) == (404, {"error": "no provider for model default"})
@@ -238,9 +238,9 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     response = relay.client().ask("POST", "/v1/generate", {"prompt": "Hello."})
     assert response.status == 404
     assert response.error["message"] == (
-        "path: there is no /v1/generate here: a relay carries /detokenize, /generate, /tokenize, /v1/audio/speech, "
+        "path: there is no /v1/generate: a relay forwards /detokenize, /generate, /tokenize, /v1/audio/speech, "
         "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon "
-        "itself for anything else"
+        "directly for anything else"
     )
 
 
@@ -429,7 +429,7 @@ def test_a_file_of_keys_that_cannot_be_used_is_an_error_reply(
         others.commit()
     answer = keyed.admin(method, path, body)
     assert answer.status == 500
-    assert answer.json["error"]["message"] == "keys: their file can't be used: see the relay's log"
+    assert answer.json["error"]["message"] == "keys: the file of keys can't be used: see the relay's log"
     assert models_with(keyed, ("X-Api-Key", key)) == 200, "the keys read before hold"
 
 
@@ -992,7 +992,7 @@ def test_a_websocket_may_not_say_too_much_before_an_answer(relay: Relay) -> None
     client = relay.connect("/generate")
     for number in range(66):
         client.send(str(number) if number else HELLO)
-    too_many = "message: expected at most 64 before an answer, got more"
+    too_many = "message: expected at most 64 frames before the answer begins, got more"
     assert client.receive() == failed("/generate", "invalid_request", too_many)
     assert client.closed()[0] == 1011
     assert [worker.request()["body"] for _ in range(65)][1:] == [str(number) for number in range(1, 65)]
@@ -1005,7 +1005,7 @@ def test_nor_too_large_a_part_of_it(start: Callable[..., Relay]) -> None:
     relay.worker(features=["websocket"])
     for size in (1000, 600, 600):
         client.send("x" * size)
-    too_large = "message: expected at most 1024 bytes before an answer, got more"
+    too_large = "message: expected at most 1024 bytes before the answer begins, got more"
     assert client.receive() == failed("/generate", "invalid_request", too_large)
     assert client.closed()[0] == 1011
 
@@ -1013,7 +1013,7 @@ def test_nor_too_large_a_part_of_it(start: Callable[..., Relay]) -> None:
 @pytest.mark.parametrize("path", ["/generate", "/ws/chat"])
 def test_a_websocket_that_says_nothing_is_closed(start: Callable[..., Relay], path: str) -> None:
     client = start(idle_timeout=0.3).connect(path)
-    assert client.receive() == failed(path, "timeout", "request: it did not come in time", "retry")
+    assert client.receive() == failed(path, "timeout", "request: it did not arrive in time", "retry")
     assert client.closed()[0] == 1001
 
 
@@ -1059,7 +1059,7 @@ def test_what_a_conversation_sends_counts_until_it_is_answered(start: Callable[.
     assert relay.drawn == 0
     # The next one never comes whole.
     client.connection.socket.sendall(WebSocketCodec(LARGE, client=True).send(b" " * LARGE)[:-1])
-    assert client.receive() == failed(path, "timeout", "request: it did not come in time", "retry")
+    assert client.receive() == failed(path, "timeout", "request: it did not arrive in time", "retry")
     assert client.closed()[0] == 1001
     assert relay.drawn == 0
 

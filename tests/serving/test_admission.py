@@ -30,7 +30,7 @@ def test_as_many_may_wait_as_the_queue_is_long() -> None:
     admit(ORIGIN, 2, 0.0)
     error = refused(admit, waiting=3)
     assert (error.fault, error.retry_after_s) == (Fault.QUEUE_FULL, 1.0)
-    assert error.message.startswith("request: 3 wait")
+    assert error.message.startswith("request: 3 requests are waiting")
 
 
 @pytest.mark.parametrize(("reserve", "available", "taken"), [(0, 0, True), (100, 100, True), (100, 99, False)])
@@ -41,7 +41,7 @@ def test_what_is_reserved_of_the_memory_stays_free(reserve: int, available: int,
     else:
         error = refused(admit)
         assert (error.fault, error.retry_after_s) == (Fault.MEMORY_PRESSURE, 5.0)
-        assert error.message.startswith("request: the server's memory")
+        assert error.message.startswith("request: the server is short of memory")
 
 
 def test_memory_is_not_measured_where_none_is_reserved() -> None:

@@ -188,7 +188,7 @@ def test_a_prompt_with_a_match_is_refused_without_repeating_it() -> None:
         with pytest.raises(RequestError) as caught:
             filter_.check_prompt(prompt)
         assert caught.value.fault is Fault.CONTENT_FILTERED
-        assert caught.value.message == "prompt: it holds text that this server does not allow"
+        assert caught.value.message == "prompt: contains text that this server does not allow"
 
 
 SLOW = "(?:a|aa)+-x"

@@ -197,7 +197,7 @@ def test_the_first_text_that_fails_ends_it_and_is_named(world: QuestionWorld, ba
     world.embed(*inputs)
     world.finish()
     assert world.error().fault is fault
-    expected = f"input[{at}]: too long" if bad == "refuse" else "request: the server failed on it"
+    expected = f"input[{at}]: too long" if bad == "refuse" else "request: the server failed; its log says why"
     assert world.error().message == expected
     assert len(world.embedded) == at + 1
 
@@ -241,7 +241,10 @@ def test_an_answer_that_cannot_be_rendered_is_a_mistake_of_ours(
 
     world.ask(query, render=render)
     world.finish()
-    assert (world.error().fault, world.error().message) == (Fault.DECODE_FAILED, "request: the server failed on it")
+    assert (world.error().fault, world.error().message) == (
+        Fault.DECODE_FAILED,
+        "request: the server failed; its log says why",
+    )
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None

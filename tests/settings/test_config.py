@@ -653,8 +653,9 @@ def test_a_conflict_says_what_to_change_and_where_the_values_came_from(file: Pat
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "192.0.2.1:0", "[2001:db8::1]:80", "box.example:80"])
 def test_http_beyond_loopback_needs_keys_or_the_word_insecure(address: str) -> None:
     assert refusal({"http": address}) == (
-        f"http ({address}) is no loopback address and api_keys names no file:"
-        " make keys with umaserve keys add and name their file, or say --insecure (http: flag, api_keys: default)"
+        f"http ({address}) is not a loopback address, and api_keys is not set:"
+        " make keys with umaserve keys add and set api_keys to their file, or set insecure"
+        " (http: flag, api_keys: default)"
     )
     assert Config(http=address, api_keys="keys.json").http == address
     assert Config(http=address, insecure=True).http == address
@@ -673,7 +674,7 @@ def test_tls_needs_both_files_and_http() -> None:
         "tls_key is set and tls_cert is not: set both or neither (tls_key: flag, tls_cert: default)"
     )
     assert refusal({"tls_cert": "c", "tls_key": "k", "http_socket": "h"}) == (
-        "tls_cert and tls_key are set and http is not: set http to an address, or neither of them"
+        "tls_cert and tls_key are set and http is not: set http to an address, or remove the other two"
         " (tls_cert: flag, tls_key: flag, http: default)"
     )
     assert Config(tls_cert="c", tls_key="k", http="localhost:0").tls_key == "k"

@@ -245,8 +245,8 @@ def test_not_both_of_a_secret_and_its_file(program: str, key: str) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "[::]:80", "192.0.2.1:0", "box.example:80"])
 def test_listening_beyond_loopback_needs_client_keys_or_the_word_insecure(address: str) -> None:
     assert refusal("relay", {"listen": address}) == (
-        f"listen ({address}) is no loopback address and client_keys names no file:"
-        " name a file for client keys, or say --insecure (listen: flag, client_keys: default)"
+        f"listen ({address}) is not a loopback address, and client_keys is not set:"
+        " set client_keys to a file, or set insecure (listen: flag, client_keys: default)"
     )
     assert loaded("relay", listen=address, client_keys="k").listen == address
     assert loaded("relay", listen=address, insecure=True).listen == address
@@ -260,8 +260,8 @@ def test_tls_needs_both_files() -> None:
 
 def test_a_worker_must_have_the_time_to_answer_a_ping() -> None:
     assert refusal("relay", {"heartbeat_timeout": "15"}) == (
-        "heartbeat_timeout (15.0) is not above heartbeat_interval (15.0): no worker could answer a ping in time;"
-        " raise the one or lower the other (heartbeat_timeout: flag, heartbeat_interval: default)"
+        "heartbeat_timeout (15.0) is not above heartbeat_interval (15.0): no worker could answer a ping in time:"
+        " raise heartbeat_timeout or lower heartbeat_interval (heartbeat_timeout: flag, heartbeat_interval: default)"
     )
 
 

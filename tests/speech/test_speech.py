@@ -472,9 +472,9 @@ def test_a_recording_is_decoded_once_for_all_sentences(reference: Reference, sec
     [
         ("", "expected float32 samples, 4 bytes each, at least one, got 0 bytes"),
         ("AAAA", "expected float32 samples, 4 bytes each, at least one, got 3 bytes"),
-        ("AA", "expected base64, got 2 characters that are none"),
-        ("AAAA\n", "expected base64, got 5 characters that are none"),
-        ("é", "expected base64, got 1 characters that are none"),
+        ("AA", "expected base64, got 2 characters that are not valid"),
+        ("AAAA\n", "expected base64, got 5 characters that are not valid"),
+        ("é", "expected base64, got 1 characters that are not valid"),
         (pcm(0.4, 16_000), "expected at least 0.5 s of somebody's voice, got 0.40 s"),
         (wav(2, 16_000), "expected float32 samples, got a WAV file"),
         (wav(2.00003, 16_000), "expected float32 samples, got a WAV file"),
@@ -609,7 +609,7 @@ def test_what_the_filter_does_not_allow_is_not_read(tmp_path: Path) -> None:
     reader.run()
     assert reply.status == 400
     message = json.loads(reply.body)["error"]["message"]
-    assert message == "input: it holds text that this server does not allow"
+    assert message == "input: contains text that this server does not allow"
     assert reader.speech.idle
     _reading, reply = reader.ask("It rains. It pours.")
     reader.run()
@@ -639,7 +639,7 @@ def test_a_mistake_of_ours_in_the_filter_is_an_error_reply(tmp_path: Path, caplo
     _reading, reply = reader.ask("It rains.")
     reader.run()
     assert (reply.status, reader.speech.idle) == (500, True)
-    assert b"input: the server failed on it" in reply.body
+    assert b"input: the server failed; its log says why" in reply.body
     assert "LookupError: of ours" in caplog.text
 
 

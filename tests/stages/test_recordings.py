@@ -360,7 +360,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path, place: str, problem:
     open_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError) as caught:
         Recordings(str(tmp_path / place), 1 << 20, 0.0, lambda: None)
-    advice = "choose a folder that you may write to, of this daemon's own, with --recordings"
+    advice = "choose a folder of this daemon's own that it can write to, with --recordings"
     assert str(caught.value) == f"recordings {tmp_path / place}: {problem}: {advice}"
     assert len(os.listdir("/proc/self/fd")) == open_before
 

@@ -85,7 +85,7 @@ def test_a_minute_is_enough(tmp_path: Path) -> None:
 
 WRONG = {
     "absent.wav": (None, "can't be read: No such file or directory"),
-    "text.wav": (b"hello", "expected a recording, got 5 bytes of "),
+    "text.wav": (b"hello", "expected a sound, got 5 bytes that are "),
     "odd.f32": (b"hello", "expected float32 samples"),
     "nan.f32": (np.array([np.nan], "<f4").tobytes(), "expected finite samples, got nan"),
     "empty.pcm": (b"", "expected float32 samples"),

@@ -258,7 +258,7 @@ def test_frame_at_its_cap_passes_and_one_byte_over_raises_from_the_header_alone(
     with pytest.raises(RequestError) as raised:
         codec.next_payload()
     assert raised.value.fault is Fault.FRAME_TOO_LARGE
-    assert raised.value.message == f"frame: its header says {cap + 1} bytes, expected at most {cap}"
+    assert raised.value.message == f"frame: expected at most {cap} bytes, got {cap + 1}"
 
 
 @pytest.mark.parametrize("cap", [1, 255, MIB])
@@ -272,7 +272,7 @@ def test_line_at_its_cap_passes_and_one_byte_over_raises_before_its_end_comes(ca
     with pytest.raises(RequestError) as raised:
         codec.next_payload()
     assert raised.value.fault is Fault.FRAME_TOO_LARGE
-    assert raised.value.message == f"line: longer than {cap} bytes"
+    assert raised.value.message == f"line: expected at most {cap} bytes, got more"
 
 
 def test_line_over_its_cap_raises_though_its_end_came_with_it() -> None:

@@ -177,7 +177,7 @@ class KeyFile:
         try:
             keys = _parsed(data)
         except ValueError as error:
-            advice = "mend the file, or move it away and make keys with umaserve keys add"
+            advice = "repair the file, or move it away and make keys with umaserve keys add"
             raise ConfigError(f"API keys {self._path}: {error}: {advice}") from None
         signature = _signature(status)
         if signature != self._signature and status.st_mode & (stat.S_IROTH | stat.S_IWOTH):

@@ -164,7 +164,7 @@ def _prompts(attached: list[Message]) -> Iterator[str]:
 
 def _attachment(command: str, path: str) -> Message:
     if not path:
-        raise FileError(f"{command}: expected a file behind it, such as {command} FILE")
+        raise FileError(f"{command}: expected a file after it, such as {command} FILE")
     # Terminals put quotes around a file that is dragged into them.
     if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"":
         path = path[1:-1]
@@ -230,7 +230,7 @@ def _ask(url: str, key: str | None, request: Message, status: Status) -> Iterato
             code, answered, rest = answer
             check_accept(code, answered, nonce)
         except HandshakeFailed as error:
-            raise ChatError(f"{url}: {error}: is it a daemon of this version, and is the key right?") from None
+            raise ChatError(f"{url}: {error}: check the version of the daemon, and the key") from None
         codec.receive_data(rest)
         _send(sock, codec.send(orjson.dumps(request)), status)
         status.begin("the daemon reads the question")
@@ -262,7 +262,7 @@ def _told(url: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ChatError(f"{url}: {error.strerror or error}: see whether the daemon still runs") from None
+        raise ChatError(f"{url}: {error.strerror or error}: is the daemon still running?") from None
 
 
 def _send(sock: socket.socket, data: bytes, status: Status) -> None:
@@ -288,7 +288,7 @@ def _advice(codec: WebSocketCodec) -> str:
 def _connected(url: str) -> socket.socket:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ChatError(f"--url: expected one such as {DEFAULT_URL}, got {url}")
+        raise ChatError(f"--url: expected a URL such as {DEFAULT_URL}, got {url}")
     try:
         sock = socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]))
     except OSError as error:

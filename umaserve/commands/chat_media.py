@@ -46,7 +46,9 @@ def _read(path: str) -> bytes:
     if not data:
         raise FileError(f"{path}: is empty: name a file with something in it")
     if len(data) > MAX_BYTES:
-        raise FileError(f"{path}: has more than {MAX_BYTES >> 20} MiB, which no daemon takes: make it smaller")
+        raise FileError(
+            f"{path}: has more than {MAX_BYTES >> 20} MiB, the most that a daemon can take: make it smaller"
+        )
     return data
 
 

@@ -42,7 +42,7 @@ class Status:
         """Show the request's queue position: ``position``, from 1, of ``length``."""
         self._what = ""
         about = "" if wait_s is None else f", about {wait_s:.0f} s"
-        text = f"waiting for a place: {position} of {length}{about}"
+        text = f"waiting for a slot, queue position {position} of {length}{about}"
         if self._active:
             self._show(text)
         elif not self._queued:

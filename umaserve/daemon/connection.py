@@ -216,7 +216,7 @@ class Connection:
             self._reply(self._dialect.send(FeedbackKept(log_of_all is not None)))
 
     def _reattach(self, command: Reattach) -> None:
-        error = RequestError(Fault.BAD_REQUEST, "type", "a generation can't be resumed here", command.request_id)
+        error = RequestError(Fault.BAD_REQUEST, "type", "only /generate can resume a generation", command.request_id)
         self._reply(self._dialect.refuse(error))
 
     # -- replies -------------------------------------------------------------------------------------------------

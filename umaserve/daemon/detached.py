@@ -97,7 +97,9 @@ class Detached:
         lost = self._lost.get(request_id)
         if lost is None or lost.session.caller.tenant != tenant:
             raise RequestError(
-                Fault.NOT_FOUND, "request_id", "expected that of a generation whose connection was lost a moment ago"
+                Fault.NOT_FOUND,
+                "request_id",
+                "expected the id of a generation whose connection was lost lately and that is still kept",
             )
         missed = lost.dialect.replay(position)
         self._forget(request_id)

@@ -135,7 +135,7 @@ class Entrances:
     def _refuse(self, protocol: str, sock: socket.socket, limit: int, *, encrypted: bool) -> None:
         self._services.sessions.totals.rejected += 1
         error = RequestError(
-            Fault.TOO_MANY_SESSIONS, "connection", f"{limit} are open, which is the most; try again later"
+            Fault.TOO_MANY_SESSIONS, "connection", f"{limit} are open, which is the limit; try again later"
         )
         with sock:
             sock.setblocking(False)

@@ -51,7 +51,7 @@ class FeedbackLog:
             self.append({"peer": caller.peer, "key": caller.key, **feedback.values}, datetime.now(UTC))
         except OSError as error:
             log.error("feedback could not be written: %s", error)
-            raise RequestError(Fault.DECODE_FAILED, "feedback", "it could not be written down") from None
+            raise RequestError(Fault.DECODE_FAILED, "feedback", "the server could not write it: see its log") from None
 
     def append(self, values: Mapping[str, Any], now: datetime) -> None:
         """Write down ``values``, without a ``time``, whole or not at all. Raises ``OSError``: a full disk, say."""

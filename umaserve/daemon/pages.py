@@ -39,7 +39,7 @@ def own_pages(services: Services) -> HttpDialect:
 
     def ref_audio(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.ref_audio is None:
-            problem = "this daemon has none to clone: it takes --ref-audio and --tts-model"
+            problem = "this daemon has no voice to clone: --ref-audio and --tts-model give it one"
             raise RequestError(Fault.NOT_FOUND, "ref_audio", problem)
         return 200, JSON, services.ref_audio.reply()
 

@@ -53,7 +53,9 @@ class DaemonBackend:
         errors = self._routes.errors(path)
         found = self._routes.find(path)
         if found is None:
-            reply.complete(404, _JSON, errors.of_http(404, f"path: there is no {path[:64]} here").decode())
+            reply.complete(
+                404, _JSON, errors.of_http(404, f"path: there is no {path[:64]}: see /openapi.json").decode()
+            )
             return None
         client = (request.headers or {}).get(CLIENT_HEADER, "")
         caller = Caller(found.dialect.name, f"relay:{client}")

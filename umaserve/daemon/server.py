@@ -162,9 +162,11 @@ class Server:
         if isinstance(error, ModelError):
             log.error("%s", error)
         else:
-            log.error("the model could not be loaded", exc_info=error)
+            log.error("the model could not be loaded: see the server's log", exc_info=error)
         self._status = 1
-        self._host.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded"))
+        self._host.fail_all(
+            RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
+        )
         self._begin_farewell()
 
     def _stuck(self) -> Mapping[str, float]:

@@ -71,9 +71,7 @@ class Services:
         """The model and its question queue; raises ``RequestError`` while the model loads."""
         info, questions = self.model(), self.questions()
         if info is None or questions is None:
-            raise RequestError(
-                Fault.MODEL_NOT_LOADED, "model", "it is being loaded; try again later", retry_after_s=1.0
-            )
+            raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
         return info, questions
 
 

@@ -49,7 +49,7 @@ class DaemonSite:
             return functools.partial(self._tell_methods, None)
         found = self._routes.find(head.path)
         if found is None:
-            raise Refusal(404, f"path: there is no {head.path[:64]} here")
+            raise Refusal(404, f"path: there is no {head.path[:64]}: see /openapi.json")
         if head.method == "OPTIONS":
             return functools.partial(self._tell_methods, found)
         allowed = found.route.methods

@@ -80,7 +80,7 @@ class SpeechExchange:
             self._spoken.take(error)
         else:
             log.error("%s: the content filter failed", self._caller.peer, exc_info=error)
-            self._spoken.take(RequestError(Fault.DECODE_FAILED, "input", "the server failed on it"))
+            self._spoken.take(RequestError(Fault.DECODE_FAILED, "input", "the server failed; its log says why"))
 
     def _read(self, spoken: SpokenAnswer, text: str) -> None:
         # The voice hears it as an answer that a model gave in one piece.

@@ -98,7 +98,7 @@ class WebSocketConnection(Connection):
 
     def _end_idle(self) -> None:
         if self._explains:
-            error = RequestError(Fault.TIMED_OUT, "request", "it did not come in time")
+            error = RequestError(Fault.TIMED_OUT, "request", "it did not arrive in time")
             self.channel.write(self._codec.send(self._dialect.fail(error).payload))
         self.close()
 

@@ -31,4 +31,4 @@ def check_media(turns: Sequence[ChatTurn], field: str) -> None:
     """Refuse a conversation with too many attachments."""
     n = sum(len(turn.attachments) for turn in turns)
     if n > MAX_MEDIA:
-        raise out_of_range(field, f"at most {MAX_MEDIA} images, recordings and films in all", n)
+        raise out_of_range(field, f"at most {MAX_MEDIA} images, sounds and videos in all", n)

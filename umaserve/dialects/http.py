@@ -66,9 +66,7 @@ class Facts:
         """The model; raises ``RequestError`` while it loads."""
         info = self.model()
         if info is None:
-            raise RequestError(
-                Fault.MODEL_NOT_LOADED, "model", "it is being loaded; try again later", retry_after_s=1.0
-            )
+            raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
         return info
 
 

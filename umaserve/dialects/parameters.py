@@ -205,7 +205,7 @@ def prompt(value: object, limits: RequestLimits) -> str:
 def check_prompt_bytes(n_bytes: int, limits: RequestLimits, field: str = "prompt") -> None:
     if n_bytes > limits.max_prompt_bytes:
         raise RequestError(
-            Fault.PROMPT_TOO_LARGE, field, f"{n_bytes} bytes, expected at most {limits.max_prompt_bytes}"
+            Fault.PROMPT_TOO_LARGE, field, f"expected at most {limits.max_prompt_bytes} bytes, got {n_bytes}"
         )
 
 
@@ -216,7 +216,7 @@ def token_ids(value: object, path: str, limits: RequestLimits) -> tuple[int, ...
     # A token is at least one byte, so the cap on bytes applies to tokens as well.
     if len(value) > limits.max_prompt_bytes:
         raise RequestError(
-            Fault.PROMPT_TOO_LARGE, path, f"{len(value)} tokens, expected at most {limits.max_prompt_bytes}"
+            Fault.PROMPT_TOO_LARGE, path, f"expected at most {limits.max_prompt_bytes} tokens, got {len(value)}"
         )
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
         return tuple(value)

@@ -43,7 +43,9 @@ class LoraAdapters:
         for file in files:
             name, path = _name_and_path(file)
             if name in self._natives:
-                raise ModelError(f"lora {file!r}: an adapter before it has its name, {name!r}; say NAME={path}")
+                raise ModelError(
+                    f"lora {file!r}: an earlier adapter has the name {name!r} too: give it another one with NAME={path}"
+                )
             try:
                 gguf.check(path)
             except ModelError as error:

@@ -74,10 +74,10 @@ class ChatTemplate:
                 parts.append(part)
                 length += len(part)
                 if length > limit:
-                    raise RequestError(Fault.BAD_REQUEST, "chat", "the model's template made too much text of it")
+                    raise RequestError(Fault.BAD_REQUEST, "chat", "the model's chat template made too much text")
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # Templates raise on purpose, and raise Python's errors on turns that their author didn't expect.
-            raise RequestError(Fault.BAD_REQUEST, "chat", f"the model's template refused it: {error}") from None
+            raise RequestError(Fault.BAD_REQUEST, "chat", f"the model's chat template rejected it: {error}") from None
         return "".join(parts)
 
 
@@ -86,13 +86,13 @@ def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
     by_assistant = [turn.role == "assistant" for turn in turns[-2:]]
     if not by_assistant[-1]:
         if wanted:
-            problem = f"expected the last message to be the assistant's, got one of the role {turns[-1].role}"
+            problem = f"expected the last message to have the role assistant, got {turns[-1].role}"
             raise RequestError(Fault.BAD_REQUEST, "continue_final_message", f"{problem}")
         return False
     if wanted is False or (turns[-1].tool_calls and wanted is None):
         return False
     if by_assistant == [True, True]:
-        raise RequestError(Fault.BAD_REQUEST, "messages", "expected at most one of the assistant's at the end, got two")
+        raise RequestError(Fault.BAD_REQUEST, "messages", "expected at most one assistant message at the end, got two")
     if turns[-1].tool_calls:
         problem = "expected a last message without tool calls, got some"
         raise RequestError(Fault.BAD_REQUEST, "continue_final_message", f"{problem}")

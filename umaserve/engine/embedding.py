@@ -35,7 +35,7 @@ class Embedder:
                 raise RequestError(Fault.BAD_REQUEST, "input", "expected at least one token, got none")
             if len(tokens) > self._max_tokens:
                 raise RequestError(
-                    Fault.CONTEXT_EXCEEDED, "input", f"{len(tokens)} tokens, expected at most {self._max_tokens}"
+                    Fault.CONTEXT_EXCEEDED, "input", f"expected at most {self._max_tokens} tokens, got {len(tokens)}"
                 )
         llama_cpp.llama_set_embeddings(self._model.context, True)
         try:
@@ -49,10 +49,12 @@ class Embedder:
         try:
             if code == 1:
                 raise RequestError(
-                    Fault.MEMORY_PRESSURE, "input", f"no room in the KV cache for {len(tokens)} tokens now; try again"
+                    Fault.MEMORY_PRESSURE,
+                    "input",
+                    f"no room in the KV cache for {len(tokens)} tokens now; try again later",
                 )
             if code:
-                raise RequestError(Fault.DECODE_FAILED, "input", "llama.cpp failed")
+                raise RequestError(Fault.DECODE_FAILED, "input", "llama.cpp failed to compute it")
             pooled: Any = llama_cpp.llama_get_embeddings_seq(self._model.context, self._sequence)
             vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
         finally:

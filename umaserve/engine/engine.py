@@ -114,7 +114,7 @@ class LlamaEngine:
         prompt = self._prompt(request, tenant, wanted)
         tokens = prompt.tokens
         if not tokens:
-            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected text that makes at least one token, got none")
+            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         sampler = self._sampler(request.sampling, constraint)
         sampler.accept_prompt([token for token in tokens if token >= 0] if prompt.spans else tokens)
@@ -236,7 +236,7 @@ class LlamaEngine:
             raise RequestError(
                 Fault.CONTEXT_EXCEEDED,
                 "prompt",
-                f"{prompt_tokens} tokens, expected at most {self.capacity.sequence_tokens - 1}: the context "
+                f"expected at most {self.capacity.sequence_tokens - 1} tokens, got {prompt_tokens}: the context "
                 f"holds {self.capacity.sequence_tokens}, and an answer takes at least one",
             )
         return room if wanted is None else min(wanted, room)

@@ -77,11 +77,11 @@ class MediaReader:
         mark = f"[{secrets.token_hex(16)}]"
         texts = render(_marked(turns, mark)).split(mark)
         if len(texts) != len(media) + 1:
-            problem = "the model's chat template leaves out an image or a recording, or repeats it"
+            problem = "the model's chat template leaves out or repeats an image or a sound"
             raise RequestError(Fault.BAD_REQUEST, "messages", problem)
         if not texts[-1]:
             raise RequestError(
-                Fault.BAD_REQUEST, "messages", "the model's chat template has no text behind the last one"
+                Fault.BAD_REQUEST, "messages", "the model's chat template puts no text after the last image or sound"
             )
         several = sum(isinstance(one, Image) for one in media) > 1
         index = 0
@@ -189,7 +189,7 @@ class _Room:
         """Raises ``RequestError`` where the media before this one took too long."""
         self._field = field
         if time.monotonic() > self._until:
-            what = f"those before it took more than {MAX_DECODING_S} s to decode: send fewer, or smaller ones"
+            what = f"the media before it took more than {MAX_DECODING_S} s to decode: send fewer, or smaller ones"
             raise RequestError(Fault.BAD_REQUEST, field, f"{what}")
 
     def take(self, pieces: Sequence[Piece]) -> None:
@@ -198,7 +198,7 @@ class _Room:
             raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
         if self._tokens > self._max_tokens:
-            what = f"{self._tokens} tokens up to here, the context holds {self._max_tokens}"
+            what = f"expected at most {self._max_tokens} tokens up to here, the context, got {self._tokens}"
             raise RequestError(Fault.CONTEXT_EXCEEDED, self._field, f"{what}")
 
 
@@ -250,7 +250,7 @@ def _decoded(data: Base64) -> bytes:
         except ValueError as error:
             raise MediaError(f"expected base64: {error}") from None
         if piece[-1:] in ("=", b"=") and start + BASE64_STEP < len(data):
-            raise MediaError("expected base64: its end is in the middle")
+            raise MediaError("expected base64, got padding in the middle")
     return decoded.getvalue()
 
 
@@ -272,7 +272,9 @@ def _few_slices(projector: Projector, picture: Picture, digest: bytes, limit: in
             return pieces
         picture = images.shrunk(picture, 0.95 * (limit / slices) ** 0.5)
         pieces = projector.lay_out(picture, digest)
-    raise MediaError(f"the daemon's projector can't do with {limit} slices: expected max_slice_nums to be absent")
+    raise MediaError(
+        f"the daemon's projector can't divide images into at most {limit} slices: expected max_slice_nums to be absent"
+    )
 
 
 def _digest(media: Media) -> bytes:

@@ -151,12 +151,12 @@ class Projector:
             # llama.cpp reports success, but the output is meaningless.
             return
         if failed:
-            raise RequestError(Fault.DECODE_FAILED, "messages", "the projector failed on an image or a recording")
+            raise RequestError(Fault.DECODE_FAILED, "messages", "the projector could not encode an image or a sound")
         native = mtmd_cpp.mtmd_get_output_embd(self._native)
         embeddings = np.ctypeslib.as_array(native, (chunk.tokens, self._n_embd)).copy()
         if not np.isfinite(embeddings).all():
             raise RequestError(
-                Fault.DECODE_FAILED, "messages", "the projector makes no sense of an image or a recording"
+                Fault.DECODE_FAILED, "messages", "the projector made invalid numbers of an image or a sound"
             )
         chunk.keep(embeddings)
 

@@ -272,7 +272,7 @@ class HttpConnection:
             return
         if self.pending is not None:
             self.pending.abandon()
-        self._fail(Refusal(500, "request: the server failed on it", [("Connection", "close")]))
+        self._fail(Refusal(500, "request: the server failed; its log says why", [("Connection", "close")]))
 
     def _common(self) -> Headers:
         return [("Date", email.utils.formatdate(time.time(), usegmt=True)), *self._cors]
@@ -328,5 +328,5 @@ class HttpConnection:
             self.channel.close()
             return
         part = "header" if self._phase is Phase.HEAD else "body"
-        log.info("%s: closed, since its request's %s did not come in time", self.peer, part)
-        self._fail(Refusal(408, f"request: its {part} did not come in time"))
+        log.info("%s: closed, since its request's %s did not arrive in time", self.peer, part)
+        self._fail(Refusal(408, f"request: its {part} did not arrive in time"))

@@ -56,8 +56,8 @@ def opened(file: BinaryIO, expected: str) -> Iterator[InputContainer]:
     except MemoryError:
         raise
     except (av.FFmpegError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError) as error:
-        problem = "damaged, cut off, too large or of an unknown kind"
-        raise MediaError(f"expected {expected}, got {size} bytes of one that is {problem}") from error
+        problem = "damaged, cut off, too large or of an unknown format"
+        raise MediaError(f"expected {expected}, got {size} bytes that are {problem}") from error
 
 
 def _refuse(*_: object) -> NoReturn:
@@ -82,7 +82,7 @@ def packets(container: InputContainer, stream: AudioStream | VideoStream) -> Ite
         if count > MAX_PACKETS:
             raise MediaError(f"expected a file of at most {MAX_PACKETS} packets, got more")
         if packet.is_corrupt:
-            raise MediaError("expected a whole file, got one that is damaged or cut off")
+            raise MediaError("expected an intact file, got one that is damaged or cut off")
         # An empty packet, which PyAV yields at the end, would flush the decoder.
         if packet.size:
             yield packet

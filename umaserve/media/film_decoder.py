@@ -54,7 +54,7 @@ class _Index:
 def decode(file: BinaryIO, stack_frames: int) -> Film:
     """As ``videos.decode``, from an open file and in this process."""
     assert 1 <= stack_frames <= MAX_STACK_FRAMES
-    with opened(file, "a film") as container:
+    with opened(file, "a video") as container:
         stream = _pictures(container)
         index = _indexed(container, stream)
         assert stream.time_base is not None
@@ -62,10 +62,10 @@ def decode(file: BinaryIO, stack_frames: int) -> Film:
         # Refuses most files at once. The header's size may be wrong, so decoded frames are counted as well.
         _check_work(sum(needed) * stream.width * stream.height)
         start_s = shots[0].at * float(stream.time_base)
-    with opened(file, "a film") as container:
+    with opened(file, "a video") as container:
         showing = _Showing(_decoded(container, _pictures(container), needed))
         frames = tuple(_framed(showing, shot) for shot in shots)
-    with opened(file, "a film") as container:
+    with opened(file, "a video") as container:
         samples, rate = _sound(container, start_s)
     return Film(frames, samples, rate)
 
@@ -77,7 +77,7 @@ def _pictures(container: InputContainer) -> VideoStream:
     cover = av.stream.Disposition.attached_pic
     stream = next((stream for stream in container.streams.video if not stream.disposition & cover), None)
     if stream is None or not stream.time_base:
-        raise MediaError("expected a film, got a file without moving pictures")
+        raise MediaError("expected a video, got a file without a video track")
     prepare(stream)
     _check_size(stream.width, stream.height)
     return stream
@@ -85,12 +85,12 @@ def _pictures(container: InputContainer) -> VideoStream:
 
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_FRAME_PIXELS:
-        raise MediaError(f"expected a film of at most {MAX_FRAME_PIXELS} pixels a picture, got {width} x {height}")
+        raise MediaError(f"expected a video of at most {MAX_FRAME_PIXELS} pixels per frame, got {width} x {height}")
 
 
 def _check_work(pixels: int) -> None:
     if pixels > _MAX_DECODED_PIXELS:
-        raise MediaError("expected a film that is quicker to decode: shorter, smaller, or with more key frames")
+        raise MediaError("expected a video that is faster to decode: shorter, smaller, or with more key frames")
 
 
 def _indexed(container: InputContainer, stream: VideoStream) -> _Index:
@@ -116,11 +116,11 @@ def _planned(index: _Index, tick_s: float, stack_frames: int) -> tuple[list[_Sho
     """The output frames in order, and for each packet whether it must be decoded."""
     order = sorted(set(range(len(index.times))) - index.hidden, key=index.times.__getitem__)
     if not order:
-        raise MediaError("expected a film, got one without pictures")
+        raise MediaError("expected a video, got one without frames")
     shown = [index.times[number] for number in order]
     length_s = (index.end - shown[0]) * tick_s
     if length_s > MAX_SECONDS:
-        raise MediaError(f"expected a film of at most {MAX_SECONDS} s, got {length_s:.0f} s")
+        raise MediaError(f"expected a video of at most {MAX_SECONDS} s, got {length_s:.0f} s")
     count = max(1, math.ceil(length_s))
     every_s = 1.0
     if count > MAX_FRAMES:
@@ -189,7 +189,7 @@ class _Showing:
         while self._next is not None and (self._now is None or _time(self._next) <= time):
             self._now, self._next = self._next, next(self._frames, None)
         if self._now is None:
-            raise MediaError("expected a film, got one without a picture that can be decoded")
+            raise MediaError("expected a video, got one without a frame that can be decoded")
         return self._now
 
 
@@ -237,7 +237,9 @@ def _sound(container: InputContainer, start_s: float) -> tuple[Samples | None, i
     if late < 0:
         samples = samples[-late:]
     elif late + len(samples) > max_samples(rate):
-        raise MediaError(f"expected a film whose sound begins with it, got one where it begins after {late // rate} s")
+        raise MediaError(
+            f"expected a video whose sound begins with it, got one whose sound begins after {late // rate} s"
+        )
     elif late:
         samples = np.concatenate([np.zeros(late, np.float32), samples])
     return (samples, rate) if len(samples) else (None, 0)

@@ -59,7 +59,7 @@ def decode(data: bytes) -> Picture:
         # Pillow's decoders raise arbitrary exceptions on invalid values.
         except Exception as error:
             raise MediaError(
-                f"expected a whole image, got {len(data)} bytes of one that is damaged, cut off or of a rare kind"
+                f"expected an intact image, got {len(data)} bytes that are damaged, cut off or of an unsupported kind"
             ) from error
 
 
@@ -70,7 +70,7 @@ def _decoded(data: bytes) -> Picture:
         width, height = file.size
         if width * height > MAX_PIXELS or max(width, height) > MAX_EDGE:
             raise MediaError(
-                f"expected an image of at most {MAX_PIXELS} pixels and {MAX_EDGE} an edge, got {width} x {height}"
+                f"expected an image of at most {MAX_PIXELS} pixels and {MAX_EDGE} per edge, got {width} x {height}"
             )
         kept = fitted(width, height, MAX_KEPT_PIXELS, MAX_KEPT_EDGE)
         # Only JPEG can be downscaled while decoding.
@@ -92,7 +92,7 @@ def _of_eight_bits(image: Pixels) -> Pixels:
     if image.mode.startswith("I"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 0xFFFF:
-            raise MediaError("expected an image of at most 16 bits a channel, got one of 32")
+            raise MediaError("expected an image of at most 16 bits per channel, got one of 32")
         grey = Image.fromarray((values >> 8).astype(np.uint8))
         grey.info = {key: value for key, value in image.info.items() if key != "transparency"}
         image = grey

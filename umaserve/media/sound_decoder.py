@@ -25,13 +25,13 @@ _MAX_PLANES = 7
 
 def decode(file: BinaryIO) -> tuple[Samples, int]:
     """The first sound stream of a file: mono samples within [-1, 1], and their rate in hertz. Raises ``MediaError``."""
-    with opened(file, "a recording") as container:
+    with opened(file, "a sound") as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
-            raise MediaError("expected a recording, got a file without sound")
+            raise MediaError("expected a sound, got a file without sound")
         samples, rate, _ = decode_stream(container, stream)
     if not len(samples):
-        raise MediaError("expected a recording, got one without any sample that can be decoded")
+        raise MediaError("expected a sound, got one without any sample that can be decoded")
     return samples, rate
 
 
@@ -43,12 +43,12 @@ def decode_stream(container: InputContainer, stream: AudioStream) -> tuple[Sampl
         if not rate:
             rate, start_s = frame.sample_rate, frame.time or 0.0
             if not MIN_RATE <= rate <= MAX_RATE:
-                raise MediaError(f"expected from {MIN_RATE} to {MAX_RATE} samples a second, got {rate}")
+                raise MediaError(f"expected from {MIN_RATE} to {MAX_RATE} samples per second, got {rate}")
             limit = max_samples(rate)
         elif frame.sample_rate != rate:
-            raise MediaError(f"expected one sample rate throughout, got {rate} and then {frame.sample_rate} a second")
+            raise MediaError(f"expected one sample rate throughout, got {rate} and then {frame.sample_rate} per second")
         if len(pcm) // 4 + frame.samples > limit:
-            raise MediaError(f"expected at most {limit // rate} s of sound at {rate} samples a second, got more")
+            raise MediaError(f"expected at most {limit // rate} s of sound at {rate} samples per second, got more")
         pcm += _mono(frame).tobytes()
     return checked(np.frombuffer(pcm, np.float32)), rate, start_s
 

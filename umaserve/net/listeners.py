@@ -51,7 +51,7 @@ class SocketFile:
         self.path = path
         if len(os.fsencode(path)) >= _SUN_PATH:
             raise ConfigError(
-                f"socket {path}: the path is {len(os.fsencode(path))} bytes long, the kernel takes {_SUN_PATH - 1}: "
+                f"socket {path}: the path is {len(os.fsencode(path))} bytes long, the kernel allows {_SUN_PATH - 1}: "
                 "choose a shorter one with --socket"
             )
         try:
@@ -128,7 +128,7 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"socket {path}: a file that is no socket is in the way: move it, or choose another path")
+        raise ConfigError(f"socket {path}: it exists and is not a socket: move it, or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         # Only ECONNREFUSED proves it dead: a live one of another type gives EPROTOTYPE, one without permission EACCES.

@@ -22,13 +22,15 @@ def server_context(cert: str, key: str) -> ssl.SSLContext:
 
     def no_password() -> str:
         # Otherwise OpenSSL would ask for it on the terminal.
-        raise ConfigError(f"TLS key {key}: it has a password: give a key without one, kept safe by its file's mode")
+        raise ConfigError(
+            f"TLS key {key}: it has a password: use a key without one, and protect the file by its permissions"
+        )
 
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(cert, key, no_password)
     except OSError as error:
-        advice = "give a certificate chain, the server's own first, and the key that belongs to it"
+        advice = "use a certificate chain that begins with the server's own certificate, and its private key"
         raise ConfigError(f"TLS certificate {cert} and key {key}: {_reason(error)}: {advice}") from None
     return context
 
@@ -47,7 +49,7 @@ def client_context(ca_file: str = "") -> ssl.SSLContext:
         try:
             context.load_verify_locations(ca_file)
         except OSError as error:
-            raise ConfigError(f"{place}: {_reason(error)}: give the certificates of authorities, in PEM") from None
+            raise ConfigError(f"{place}: {_reason(error)}: use the certificates of authorities, in PEM") from None
     return context
 
 

@@ -47,7 +47,7 @@ class Admin:
         """Check the request's token, in constant time. Raises for a wrong one, and after too many wrong ones from
         ``address``."""
         if not self.token:
-            raise Refusal(404, "path: the admin API is off here: see --admin-token-file")
+            raise Refusal(404, "path: the admin API is off: --admin-token-file turns it on")
         if self._attempts.blocked(address):
             raise RequestError(Fault.RATE_LIMITED, "Authorization", "too many wrong tokens; try again later")
         scheme, _, presented = (head.header("authorization") or "").partition(" ")
@@ -68,7 +68,7 @@ class Admin:
                 return ("DELETE",)
             case ["workers", _, "drain" | "refresh"] | ["drain"] | ["refresh"]:
                 return ("POST",)
-        raise Refusal(404, f"path: there is no {path[:64]} here")
+        raise Refusal(404, f"path: there is no {path[:64]}: see /openapi.json")
 
     def serve(self, connection: HttpConnection, request: Request) -> None:
         try:
@@ -76,7 +76,9 @@ class Admin:
         except ConfigError as error:
             # From the clients' keys, for example where the disk is full.
             log.error("%s", error)
-            raise RequestError(Fault.DECODE_FAILED, "keys", "their file can't be used: see the relay's log") from None
+            raise RequestError(
+                Fault.DECODE_FAILED, "keys", "the file of keys can't be used: see the relay's log"
+            ) from None
 
     def _answer(self, connection: HttpConnection, request: Request) -> None:
         match request.method, request.path.split("/")[2:]:
@@ -111,18 +113,18 @@ class Admin:
                 self._reply(connection, {"keys": list(self._client_keys().list())})
             case _, ["keys", id_]:
                 if not self._client_keys().revoke(id_):
-                    raise RequestError(Fault.NOT_FOUND, "key", f"there is no {id_[:64]} here")
+                    raise RequestError(Fault.NOT_FOUND, "key", f"no key has the id {id_[:64]}")
                 self._reply(connection, {"status": "ok"})
 
     def _worker(self, id_: str) -> Worker:
         worker = self._pool.workers.get(id_)
         if worker is None:
-            raise RequestError(Fault.NOT_FOUND, "worker", f"there is no {id_[:64]} here")
+            raise RequestError(Fault.NOT_FOUND, "worker", f"no worker has the id {id_[:64]}")
         return worker
 
     def _client_keys(self) -> ClientKeys:
         if self._keys is None:
-            raise RequestError(Fault.NOT_FOUND, "keys", "clients need none here: see --client-keys")
+            raise RequestError(Fault.NOT_FOUND, "keys", "clients need no keys: see --client-keys")
         return self._keys
 
     def _drain_options(self, request: Request) -> tuple[str, float]:

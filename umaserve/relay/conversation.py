@@ -138,10 +138,10 @@ class Conversation:
             self._request = request = self._new_request(text, self)
             self._pool.submit(request)
         elif not self._request.begun and len(self._request.frames) >= MAX_FRAMES_BEFORE_OUTPUT:
-            problem = f"expected at most {MAX_FRAMES_BEFORE_OUTPUT} before an answer, got more"
+            problem = f"expected at most {MAX_FRAMES_BEFORE_OUTPUT} frames before the answer begins, got more"
             self._say_and_close(RequestError(Fault.BAD_REQUEST, "message", problem))
         elif not self._request.begun and sum(map(len, self._request.frames)) + len(text) > self._max_bytes:
-            problem = f"expected at most {self._max_bytes} bytes before an answer, got more"
+            problem = f"expected at most {self._max_bytes} bytes before the answer begins, got more"
             self._say_and_close(RequestError(Fault.FRAME_TOO_LARGE, "message", problem))
         else:
             if not self._request.begun:
@@ -195,7 +195,7 @@ class Conversation:
             # The time in which we didn't read the client's input doesn't count as idle.
             self._idle = self._loop.call_later(waited, self._on_idle)
             return
-        self._say_and_close(RequestError(Fault.TIMED_OUT, "request", "it did not come in time"), CloseCode.GOING_AWAY)
+        self._say_and_close(RequestError(Fault.TIMED_OUT, "request", "it did not arrive in time"), CloseCode.GOING_AWAY)
 
     def _say_and_close(self, error: RequestError, code: int = CloseCode.INTERNAL_ERROR) -> None:
         self.channel.write(self._codec.send(_error(self._path, error)))

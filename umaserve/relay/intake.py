@@ -51,7 +51,7 @@ class Intake:
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
         model = self.model_for(named) or named
         if model is None:
-            expected = "the name of one, since there is none or more than one (GET /v1/models)"
+            expected = "a name that GET /v1/models lists, since there is not exactly one model"
             raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")
         body = request.body.decode()
         if model != named:

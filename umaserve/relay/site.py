@@ -115,8 +115,8 @@ class RelaySite:
         page = self._pages.find(path)
         if page is None:
             carried = ", ".join(sorted(RELAYED | CONVERSATIONS))
-            other = "ask a daemon itself for anything else"
-            raise Refusal(404, f"path: there is no {path[:64]} here: a relay carries {carried}; {other}")
+            other = "ask a daemon directly for anything else"
+            raise Refusal(404, f"path: there is no {path[:64]}: a relay forwards {carried}; {other}")
         return ("GET", "HEAD"), page
 
     def _tell_methods(self, methods: Sequence[str], connection: HttpConnection, request: Request) -> None:

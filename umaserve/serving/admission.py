@@ -28,12 +28,12 @@ class Admission:
             raise RequestError(
                 Fault.QUEUE_FULL,
                 "request",
-                f"{waiting} wait for a place already, which is the most; try again later",
+                f"{waiting} requests are waiting already, which is the limit; try again later",
                 retry_after_s=1.0,
             )
         if self.memory_short or (self._reserve and self._available() < self._reserve):
             raise RequestError(
-                Fault.MEMORY_PRESSURE, "request", "the server's memory is short; try again later", retry_after_s=5.0
+                Fault.MEMORY_PRESSURE, "request", "the server is short of memory; try again later", retry_after_s=5.0
             )
         self._rates.admit(caller.tenant, now, caller.limits)
 

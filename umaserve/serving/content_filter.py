@@ -183,7 +183,7 @@ class ContentFilter:
     def check_prompt(self, text: str) -> None:
         """Raises ``RequestError`` for a match, and for a pattern that takes too long."""
         if any(rule.matches(text) for rule in self._rules):
-            raise RequestError(Fault.CONTENT_FILTERED, "prompt", "it holds text that this server does not allow")
+            raise RequestError(Fault.CONTENT_FILTERED, "prompt", "contains text that this server does not allow")
 
     def stream(self) -> FilteredStream:
         """For one answer."""

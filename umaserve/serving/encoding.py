@@ -67,7 +67,7 @@ class Encoding:
             if not isinstance(result, RequestError):
                 log.error("encoding media failed", exc_info=result)
                 result = RequestError(
-                    Fault.DECODE_FAILED, "messages", "the projector failed on an image or a recording"
+                    Fault.DECODE_FAILED, "messages", "the projector could not encode an image or a sound"
                 )
             for taker in takers:
                 self._sessions.fail(taker, RequestError(result.fault, result.field, result.problem))

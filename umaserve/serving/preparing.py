@@ -82,7 +82,9 @@ class Preparing:
                 self._sessions.fail(session, result)
             else:
                 log.error("request %s: preparing it failed", request.id, exc_info=result)
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", "the server failed on it"))
+                self._sessions.fail(
+                    session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
+                )
 
         self._session = session
         self._worker.submit(lambda: self._prepare(request, tenant, lambda: session.running), prepared)

@@ -132,4 +132,4 @@ def _seen(result: bytes | BaseException) -> bytes | RequestError:
     if isinstance(result, bytes | RequestError):
         return result
     log.error("a question to the engine failed", exc_info=result)
-    return RequestError(Fault.DECODE_FAILED, "request", "the server failed on it")
+    return RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")

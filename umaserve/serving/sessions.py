@@ -242,7 +242,7 @@ class SessionManager:
         if len(waiting) < MAX_CHANGES:
             waiting.append(command)
         elif isinstance(command, Modify):
-            problem = f"{MAX_CHANGES} changes wait to be applied, which is the most; try again later"
+            problem = f"{MAX_CHANGES} changes are waiting already, which is the limit; try again later"
             self.put(session, Steered(command, RequestError(Fault.BAD_REQUEST, "request", problem)))
         else:
             self.put(session, Steered(command))

@@ -33,7 +33,9 @@ class Changes:
             except Exception:
                 # It may be changed in part.
                 log.exception("request %s: modifying it failed", session.request_id)
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", "the server failed on it"))
+                self._sessions.fail(
+                    session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
+                )
 
     def _apply(self, session: Session, commands: list[Steering]) -> None:
         """Apply the last modification only: each one contains all changes so far."""

@@ -274,13 +274,13 @@ class Config:
             advice = 'set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
             raise Conflict(f"{found}: {advice}", "kv_type", "flash_attn")
         if self.http and not (self.api_keys or self.insecure or is_loopback(parse_address(self.http)[0])):
-            found = f"http ({self.http}) is no loopback address and api_keys names no file"
-            advice = "make keys with umaserve keys add and name their file, or say --insecure"
+            found = f"http ({self.http}) is not a loopback address, and api_keys is not set"
+            advice = "make keys with umaserve keys add and set api_keys to their file, or set insecure"
             raise Conflict(f"{found}: {advice}", "http", "api_keys")
         both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
         if self.tls_cert and not self.http:
             found = "tls_cert and tls_key are set and http is not"
-            raise Conflict(f"{found}: set http to an address, or neither of them", "tls_cert", "tls_key", "http")
+            raise Conflict(f"{found}: set http to an address, or remove the other two", "tls_cert", "tls_key", "http")
         both_or_neither("tts_model", "tts_mmproj", self.tts_model, self.tts_mmproj)
         if self.http_socket == self.socket:
             found = f"http_socket and socket are both {printable(self.socket)}"

@@ -152,11 +152,11 @@ class RelayConfig:
         not_both("admin_token", "admin_token_file", self.admin_token, self.admin_token_file)
         if self.heartbeat_timeout <= self.heartbeat_interval:
             found = f"heartbeat_timeout ({self.heartbeat_timeout}) is not above heartbeat_interval"
-            advice = "no worker could answer a ping in time; raise the one or lower the other"
+            advice = "no worker could answer a ping in time: raise heartbeat_timeout or lower heartbeat_interval"
             raise Conflict(f"{found} ({self.heartbeat_interval}): {advice}", "heartbeat_timeout", "heartbeat_interval")
         if not (self.client_keys or self.insecure or is_loopback(parse_address(self.listen)[0])):
-            found = f"listen ({self.listen}) is no loopback address and client_keys names no file"
-            raise Conflict(f"{found}: name a file for client keys, or say --insecure", "listen", "client_keys")
+            found = f"listen ({self.listen}) is not a loopback address, and client_keys is not set"
+            raise Conflict(f"{found}: set client_keys to a file, or set insecure", "listen", "client_keys")
 
 
 SETTINGS = Settings(RelayConfig, "UMA_RELAY_")

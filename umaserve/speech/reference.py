@@ -35,7 +35,7 @@ def _decoded(text: Base64, rate: int) -> Samples:
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
-        raise MediaError(f"expected base64, got {len(text)} characters that are none ({error})") from error
+        raise MediaError(f"expected base64, got {len(text)} characters that are not valid ({error})") from error
     samples = samples_of(data)
     if len(samples) < MIN_S * rate:
         raise MediaError(f"expected at least {MIN_S} s of somebody's voice, got {len(samples) / rate:.2f} s")

@@ -203,7 +203,7 @@ class _Shelf:
         except OSError as error:
             # flock reports a lock that another process holds as EWOULDBLOCK.
             why = "another daemon records there" if isinstance(error, BlockingIOError) else error.strerror
-            advice = "choose a folder that you may write to, of this daemon's own, with --recordings"
+            advice = "choose a folder of this daemon's own that it can write to, with --recordings"
             raise ConfigError(f"recordings {printable(directory)}: {why}: {advice}") from error
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class FrameCodec:
             raise RequestError(
                 Fault.FRAME_TOO_LARGE,
                 "frame",
-                f"its header says {self._length} bytes, expected at most {self._max}",
+                f"expected at most {self._max} bytes, got {self._length}",
             )
         end = _HEADER.size + self._length
         if len(self._buffer) < end:
@@ -90,7 +90,7 @@ class LineCodec:
         end = self._buffer.find(b"\n", self._searched)
         length = end if end >= 0 else len(self._buffer)
         if length > self._max:
-            raise RequestError(Fault.FRAME_TOO_LARGE, "line", f"longer than {self._max} bytes")
+            raise RequestError(Fault.FRAME_TOO_LARGE, "line", f"expected at most {self._max} bytes, got more")
         if end < 0:
             self._searched = len(self._buffer)
             return None

@@ -110,7 +110,7 @@ def test_the_browsers_client_recovers(narrow: Daemon):
     for change in browser(narrow):
         shown.append(change)
         if change["id"] == "error":
-            assert "wait for a place" in change["text"]
+            assert "requests are waiting" in change["text"]
             crowd.leave()
     assert "error" in [change["id"] for change in shown]
     assert shown[-1]["id"] == "stats"

@@ -63,7 +63,7 @@ class ChatDialect:
     def receive(self, payload: bytes) -> Generate:
         """The request in ``payload``; raises ``RequestError``, also for every payload after the first."""
         if self._answer is not None or self._ended:
-            raise RequestError(Fault.BUSY, "payload", "expected one message on a connection, got another")
+            raise RequestError(Fault.BUSY, "payload", "expected one message per connection, got another")
         values = parse_json(payload, MAX_VALUES)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)

@@ -34,7 +34,7 @@ MAX_STACKED_FRAMES = 16
 MAX_LANGUAGE_BYTES = 64
 ROLES = ("system", "user", "assistant")
 KINDS = ("text", "image", "audio", "video")
-NO_VOICE = "since this daemon has no voice: pip install 'umaserve[speech]' gives it one"
+NO_VOICE = "since this daemon has no voice: its operator can pip install 'umaserve[speech]'"
 
 _SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
 MODES: dict[str, str | None] = {
@@ -199,7 +199,7 @@ def _check_length(recording: str, field: str) -> None:
 
 def _check_not_cloned(tts: Fields, mode: str, recording: str, path: str) -> None:
     """Refuse the modes in which only the recorded person may speak."""
-    why = "since this daemon's voice can't take on another one"
+    why = "since this daemon's voice can't clone another"
     if mode == "voice_cloning":
         others = " or ".join(f'"{one}"' for one in MODES if one != mode)
         raise out_of_range(tts.name("mode"), f"{others}, {why}", f'"{mode}"')

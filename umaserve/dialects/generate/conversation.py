@@ -106,7 +106,7 @@ class GenerateDialect:
             case "resume":
                 return self._reattach(fields)
             case kind if self._generation is None:
-                raise RequestError(Fault.BAD_REQUEST, "type", f'expected "config" before any other, got "{kind}"')
+                raise RequestError(Fault.BAD_REQUEST, "type", f'expected "config" as the first message, got "{kind}"')
             case "control":
                 return self._control(fields, self._generation)
             case _:
@@ -212,10 +212,10 @@ class GenerateDialect:
         parameters = fields.object("parameters")
         if parameters is None or not PARAMETERS & parameters.values.keys():
             known = ", ".join(sorted(PARAMETERS))
-            raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none of them")
+            raise RequestError(Fault.BAD_REQUEST, "parameters", f"expected some of {known}, got none")
         for key in FIXED_PARAMETERS:
             if parameters.values.get(key) is not None:
-                problem = "expected to be absent, since it can't change while it applies"
+                problem = "expected to be absent, since it can't change while text is generated"
                 raise RequestError(Fault.BAD_REQUEST, parameters.name(key), problem)
         # Based on a modification that isn't acknowledged yet, so as not to undo it.
         request = with_parameters(self._asked or generation.request, parameters, self._limits)

@@ -32,7 +32,9 @@ def parse_embeddings(body: bytes, limits: RequestLimits) -> EmbeddingsRequest:
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
     if fields.values.get("dimensions") is not None:
         raise RequestError(
-            Fault.BAD_REQUEST, "dimensions", "expected to be absent, since a vector's length is the model's"
+            Fault.BAD_REQUEST,
+            "dimensions",
+            "expected to be absent, since the model determines the length of its vectors",
         )
     texts = inputs(fields, "input", limits, MAX_INPUTS)
     check_prompt_bytes(

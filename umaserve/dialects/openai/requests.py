@@ -65,7 +65,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise RequestError(
             Fault.BAD_REQUEST,
             "tool_choice",
-            "expected no call to be required where the answer's form is given, got both",
+            "expected no required call with response_format, json_schema or grammar, got both",
         )
     max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
     continues, opens = _continuation(fields)
@@ -113,7 +113,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
         )
     n = _n_choices(fields)
     if (best_of := fields.integer("best_of", 1, MAX_CHOICES)) not in (None, n):
-        raise out_of_range("best_of", f"{n}, as n is", best_of)
+        raise out_of_range("best_of", f"{n}, the value of n", best_of)
     prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)

@@ -31,13 +31,15 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     fields.one_of("stream_format", ("audio",))
     if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
         raise RequestError(
-            Fault.BAD_REQUEST, "instructions", "expected to be absent, since this daemon's voice follows none"
+            Fault.BAD_REQUEST,
+            "instructions",
+            "expected to be absent, since this daemon's voice can't follow instructions",
         )
     speed = fields.values.get("speed")
     if speed is not None and (isinstance(speed, bool) or speed != 1):
-        raise bad_request("speed", "1, since this daemon's voice has no other", speed)
+        raise bad_request("speed", "1, the only speed of this daemon's voice", speed)
     if voice is None:
-        raise RequestError(Fault.BAD_REQUEST, "voice", f"there is nobody to speak, {NO_VOICE}")
+        raise RequestError(Fault.BAD_REQUEST, "voice", f"can't be used, {NO_VOICE}")
     if audio_format is None:
         # OpenAI's default is MP3, unless it can't be made here.
         audio_format = "mp3" if "mp3" in voice.formats else "wav"
