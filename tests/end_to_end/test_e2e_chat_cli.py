@@ -72,7 +72,7 @@ def test_what_is_wrong_is_said_in_one_line(daemon: Daemon) -> None:
             "http://127.0.0.1:9: Connection refused: start a daemon with --http",
         ),
         (("--url", "box", "hello"), "--url: expected a URL such as http://127.0.0.1:8080, got box"),
-        (("--url", f"http://{daemon.http}/elsewhere", "hello"), "is it a daemon of this version"),
+        (("--url", f"http://{daemon.http}/elsewhere", "hello"), "check the version of the daemon"),
         (
             ("--speak", "/nowhere/answer.wav", "hello"),
             "--speak /nowhere/answer.wav: No such file or directory: name a file that you may write",

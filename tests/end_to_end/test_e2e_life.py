@@ -211,7 +211,7 @@ def test_a_daemon_of_lines_is_told_in_one_line(own_daemon):
     for command in (["metrics"], ["ask", "Hi"]):
         result = run(*command, "--socket", daemon.path)
         assert result.returncode == 1
-        assert "no answer within 5 s: is it a daemon of framed JSON (--protocol json)" in result.stderr
+        assert "no answer within 5 s: is it a daemon with --protocol json" in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
 
