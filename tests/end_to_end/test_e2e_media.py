@@ -189,7 +189,7 @@ def test_images_are_more_than_other_bodies_may_hold(seeing: Daemon) -> None:
     ("item", "message"),
     [
         (image(b"no image"), "messages[0].content[0].data: expected an image"),
-        (image(noise()[:-2000]), "messages[0].content[0].data: expected a whole image"),
+        (image(noise()[:-2000]), "messages[0].content[0].data: expected an intact image"),
         ({"type": "image", "data": "%%%"}, "messages[0].content[0].data: expected base64"),
         (audio(np.array([0.5, np.nan])), "messages[0].content[0].data: expected finite samples, got nan at index 1"),
         ({"type": "audio", "data": "AAAA"}, "messages[0].content[0].data: expected float32 samples"),
