@@ -205,7 +205,7 @@ def test_a_file_that_is_missing_or_no_gguf_is_refused(
 
 def test_two_adapters_of_one_name_are_refused(model: Model, tmp_path: Path):
     path = write(tmp_path / "one.gguf")
-    with pytest.raises(ModelError, match=f"^lora 'one={path}': .* has its name, 'one'; say NAME={path}$"):
+    with pytest.raises(ModelError, match=f"^lora 'one={path}': .* has the name 'one' too: .* NAME={path}$"):
         LoraAdapters(model, (path, f"one={path}"))
 
 

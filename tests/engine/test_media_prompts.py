@@ -374,11 +374,11 @@ def test_media_beyond_the_context_are_refused_before_all_are_laid_out(engines: C
     engine = engines("vision")
     film = base64.b64encode(media_files.film([media_files.RED] * 64, 1, size=(640, 640))).decode()
     with pytest.raises(
-        RequestError, match=r"film: expected at most \d+ tokens up to here, the context, got \d+"
+        RequestError, match=r"film: expected at most \d+ tokens up to here, the context's length, got \d+"
     ) as refused:
         prepared(engine, Video(film, "film"), "?")
     assert refused.value.fault is Fault.CONTEXT_EXCEEDED
-    assert int(refused.value.message.split()[1]) < 3 * engine.capacity.sequence_tokens
+    assert int(refused.value.message.split()[-1]) < 3 * engine.capacity.sequence_tokens
 
 
 def test_nothing_more_is_laid_out_for_who_has_left(engines: Callable[[str], LlamaEngine]) -> None:

@@ -198,8 +198,8 @@ class _Room:
             raise RequestError(Fault.TIMED_OUT, self._field, "nobody waits for it any more")
         self._tokens += sum(chunk.tokens for chunk in media_chunks(pieces))
         if self._tokens > self._max_tokens:
-            what = f"expected at most {self._max_tokens} tokens up to here, the context, got {self._tokens}"
-            raise RequestError(Fault.CONTEXT_EXCEEDED, self._field, f"{what}")
+            problem = f"expected at most {self._max_tokens} tokens up to here, the context's length, got {self._tokens}"
+            raise RequestError(Fault.CONTEXT_EXCEEDED, self._field, problem)
 
 
 class _Cache:
