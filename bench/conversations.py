@@ -6,7 +6,7 @@ its JSON, the same for all dialects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -24,6 +24,10 @@ _TEXT, _CLOSE, _PING, _PONG = 0x81, 0x88, 0x89, 0x8A
 _MASKED = 0x80
 _MASK = bytes(4)
 """A client has to mask what it sends (RFC 6455, section 5.3); zeros leave it as it is."""
+
+
+Turn = Mapping[str, str]
+"""``role`` and ``content``."""
 
 
 class Conversation(Protocol):
@@ -106,9 +110,11 @@ class ServerSentEvents:
     A token that has no event of its own, since it ends within a character, counts when the answer ends.
     """
 
-    def __init__(self, prompt: str, n_tokens: int, *, chat: bool = False, reuse: bool = False) -> None:
-        """``reuse``: may the server use again what it has computed for others?"""
-        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    def __init__(self, prompt: str | Sequence[Turn], n_tokens: int, *, reuse: bool = False) -> None:
+        """``prompt``: a text to complete, or the turns of a chat. ``reuse``: may the server use again what it has
+        computed for others?"""
+        chat = not isinstance(prompt, str)
+        asked = {"messages": prompt} if chat else {"prompt": prompt}
         options = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         body = orjson.dumps({**asked, "max_tokens": n_tokens, **options, "cache_prompt": reuse})
         self.outbox = (
@@ -116,6 +122,8 @@ class ServerSentEvents:
             b"Content-Length: %d\r\n\r\n%b" % (b"chat/" if chat else b"", len(body), body)
         )
         self.ended = False
+        self.answer = ""
+        """Its text so far."""
         self.prompt_tokens = 0
         """As the server counts them, once it has said so at the end."""
         self._n_tokens = n_tokens
@@ -161,8 +169,9 @@ class ServerSentEvents:
         (choice,) = content["choices"]
         self._reason = choice["finish_reason"]
         # Chat begins with a chunk that only says who speaks.
-        speaks = "text" in choice or bool(choice["delta"].get("content"))
-        return int(speaks and self._reason is None)
+        text = choice["text"] if "text" in choice else choice["delta"].get("content")
+        self.answer += text or ""
+        return int((bool(text) or "text" in choice) and self._reason is None)
 
 
 CONVERSATIONS: dict[str, Callable[[str, int], Conversation]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.processes import Served, free_address, running
 from umaserve.engine.model import find
@@ -14,6 +14,16 @@ from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.cores import usable_cores
 
 VARIABLE = "LLAMA_SERVER"
+
+LAYOUTS = {
+    "-np N": ("--parallel", "N"),
+    "-np N -kvu": ("--parallel", "N", "--kv-unified"),
+    "-np N -kvu -ub 64": ("--parallel", "N", "--kv-unified", "--batch-size", "64", "--ubatch-size", "64"),
+    "default": (),
+}
+"""Ways to run it, by name: flags, with N for the number of clients. ``-np`` alone gives each slot KV cells of its own;
+without it there are four slots that share them."""
+UNIFIED = LAYOUTS["-np N -kvu"]
 
 
 def binary() -> str | None:
@@ -25,11 +35,13 @@ def binary() -> str | None:
 
 
 @contextlib.contextmanager
-def llama_server(path: str, **settings: str) -> Iterator[Served]:
-    """Run it with the environment's settings and these, named as the daemon's variables are; ready when given."""
+def llama_server(path: str, layout: Sequence[str] = UNIFIED, **settings: str) -> Iterator[Served]:
+    """Run it with the environment's settings and these, named as the daemon's variables are; ready when given.
+    ``layout``: one of ``LAYOUTS``, whose flags replace the settings'."""
     address = free_address()
     loaded = SETTINGS.load({}, {**os.environ, **settings}).config
-    with running([path, *_flags(loaded, address)], lambda: _is_ready(address)) as pid:
+    flags = [str(loaded.parallel) if flag == "N" else flag for flag in layout]
+    with running([path, *_flags(loaded, address), *flags], lambda: _is_ready(address)) as pid:
         yield Served(address, pid)
 
 
@@ -41,7 +53,6 @@ def _flags(settings: Config, address: str) -> list[str]:
         "--port": port,
         "--model": find(settings.model),
         "--ctx-size": settings.n_ctx,
-        "--parallel": settings.parallel,
         "--batch-size": settings.n_batch,
         "--ubatch-size": settings.n_ubatch,
         "--threads": threads,
@@ -55,7 +66,7 @@ def _flags(settings: Config, address: str) -> list[str]:
     }
     if settings.n_gpu_layers >= 0:
         values["--n-gpu-layers"] = settings.n_gpu_layers
-    return ["--kv-unified", "--no-webui", "--offline", *(str(part) for pair in values.items() for part in pair)]
+    return ["--no-webui", "--offline", *(str(part) for pair in values.items() for part in pair)]
 
 
 def _is_ready(address: str) -> bool:

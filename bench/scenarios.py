@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from bench.conversations import SSE, Conversation, ServerSentEvents, WebSocket
+from bench.conversations import SSE, Conversation, ServerSentEvents, Turn, WebSocket
 from bench.load import ask, ask_all, connected, warm_up, write
 from bench.trace import Stream, Trace
 from bench.workload import (
@@ -24,6 +24,7 @@ from bench.workload import (
     prefixed,
     prompts,
     warm_up_prompts,
+    words,
 )
 from umaserve.client import run
 
@@ -100,7 +101,34 @@ async def short(address: str) -> Trace:
 
 
 def _chat(question: str) -> ServerSentEvents:
-    return ServerSentEvents(question, CHAT_TOKENS, chat=True, reuse=True)
+    return ServerSentEvents([_said_by("user", question)], CHAT_TOKENS, reuse=True)
+
+
+def _said_by(role: str, content: str) -> Turn:
+    return {"role": role, "content": content}
+
+
+async def growing(address: str, n_clients: int, n_words: int, n_tokens: int, n_turns: int, seed: int) -> Trace:
+    """All clients at once, each with a conversation of its own of ``n_turns``, or with one text to complete."""
+    await warm_up(SSE, address, n_clients)
+    cpu = time.process_time()
+    texts = [
+        [words(n_words, (seed * 1000 + client) * 1000 + turn) for turn in range(n_turns)] for client in range(n_clients)
+    ]
+    found = await asyncio.gather(*(_converse(address, of, n_tokens) for of in texts))
+    return Trace([stream for streams in found for stream in streams], time.process_time() - cpu)
+
+
+async def _converse(address: str, texts: Sequence[str], n_tokens: int) -> list[Stream]:
+    if len(texts) == 1:
+        return [await ask(address, ServerSentEvents(texts[0], n_tokens))]
+    streams, turns = [], list[Turn]()
+    for number, text in enumerate(texts):
+        turns.append(_said_by("user", text))
+        conversation = ServerSentEvents(turns, n_tokens, reuse=True)
+        streams.append(replace(await ask(address, conversation), turn=number))
+        turns.append(_said_by("assistant", conversation.answer))
+    return streams
 
 
 async def copying(address: str) -> Trace:
@@ -133,7 +161,7 @@ async def _ask_on(address: str, waiting: Iterator[Conversation]) -> list[Stream]
 
 
 SCENARIOS: dict[str, Callable[..., Coroutine[Any, Any, Trace]]] = {
-    scenario.__name__: scenario for scenario in (storm, prefixes, short, copying, pressure)
+    scenario.__name__: scenario for scenario in (storm, prefixes, short, growing, copying, pressure)
 }
 
 

@@ -20,6 +20,8 @@ class Stream:
     """The arrival of each token."""
     prompt_tokens: int = 0
     """As the server counted them; 0 where nobody asked it."""
+    turn: int = 0
+    """How many turns of the same conversation were before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Measures:
     whole_rate: float
     """From the first request to the last token."""
     ttft_p50: float
+    ttft_p95: float
     ttft_max: float
     gap_p50: float
     """Gaps are those between two tokens of one stream, also while other prompts are still computed."""
@@ -56,17 +59,18 @@ class Measures:
     observer_cores: float
 
 
-def measures(trace: Trace) -> Measures:
-    """The measures of one run."""
+def measures(trace: Trace, *, later: bool = False) -> Measures:
+    """The measures of one run; ``later``: the times to first token are those of the later turns only."""
     streams = trace.streams
     asked = min(stream.asked for stream in streams)
     ended = max(stream.tokens[-1] for stream in streams)
-    ttft = np.array([stream.tokens[0] - stream.asked for stream in streams]) * 1000
+    ttft = np.array([stream.tokens[0] - stream.asked for stream in streams if stream.turn or not later]) * 1000
     gaps = np.concatenate([np.diff(stream.tokens) for stream in streams]) * 1000
     return Measures(
         steady_rate=_steady_rate(streams),
         whole_rate=sum(len(stream.tokens) for stream in streams) / (ended - asked),
         ttft_p50=float(np.percentile(ttft, 50)),
+        ttft_p95=float(np.percentile(ttft, 95)),
         ttft_max=float(ttft.max()),
         gap_p50=float(np.percentile(gaps, 50)),
         gap_p95=float(np.percentile(gaps, 95)),

@@ -146,7 +146,7 @@ def test_a_token_without_an_event_of_its_own_counts_at_the_end():
 
 
 def test_a_chat_begins_with_its_first_text_not_with_its_role():
-    conversation = ServerSentEvents("Hello", 2, chat=True)
+    conversation = ServerSentEvents([{"role": "user", "content": "Hello"}], 2)
     head, _, body = conversation.outbox.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/chat/completions ")
     assert json.loads(body)["messages"] == [{"role": "user", "content": "Hello"}]
@@ -322,7 +322,7 @@ def test_a_spread_is_the_median_with_its_ends():
 
 
 def test_every_measurement_beside_llama_server_has_its_scenario():
-    assert set(scenarios.SCENARIOS) == set(bench_main.BESIDE)
+    assert set(scenarios.SCENARIOS) == {*bench_main.BESIDE, "growing"}
 
 
 def test_more_clients_than_sequences_raise_the_sequences_for_all_sides(monkeypatch, capsys):

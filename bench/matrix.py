@@ -1,0 +1,209 @@
+"""``python -m bench.matrix``: umaserve beside each way to run llama-server, for many sizes of load, as one table."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import llama_server
+from bench.heat_map import draw
+from bench.llama_server import LAYOUTS
+from bench.processes import Served, daemon, trace_of
+from bench.report import load_average, machine, number, progress, table
+from bench.sides import OURS
+from bench.trace import Measures, measures, medians
+from umaserve.engine.model import CELLS_ROUNDED_TO, find
+from umaserve.errors import ConfigError, ModelError
+from umaserve.settings.daemon import SETTINGS
+
+CLIENTS = (1, 2, 4, 8, 16, 32)
+WORDS = (24, 150, 300, 600)
+TOKENS = (32, 128)
+TALKS = ((8, 60, 4), (8, 100, 6), (16, 60, 4), (16, 100, 6))
+"""Clients, words of a turn, turns."""
+TALK_TOKENS = 24
+TOKENS_A_WORD = 1.4
+
+_NOTES = """\
+Rates in tokens/s of all clients, from the first request to the last token, prompts included; times in ms. All clients
+ask at once, over SSE, what nobody has asked before, and take all tokens. With turns, each client goes on with its own
+conversation, and the times to first token are those of the later turns. The rival is the way to run llama-server with
+the highest rate of: {layouts}. Ratios: umaserve's to the rival's, by the medians of {repeats} rounds; a ! misses its
+goal. Both sides have the same threads, and KV cells for all that is asked. The servers of a number of clients are all
+loaded and warmed up, and measured in turn, every other round in reverse order.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One row of the matrix: what ``clients`` ask at once."""
+
+    clients: int
+    words: int
+    tokens: int
+    turns: int = 1
+
+    @property
+    def prompts(self) -> str:
+        return f"{self.turns} x {self.words}" if self.turns > 1 else str(self.words)
+
+    @property
+    def cells(self) -> int:
+        """KV cells that one client needs, with room to spare."""
+        return int(self.turns * (TOKENS_A_WORD * self.words + self.tokens + 16))
+
+    def measure(self, at: Served, round_: int) -> Measures:
+        """Run it once; each round has prompts of its own."""
+        numbers = self.clients, self.words, self.tokens, self.turns, round_
+        return measures(trace_of("bench.scenarios", "growing", at.http, *numbers), later=self.turns > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the ratio of a measure to the rival's has to be, at least or at most."""
+
+    measure: str
+    title: str
+    least: float = 0.0
+    most: float = float("inf")
+
+
+TALK_GOALS = (
+    Goal("whole_rate", "tokens/s", least=1 / 0.9),
+    Goal("ttft_p50", "TTFT p50", most=0.5),
+    Goal("ttft_p95", "TTFT p95", most=0.5),
+)
+GOALS = (
+    Goal("whole_rate", "tokens/s", least=1.0),
+    Goal("ttft_p95", "TTFT p95", most=1.1),
+    Goal("gap_p95", "gap p95", most=1.0),
+    Goal("gap_max", "gap max", most=1.0),
+)
+
+Found = Mapping[str, Measures]
+"""The medians of each server's rounds, by its name; umaserve's comes first."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what was asked for; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        binary = llama_server.binary()
+        models = [find(model) for model in options.models or [""]]
+    except (ConfigError, ModelError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    if binary is None:
+        parser.exit(2, f"{parser.prog}: name llama-server's binary in {llama_server.VARIABLE} (see bench/README.md)\n")
+    loads = [Load(*one) for one in itertools.product(options.clients, options.words, options.tokens)]
+    if not options.no_talks:
+        loads += [Load(clients, words, TALK_TOKENS, turns) for clients, words, turns in TALKS]
+    before = load_average()
+    pictures = {}
+    try:
+        for model in models:
+            name = Path(model).name
+            found = dict(_measured(model, loads, binary, options.layouts, options.repeats))
+            print(f"## The matrix: {name}, runs: {options.repeats}\n\n{_report(found)}", flush=True)
+            pictures[name] = {load: _ratio(GOALS[0], of) for load, of in found.items() if load.turns == 1}
+    except (subprocess.CalledProcessError, RuntimeError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        return 130
+    print(_NOTES.format(layouts=", ".join(options.layouts), repeats=options.repeats))
+    print(draw({name: _grid(ratios) for name, ratios in pictures.items()}, options.picture))
+    print(f"{machine()}. Load average before: {before}; after: {load_average()}.")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m bench.matrix",
+        description="Measure umaserve beside llama-server in each configuration, for many sizes of load.",
+        epilog="LLAMA_SERVER names llama-server's binary. All of it takes some hours for one model: name fewer sizes.",
+        allow_abbrev=False,
+    )
+    sizes = (("clients", CLIENTS, "clients at once"), ("words", WORDS, "words a prompt"), ("tokens", TOKENS, "answer"))
+    for name, default, what in sizes:
+        help_ = f"{what} (default: {' '.join(map(str, default))})"
+        parser.add_argument(f"--{name}", type=int, nargs="+", metavar="N", default=default, help=help_)
+    parser.add_argument("--models", nargs="+", metavar="FILE", help="GGUF files (default: the default model)")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ways to run llama-server")
+    parser.add_argument("--no-talks", action="store_true", help="leave out the conversations")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
+    picture = Path(__file__).with_name("matrix.png")
+    parser.add_argument("--picture", type=Path, default=picture, metavar="FILE", help="a PNG (default: %(default)s)")
+    return parser
+
+
+def _measured(
+    model: str, loads: Sequence[Load], binary: str, layouts: Sequence[str], repeats: int
+) -> Iterator[tuple[Load, Found]]:
+    for clients in dict.fromkeys(load.clients for load in loads):
+        group = [load for load in loads if load.clients == clients]
+        with contextlib.ExitStack() as stack:
+            servers = _started(stack, model, clients, max(load.cells for load in group), binary, layouts)
+            for load in group:
+                runs: dict[str, list[Measures]] = {name: [] for name in servers}
+                for round_ in range(repeats):
+                    for name in list(servers) if round_ % 2 == 0 else reversed(servers):
+                        progress(f"{clients} x {load.prompts} words, {load.tokens} tokens, round {round_ + 1}, {name}")
+                        runs[name].append(load.measure(servers[name], round_))
+                yield load, {name: medians(of) for name, of in runs.items()}
+
+
+def _started(
+    stack: contextlib.ExitStack, model: str, clients: int, cells: int, binary: str, layouts: Sequence[str]
+) -> dict[str, Served]:
+    parallel = max(clients, SETTINGS.load({}, {}).config.parallel)
+    each = -(-cells // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
+    common = {"UMA_MODEL": model, "UMA_MAX_TOKENS": str(max(TOKENS))}
+    ours = {**common, "UMA_PARALLEL": str(parallel), "UMA_N_CTX": str(parallel * each)}
+    theirs = {**common, "UMA_PARALLEL": str(clients), "UMA_N_CTX": str(clients * each)}
+    servers = {OURS: stack.enter_context(daemon("umaserve", **ours))}
+    for name in layouts:
+        servers[name] = stack.enter_context(llama_server.llama_server(binary, LAYOUTS[name], **theirs))
+    return servers
+
+
+def _report(found: Mapping[Load, Found]) -> str:
+    parts = []
+    for goals, turns in ((GOALS, False), (TALK_GOALS, True)):
+        rows = [_row(load, of, goals) for load, of in found.items() if (load.turns > 1) == turns]
+        if rows:
+            titles = [title for goal in goals for title in (goal.title, "rival's", "ratio")]
+            parts.append(table(["clients", "words", "tokens", "rival", *titles], rows))
+    return "\n".join(parts)
+
+
+def _row(load: Load, found: Found, goals: Sequence[Goal]) -> list[str]:
+    row = [str(load.clients), load.prompts, str(load.tokens), _rival(found)]
+    for goal in goals:
+        ours, theirs = (getattr(found[name], goal.measure) for name in (OURS, _rival(found)))
+        ratio = _ratio(goal, found)
+        row += [number(ours), number(theirs), f"{ratio:.2f}{'' if goal.least <= ratio <= goal.most else ' !'}"]
+    return row
+
+
+def _rival(found: Found) -> str:
+    return max((name for name in found if name != OURS), key=lambda name: found[name].whole_rate)
+
+
+def _ratio(goal: Goal, found: Found) -> float:
+    ours, theirs = (float(getattr(found[name], goal.measure)) for name in (OURS, _rival(found)))
+    return ours / theirs if theirs else float("nan")
+
+
+def _grid(ratios: Mapping[Load, float]) -> Mapping[tuple[str, str], float]:
+    """The ratios by the labels of their row and column in the picture."""
+    return {(f"{load.words} words, {load.tokens} tokens", f"{load.clients}"): ratio for load, ratio in ratios.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
