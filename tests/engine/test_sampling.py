@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from umaserve.engine.candidates import Candidates
+from umaserve.engine.candidates import COLUMNS, Candidates, Logits
 from umaserve.engine.logprobs import Scores
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.errors import RequestError
@@ -106,3 +108,55 @@ def test_a_length_penalty_does_the_same_to_negative_logits(penalty: float, chose
 def test_a_length_penalty_leaves_an_end_out_that_is_ignored():
     sampling = Sampling(length_penalty=0.5, ignore_eos=True)
     assert choose(sampling, [5.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0], []) == 3
+
+
+class Whole(Candidates):
+    """Leaves all tokens to llama.cpp's top-k."""
+
+    def likeliest(self, logits: Logits, k: int) -> object:
+        return self.all(logits)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_vocab=st.integers(1, 4 * COLUMNS),
+    top_k=st.one_of(st.integers(1, 60), st.integers(1, COLUMNS + 9)),
+    steps=st.sampled_from([None, 100, 8, 1]),
+    masked=st.sampled_from([0.0, 0.3, 0.99, 1.0]),
+    sampling=st.fixed_dictionaries(
+        {"temperature": st.sampled_from([0.5, 1.0, 5.0]), "seed": st.integers(0, 99)},
+        optional={"top_p": st.just(0.9), "min_p": st.just(0.1), "presence_penalty": st.just(20.0)},
+    ),
+)
+def test_top_k_of_the_likeliest_tokens_draws_what_that_of_all_draws(
+    seed: int, n_vocab: int, top_k: int, steps: int | None, masked: float, sampling: dict
+):
+    """``steps``: logits are multiples of its inverse, so that many are equal. ``masked``: the share of -inf."""
+    random = np.random.default_rng(seed)
+    wanted = Sampling(top_k=top_k, **sampling)
+    whole, some = (Sampler(n_vocab, (), wanted, None) for _ in range(2))
+    logits = random.normal(0, 3, n_vocab).astype(np.float32)
+    if steps:
+        logits = np.round(logits * steps) / np.float32(steps)
+    logits[random.random(n_vocab) < masked] = -np.inf
+    logits[random.integers(n_vocab)] = 1.0
+    for _ in range(6):
+        expected = whole.sample(logits.copy(), Whole(n_vocab))
+        assert some.sample(logits.copy(), Candidates(n_vocab)) == expected
+
+
+def test_few_candidates_are_left_of_many_tokens():
+    logits = np.random.default_rng(0).permutation(8 * COLUMNS).astype(np.float32)
+    candidates = Candidates(len(logits))
+    left = candidates.likeliest(logits, 40)
+    ids = candidates.tokens["id"][: left.size]
+    assert 40 <= left.size < 80
+    assert set(np.argsort(logits)[-40:]) <= set(ids)
+    assert list(ids) == sorted(ids)
+    assert list(candidates.tokens["logit"][: left.size]) == list(logits[ids])
+
+
+def test_tokens_without_a_logit_are_left_to_llama():
+    logits = np.full(2 * COLUMNS, np.nan, np.float32)
+    assert Candidates(len(logits)).likeliest(logits, 40).size == len(logits)

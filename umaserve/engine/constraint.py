@@ -53,7 +53,7 @@ class Constraint:
             left = logits.copy()
             left[forbidden] = -np.inf
             return left
-        candidate = candidates.fill(logits)
+        candidate = candidates.all(logits)
         llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(candidate))
         left = np.full_like(logits, -np.inf)
         left[candidates.tokens["id"]] = candidates.tokens["logit"]

@@ -50,6 +50,8 @@ class Sampler:
         self.constraint = constraint
         plain = sampling.temperature < MIN_TEMPERATURE and not _penalizes(sampling)
         self._chain = None if plain else _chain(n_vocab, sampling)
+        self._top_k = 0 if _penalizes(sampling) else max(0, sampling.top_k)
+        """The cut-off before anything else looks at the candidates; 0 if there is none."""
         if self._chain is not None:
             weakref.finalize(self, llama_cpp.llama_sampler_free, self._chain)
 
@@ -80,13 +82,13 @@ class Sampler:
 
     def _choose(self, logits: Logits, candidates: Candidates) -> int:
         if self._chain is None:
-            return int(np.argmax(logits))
-        native = candidates.fill(logits)
+            return int(logits.argmax())
+        native = candidates.likeliest(logits, self._top_k) if self._top_k else candidates.all(logits)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(native))
         token = int(native.data[native.selected].id)
         # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one. If the
         # grammar forbids that token, accepting it would abort the process.
-        return token if logits[token] != -np.inf else int(np.argmax(logits))
+        return token if logits[token] != -np.inf else int(logits.argmax())
 
     def _by_grammar(self, grammar: Constraint, token: int, logits: Logits, candidates: Candidates) -> int | None:
         """``token`` if the grammar allows it, as it mostly does, else one chosen from the tokens that it allows;
