@@ -43,19 +43,25 @@ class Batch:
         ``positions``: maps token indices to positions where sequences contain media. ``every_row``: output all rows,
         as pooling of embeddings requires.
         """
-        row = 0
+        # Collected in lists first: each assignment to an array takes as long as many tokens.
+        tokens: list[int] = []
+        pos: list[int] = []
+        seq_id: list[int] = []
+        output: list[bool] = []
         outputs = 0
         for run in runs:
-            end = row + len(run.tokens)
-            self._token[row:end] = run.tokens
+            n_tokens = len(run.tokens)
+            wanted = 0 if run.sampler is None else 1 + run.draft_tokens
             first = run.start if positions is None else positions.at(run.slot, run.start)
-            self._pos[row:end] = range(first, first + len(run.tokens))
-            self._seq_id[row:end] = run.slot
-            self._output[row:end] = every_row
-            if run.sampler is not None:
-                wanted = 1 + run.draft_tokens
-                self._output[end - wanted : end] = 1
-                outputs += wanted
-            row = end
-        self.native.n_tokens = row
-        return row if every_row else outputs
+            tokens += run.tokens
+            pos += range(first, first + n_tokens)
+            seq_id += [run.slot] * n_tokens
+            output += [every_row] * (n_tokens - wanted) + [True] * wanted
+            outputs += wanted
+        rows = len(tokens)
+        self._token[:rows] = tokens
+        self._pos[:rows] = pos
+        self._seq_id[:rows] = seq_id
+        self._output[:rows] = output
+        self.native.n_tokens = rows
+        return rows if every_row else outputs
