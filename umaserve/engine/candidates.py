@@ -22,12 +22,11 @@ class Candidates:
 
     def __init__(self, n_vocab: int) -> None:
         self.tokens = np.zeros(n_vocab, _CANDIDATE)
+        self._native = native(self.tokens)
         self._ids = np.arange(n_vocab, dtype=np.int32)
 
     def all(self, logits: Logits) -> Any:
-        self.tokens["id"] = self._ids
-        self.tokens["logit"] = logits
-        return native(self.tokens)
+        return self._filled(self._ids, logits)
 
     def likeliest(self, logits: Logits, k: int) -> Any:
         """Candidates for llama.cpp's top-k, which gives the same with them as with all tokens, in less time: some
@@ -43,10 +42,13 @@ class Candidates:
         # some are not numbers, and many where most are masked.
         if not k <= len(ids) <= COLUMNS or len(set(kept.tolist())) < len(ids):
             return self.all(logits)
-        tokens = self.tokens[: len(ids)]
-        tokens["id"] = ids
-        tokens["logit"] = kept
-        return native(tokens)
+        return self._filled(ids, kept)
+
+    def _filled(self, ids: npt.NDArray[np.integer[Any]], logits: Logits) -> Any:
+        size = len(ids)
+        self.tokens["id"][:size] = ids
+        self.tokens["logit"][:size] = logits
+        return llama_cpp.llama_token_data_array(data=self._native.data, size=size, selected=-1, sorted=False)
 
 
 def one(token: int) -> npt.NDArray[Any]:
