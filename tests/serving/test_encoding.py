@@ -318,3 +318,18 @@ def test_who_stands_behind_the_media_of_another_is_told_so() -> None:
     world.clock.now += PATIENCE_S
     assert told(world) == [[], [1, 1]], "the first one's picture is being encoded"
     finish(world)
+
+
+@pytest.mark.parametrize(
+    ("parts", "draft_tokens"),
+    [(("abcdabc",), "dabc"), (("", "a cat", "abcdabc"), "dabc"), (("abcd", "a cat", "abc"), ""), (("ab",), "")],
+)
+def test_the_text_behind_the_media_is_indexed_before_a_prompt_starts(parts: tuple[str, ...], draft_tokens: str) -> None:
+    world = SchedulerWorld(slots=1, cached_cells=100)
+    world.arrive("takes the slot", max_tokens=50)
+    world.turns(2)
+    client = world.arrive(turns(*parts))
+    world.turn_until(lambda: client.session.prepared)
+    assert client.session.slot is None
+    assert client.session.repetition is not None
+    assert bytes(client.session.repetition.draft_tokens(9)).decode() == draft_tokens

@@ -1,4 +1,4 @@
-"""Prepares requests, one at a time on a thread of its own: filter, template, tokenize, compile the grammar."""
+"""Prepares requests, one at a time on a thread of its own: filter, template, tokenize, compile the grammar, index."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.policy import is_background
 from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.speculation import Repetition
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Engine, JobQueue, Prepared
 from umaserve.serving.turns import Turns
@@ -35,13 +36,16 @@ class Preparing:
         content_filter: ContentFilter | None,
         *,
         shared_prefixes: bool,
+        draft_tokens: bool,
     ) -> None:
+        """``draft_tokens``: whether to index prompts for draft tokens from repetition."""
         self._sessions = sessions
         self._engine = engine
         self._worker = worker
         self._now = clock
         self._filter = content_filter
         self._shares_prefixes = shared_prefixes
+        self._speculates = draft_tokens
         self._waiting: list[Session] = []
         self._session: Session | None = None
         """The one whose request is being prepared."""
@@ -69,15 +73,17 @@ class Preparing:
         request, tenant = session.request, "" if self._shares_prefixes else session.caller.tenant
         assert request is not None
 
-        def prepared(result: Prepared | BaseException) -> None:
+        def prepared(result: tuple[Prepared, Repetition | None] | BaseException) -> None:
             self._session = None
             session.waits_since = self._now()
             if session.state is not State.PREFILL:
                 return
-            if isinstance(result, Prepared):
-                session.prepared = result
+            if isinstance(result, tuple):
+                session.prepared, session.repetition = result
                 session.request = _without_media(request)
-                session.text = AnswerText(result.text, None if self._filter is None else self._filter.stream())
+                session.text = AnswerText(
+                    session.prepared.text, None if self._filter is None else self._filter.stream()
+                )
             elif isinstance(result, RequestError):
                 self._sessions.fail(session, result)
             else:
@@ -94,11 +100,17 @@ class Preparing:
         background = is_background(session.request.priority, session.requested_at, self._now())
         return background, self._turns.last(session.caller.tenant), session.id
 
-    def _prepare(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prepared:
+    def _prepare(
+        self, request: Generate, tenant: str, wanted: Callable[[], bool]
+    ) -> tuple[Prepared, Repetition | None]:
         """On the preparing thread."""
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        return self._engine.prepare(request, tenant, wanted)
+        prepared = self._engine.prepare(request, tenant, wanted)
+        if not self._speculates:
+            return prepared, None
+        text_from = prepared.spans[-1].end if prepared.spans else 0
+        return prepared, Repetition(prepared.tokens[text_from:])
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All texts that the client sends to the model."""

@@ -15,7 +15,6 @@ from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning, Targets, Work
 from umaserve.serving.preparing import Preparing, has_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
-from umaserve.serving.speculation import Repetition
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
 from umaserve.serving.ticks import Engine, JobQueue, Outcome, Run, TickResult
@@ -56,9 +55,17 @@ class Scheduler:
         self._targets = targets
         self._now = clock
         # Rejected draft tokens are removed, which needs sequences that can be cut short.
-        self._speculates = draft_tokens and engine.capacity.cached_cells > 0
+        speculates = draft_tokens and engine.capacity.cached_cells > 0
         self._preparing, self._preparing_media = (
-            Preparing(sessions, engine, worker, clock, content_filter, shared_prefixes=shared_prefixes)
+            Preparing(
+                sessions,
+                engine,
+                worker,
+                clock,
+                content_filter,
+                shared_prefixes=shared_prefixes,
+                draft_tokens=speculates,
+            )
             for worker in (preparing, preparing_media)
         )
         self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
@@ -233,9 +240,6 @@ class Scheduler:
         assert text is not None
         if not session.generated:
             self._sessions.put(session, Prefilled(len(prepared.tokens)))
-        if self._speculates and session.repetition is None:
-            text_from = prepared.spans[-1].end if prepared.spans else 0
-            session.repetition = Repetition(prepared.tokens[text_from:])
         if token in self._engine.end_tokens:
             self._sessions.finish(session, FinishReason.STOP)
             return

@@ -37,10 +37,10 @@ class Repetition:
     def __init__(self, tokens: Sequence[int]) -> None:
         self.acceptance = Acceptance()
         self._tokens = list(tokens[-MAX_INDEXED:])
-        self._after: dict[tuple[int, ...], int] = {}
+        ngrams = zip(*(self._tokens[first:] for first in range(NGRAM)), strict=False)
+        # The last ones have nothing behind them.
+        self._after: dict[tuple[int, ...], int] = dict(zip(ngrams, range(NGRAM, len(self._tokens)), strict=False))
         """By ``NGRAM`` tokens: the position behind their latest occurrence."""
-        for position in range(NGRAM, len(self._tokens)):
-            self._after[tuple(self._tokens[position - NGRAM : position])] = position
 
     def append(self, token: int) -> None:
         end = tuple(self._tokens[-NGRAM:])
