@@ -10,7 +10,7 @@ FORGETTING = 0.98
 """Factor on the weight of a tick for each later one: about the last 50 count."""
 
 MAX_NEW = 16
-"""Ticks without prefill that are collected before the model learns from them."""
+"""Ticks without prefill that are collected before the model learns from them, after as many single ones."""
 
 MIN_TICK_S = 1e-6
 """A coarse clock may measure 0 s for a tick, which would give it infinite weight."""
@@ -65,13 +65,12 @@ class CostModel:
         self._prior = np.array(_PRIOR_S)
         self._xx = np.zeros((4, 4))
         self._xy = np.zeros(4)
-        self._cost = Cost()
+        self.cost = Cost()
+        """The estimate from the ticks so far; of ticks without prefill, the last ones may be missing."""
         self._correction = 1.0
         self._margin = 1.1
         self._new: list[tuple[float, float, float, float, float]] = []
         self._ticks = 0
-        self._stale = False
-        """Whether the cost has to be solved again."""
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
         """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
@@ -81,20 +80,10 @@ class CostModel:
             self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Collected, since learning from many at once takes hardly longer than from one.
         self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
-        self._stale = self._stale or prefill_rows > 0 or self._ticks < MAX_NEW
         self._ticks += 1
-        if len(self._new) >= MAX_NEW:
+        if prefill_rows or self._ticks <= MAX_NEW or len(self._new) >= MAX_NEW:
             self._fold()
-            self._stale = True
-
-    @property
-    def cost(self) -> Cost:
-        """The estimate from all ticks so far. Solved on demand: ticks without prefill rarely need it."""
-        if self._stale:
-            self._fold()
-            self._cost = self._solved()
-            self._stale = False
-        return self._cost
+            self.cost = self._solved()
 
     @property
     def cautious(self) -> Cost:
@@ -110,12 +99,10 @@ class CostModel:
         self._margin = min(max(self._margin, 1.0), MAX_MARGIN)
 
     def _fold(self) -> None:
-        if not self._new:
-            return
         observed = np.array(self._new)
         self._new.clear()
         x, seconds = observed[:, :4], observed[:, 4]
-        cost = self._cost
+        cost = self.cost
         predicted = x @ np.array((cost.fixed_s, cost.decode_row_s, cost.prefill_row_s, cost.attention_s))
         # Errors are relative, or a long prefill would outweigh the short ticks; and relative to the prediction, since
         # relative to the time itself, slow ticks would weigh less, and a noisy box would seem faster than it is.

@@ -36,7 +36,7 @@ SETTLED_TICKS = 16
 SETTLED_S = 5.0
 """Seconds of computing before one thread fewer is first tried."""
 SOLVED_EVERY = 16
-"""Ticks for which a solution of the cost model is used: solving takes longer than all else here."""
+"""Ticks after which a solution of the cost model becomes the reference."""
 PATIENCE_S, MAX_PATIENCE_S = 0.5, 30.0
 BLIND_FACTOR = 8.0
 IDLE_CORES = 0.7

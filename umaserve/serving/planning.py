@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from umaserve.messages import Priority
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan, urgency
@@ -82,8 +81,8 @@ class Planning:
         self.to_encode: list[tuple[Session, Chunk]] = []
         """Prompts that can't start before this chunk of media is encoded, oldest first, as of the last plan."""
 
-    def next(self, cost: Callable[[], Cost], threads: int) -> Work:
-        """The next tick, which may be empty. ``cost`` is called only if the plan depends on it."""
+    def next(self, cost: Cost, threads: int) -> Work:
+        """The next tick, which may be empty."""
         self._take_back_slots()
         self._promises.extend(self._sessions.running())
         snapshot = self._snapshot(cost)
@@ -170,13 +169,11 @@ class Planning:
 
     # -- the snapshot for the policy -----------------------------------------------------------------------------
 
-    def _snapshot(self, cost: Callable[[], Cost]) -> Snapshot:
+    def _snapshot(self, cost: Cost) -> Snapshot:
         ready = [session for session in self._sessions.running() if session.prepared is not None and not session.holds]
         prompts = self._prompts([session for session in ready if session.state is State.PREFILL])
         streams = [self._stream(session) for session in ready if session.state is State.DECODE]
         held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None]
-        # Solving for the cost takes longer than all the rest of the plan.
-        matters = prompts or any(one.draft_tokens or one.priority is not Priority.INTERACTIVE for one in streams)
         return Snapshot(
             now=self._now(),
             streams=streams,
@@ -185,7 +182,7 @@ class Planning:
             free_cells=self.slots.free_cells,
             cached=self.slots.used_cells + self.slots.cached_cells,
             batch_tokens=self._capacity.batch_tokens,
-            cost=cost() if matters else Cost(),
+            cost=cost,
             held=held,
             last_adapters=self._last_adapters,
             drafting_s=self._drafting_s,

@@ -134,7 +134,7 @@ class Scheduler:
 
     def _submit(self) -> None:
         self._changes.apply()
-        work = self._planning.next(lambda: self._governor.cost, self._governor.threads)
+        work = self._planning.next(self._governor.cost, self._governor.threads)
         self._encoding.next(self._planning.to_encode)
         tick = work.tick
         if not tick.runs and not tick.kv_operations:
