@@ -84,13 +84,14 @@ class Planning:
     def next(self, cost: Cost, threads: int) -> Work:
         """The next tick, which may be empty."""
         self._take_back_slots()
-        self._promises.extend(self._sessions.running())
         snapshot = self._snapshot(cost)
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
             self.preempt(self._sessions.get(id_))
+        lacking = {stream.id for stream in snapshot.streams if stream.lacks}
         for id_, _ in the_plan.decode:
-            self._promises.give_lacking(self._sessions.get(id_))
+            if id_ in lacking:
+                self._promises.give_lacking(self._sessions.get(id_))
         self._last_adapters = the_plan.adapters
         return self._work(snapshot, the_plan, threads)
 
@@ -170,14 +171,18 @@ class Planning:
     # -- the snapshot for the policy -----------------------------------------------------------------------------
 
     def _snapshot(self, cost: Cost) -> Snapshot:
-        ready = [session for session in self._sessions.running() if session.prepared is not None and not session.holds]
-        prompts = self._prompts([session for session in ready if session.state is State.PREFILL])
-        streams = [self._stream(session) for session in ready if session.state is State.DECODE]
+        streams: list[Stream] = []
+        prompts: list[Session] = []
+        for session in self._sessions.running():
+            if session.state is State.DECODE:
+                streams.append(self._stream(session))
+            elif session.state is State.PREFILL and session.prepared is not None and not session.holds:
+                prompts.append(session)
         held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None]
         return Snapshot(
             now=self._now(),
             streams=streams,
-            prompts=prompts,
+            prompts=self._prompts(prompts),
             free_slots=self.slots.free,
             free_cells=self.slots.free_cells,
             cached=self.slots.used_cells + self.slots.cached_cells,
@@ -189,14 +194,16 @@ class Planning:
         )
 
     def _stream(self, session: Session) -> Stream:
+        """It is promised its next cells first."""
         request, prepared = session.request, session.prepared
         assert request is not None
         assert prepared is not None
+        spare = self._promises.extend(session)
         draft_tokens, acceptance, drafts = 0, 0.0, False
         if session.repetition is not None:
             # Less one: the tick samples a token besides the draft tokens.
             left = prepared.max_tokens - len(session.generated) - 1
-            limit = min(MAX_DRAFT_TOKENS, left, self._promises.spare(session))
+            limit = max(0, min(MAX_DRAFT_TOKENS, left, spare))
             session.draft_tokens = session.repetition.draft_tokens(limit)
             draft_tokens, acceptance = len(session.draft_tokens), session.repetition.acceptance.share
             if not draft_tokens and self._capacity.drafts and not prepared.spans:
@@ -207,7 +214,7 @@ class Planning:
             priority=request.priority,
             arrived_at=session.requested_at,
             cells=session.cells,
-            lacks=self._promises.lacks(session),
+            lacks=max(0, -spare),
             last_token_at=session.last_made_at or 0.0,
             draft_tokens=draft_tokens,
             acceptance=acceptance,
@@ -299,10 +306,10 @@ class Planning:
         return Work(
             tick=Tick(self.slots.take_kv_operations(), runs, threads, the_plan.adapters, drafts),
             sessions=sessions,
-            decode_rows=sum(1 + draft_tokens for _, draft_tokens in the_plan.decode),
-            prefill_rows=sum(len(run.tokens) for run in runs[decode_runs:]),
+            decode_rows=decode_runs + sum([draft_tokens for _, draft_tokens in the_plan.decode]),
+            prefill_rows=sum([len(run.tokens) for run in runs[decode_runs:]]),
             cached=snapshot.cached,
-            budget_s=min((stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding), default=None),
+            budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
             throttled=the_plan.throttled,
         )
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterable
 
 from umaserve.serving.sessions import Session
 from umaserve.serving.slots import Slots
-from umaserve.serving.states import State
 
 REMEMBERED = 128
 """The number of latest answers whose lengths are known."""
@@ -57,20 +55,14 @@ class Promises:
         """The cells with which it starts, or resumes after preemption."""
         return min(_most(session), session.length + self._lengths.more(len(session.generated)))
 
-    def lacks(self, session: Session) -> int:
-        """The cells that a stream's next token needs beyond those promised."""
-        return max(0, session.length - session.cells)
-
-    def spare(self, session: Session) -> int:
-        """The cells promised to a stream beyond those that its next token needs."""
-        return max(0, session.cells - session.length)
-
-    def extend(self, sessions: Iterable[Session]) -> None:
-        """Promise the streams among ``sessions`` their next cells before they need them, as far as cells are free."""
-        for session in sessions:
-            if session.state is State.DECODE and session.slot is not None:
-                wanted = step(session.length, session.cells, _most(session))
-                self._slots.promise(session, min(wanted, session.cells + self._slots.free_cells))
+    def extend(self, session: Session) -> int:
+        """Promise a stream its next cells before it needs them, as far as cells are free. Returns how many it then has
+        beyond those that its next token needs; below 0: how many it lacks."""
+        length, cells = session.length, session.cells
+        wanted = step(length, cells, _most(session))
+        if wanted > cells:
+            self._slots.promise(session, min(wanted, cells + self._slots.free_cells))
+        return session.cells - length
 
     def give_lacking(self, session: Session) -> None:
         """Promise what its next token needs; the plan has made sure that it is free."""
