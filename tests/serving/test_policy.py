@@ -27,6 +27,7 @@ from umaserve.serving.policy import (
     Prompt,
     Snapshot,
     Stream,
+    may_start,
     plan,
 )
 
@@ -390,6 +391,24 @@ def test_the_plan_depends_on_nothing_but_the_snapshot(snapshot: Snapshot) -> Non
     alike = dataclasses.replace(snapshot, prompts=[dataclasses.replace(one, adapters=()) for one in snapshot.prompts])
     alike = dataclasses.replace(alike, streams=[])
     assert plan(alike) == plan(dataclasses.replace(alike, prompts=list(reversed(alike.prompts))))
+
+
+@untimed
+@given(growing_snapshots() | snapshots(), st.integers(0, 1))
+def test_prompts_that_can_not_start_change_nothing(snapshot: Snapshot, free_slots: int) -> None:
+    aged = [dataclasses.replace(one, arrived_at=NOW - AGING_S) for one in snapshot.streams]
+    sets = {one.adapters for one in aged}
+    waiting = [dataclasses.replace(one, started=False) for one in snapshot.prompts if one.adapters in sets]
+    full = dataclasses.replace(snapshot, streams=aged, prompts=waiting, held=[], free_slots=free_slots)
+    alone = dataclasses.replace(full, prompts=[])
+    if not may_start(full.streams, full.held, full.free_slots, NOW):
+        assert plan(full) == plan(alone)
+    else:
+        assert free_slots
+    for streams, held in ((snapshot.streams, []), (aged, snapshot.held)):
+        unsure = dataclasses.replace(full, streams=streams, held=held, prompts=waiting)
+        if set(dict(plan(unsure).prefill)) & {one.id for one in waiting}:
+            assert may_start(streams, held, free_slots, NOW)
 
 
 # By hand.

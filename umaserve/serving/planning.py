@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost
-from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, plan, urgency
+from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, may_start, plan, urgency
 from umaserve.serving.promises import Promises
 from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
@@ -172,17 +172,23 @@ class Planning:
 
     def _snapshot(self, cost: Cost) -> Snapshot:
         streams: list[Stream] = []
-        prompts: list[Session] = []
+        prefill: list[Session] = []
         for session in self._sessions.running():
             if session.state is State.DECODE:
                 streams.append(self._stream(session))
             elif session.state is State.PREFILL and session.prepared is not None and not session.holds:
-                prompts.append(session)
+                prefill.append(session)
         held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None]
+        now = self._now()
+        self._look_up_some([s for s in prefill if s.slot is None and s.looked_at != self.slots.version])
+        ready = self._encoded(prefill)
+        # A long queue that nobody can leave now must not take its time in each tick.
+        if ready and _only_wait(ready, streams) and not may_start(streams, held, self.slots.free, now):
+            ready = []
         return Snapshot(
-            now=self._now(),
+            now=now,
             streams=streams,
-            prompts=self._prompts(prompts),
+            prompts=[self._prompt(session) for session in ready],
             free_slots=self.slots.free,
             free_cells=self.slots.free_cells,
             cached=self.slots.used_cells + self.slots.cached_cells,
@@ -229,14 +235,20 @@ class Planning:
         target, resumes = request.target_ttft_s or self._targets.ttft_s, _resumes(session)
         return *urgency(request.priority, session.requested_at, target, self._now(), resumes=resumes), session.id
 
-    def _prompts(self, sessions: Sequence[Session]) -> list[Prompt]:
-        self._look_up_some([s for s in sessions if s.slot is None and s.looked_at != self.slots.version])
-        waiting = [session for session in sessions if session.slot is not None or not self._follows(session)]
-        blocked = [(session, chunk) for session in waiting if (chunk := _not_encoded(session)) is not None]
-        # Before its first lookup it is unknown which chunks it has to compute.
-        self.to_encode = [(s, chunk) for s, chunk in blocked if s.slot is not None or s.looked_at != NEVER]
-        without = {session.id for session, _chunk in blocked}
-        return [self._prompt(session) for session in waiting if session.id not in without]
+    def _encoded(self, prefill: Sequence[Session]) -> list[Session]:
+        """The sessions whose prompts can start or go on now; sets ``to_encode``."""
+        ready: list[Session] = []
+        self.to_encode = []
+        for session in prefill:
+            if session.slot is None and session.follows is not None and self._follows(session, session.follows):
+                continue
+            chunk = _not_encoded(session)
+            if chunk is None:
+                ready.append(session)
+            elif session.slot is not None or session.looked_at != NEVER:
+                # Before its first lookup it is unknown which chunks it has to compute.
+                self.to_encode.append((session, chunk))
+        return ready
 
     def _look_up_some(self, stale: list[Session]) -> None:
         """Look up the most urgent session, which may start in this tick, and those with the oldest lookups."""
@@ -254,9 +266,9 @@ class Planning:
         coming = self.slots.coming(scope, tokens)
         session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
 
-    def _follows(self, session: Session) -> bool:
-        """Whether it waits to reuse a prompt in prefill, which will be served before it in any case."""
-        leader = None if session.follows is None else self._sessions.find(session.follows)
+    def _follows(self, session: Session, leader_id: int) -> bool:
+        """Whether it waits to reuse that session's prompt in prefill, which will be served before it in any case."""
+        leader = self._sessions.find(leader_id)
         if leader is None or leader.state is not State.PREFILL or leader.slot is None or leader.holds:
             return False
         assert leader.request is not None
@@ -360,6 +372,12 @@ def _sequence(session: Session) -> Sequence[int]:
     assert session.prepared is not None
     prompt = session.prepared.tokens
     return [*prompt, *session.generated] if session.generated else prompt
+
+
+def _only_wait(prompts: Sequence[Session], streams: Sequence[Stream]) -> bool:
+    """Whether none of ``prompts`` has started, and their adapters take no turns of their own."""
+    sets = {stream.adapters for stream in streams}
+    return all(one.slot is None and one.prepared is not None and one.prepared.adapters in sets for one in prompts)
 
 
 def _not_encoded(session: Session) -> Chunk | None:

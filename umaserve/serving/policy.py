@@ -151,40 +151,45 @@ def urgency(
     return is_background(priority, arrived_at, now), not resumes, missed, deadline
 
 
+def may_start(streams: Iterable[Stream], held: Sequence[Held], free_slots: int, now: float) -> bool:
+    """Whether a slot can be had for a waiting prompt in this tick (rules 6 and 7). Where it can't and no prompt has
+    started, the plan depends on no prompt whose adapters are those of a stream."""
+    return free_slots > 0 or bool(held) or any(is_background(one.priority, one.arrived_at, now) for one in streams)
+
+
 def plan(snapshot: Snapshot) -> Plan:
     """The next tick; empty when nothing can be done."""
-    sets = _in_turn(snapshot)
+    queue = sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now))
+    sets = _in_turn(snapshot, queue)
     for adapters in sets:
-        the_plan = _plan(snapshot, adapters, len(sets))
+        the_plan = _plan(snapshot, queue, adapters, len(sets))
         if the_plan.decode or the_plan.prefill or the_plan.preempt:
             return the_plan
     return Plan(())
 
 
-def _in_turn(snapshot: Snapshot) -> list[Adapters]:
+def _in_turn(snapshot: Snapshot, queue: Sequence[Prompt]) -> list[Adapters]:
     """The sets of adapters that have work, beginning with the one after the last tick's. Of the prompts that have not
-    started, only the most urgent one counts."""
-    first = min(
-        (one for one in snapshot.prompts if not one.started), key=lambda one: _urgency(one, snapshot.now), default=None
-    )
+    started, only the most urgent one counts. ``queue``: all prompts, the most urgent first."""
+    first = next((one for one in queue if not one.started), None)
     prompts = [one.adapters for one in snapshot.prompts if one.started or one is first]
-    sets = list(dict.fromkeys([*(one.adapters for one in snapshot.streams), *prompts]))
+    sets = list(dict.fromkeys([one.adapters for one in snapshot.streams] + prompts))
     if snapshot.last_adapters in sets:
         after = sets.index(snapshot.last_adapters) + 1
         sets = sets[after:] + sets[:after]
     return sets
 
 
-def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
+def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_sets: int) -> Plan:
     streams = [stream for stream in snapshot.streams if stream.adapters == adapters]
-    prompts = [prompt for prompt in snapshot.prompts if prompt.adapters == adapters]
-    urgent = [stream for stream in streams if not _is_background(stream, snapshot.now)] or streams
+    prompts = [prompt for prompt in queue if prompt.adapters == adapters]
+    urgent = [one for one in streams if not is_background(one.priority, one.arrived_at, snapshot.now)] or streams
     # The sets of adapters share the time between two tokens.
-    target = min((stream.target_tbt_s for stream in urgent), default=IDLE_TICK_S) / n_sets
+    target = min([stream.target_tbt_s for stream in urgent], default=IDLE_TICK_S) / n_sets
     if len(urgent) < len(streams):
         streams = _with_background(snapshot, urgent, streams, HEADROOM * target)
     streams = streams[: snapshot.batch_tokens]
-    if not snapshot.prompts and not any(stream.lacks for stream in streams):
+    if not queue and not any(stream.lacks for stream in streams):
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
     room = _Room(snapshot)
     streams = room.extend(streams)
@@ -192,7 +197,7 @@ def _plan(snapshot: Snapshot, adapters: Adapters, n_sets: int) -> Plan:
     alone = not snapshot.streams and len(snapshot.prompts) == 1
     prefill: list[tuple[int, int]] = []
     waiting = 0
-    for prompt in sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now)):
+    for prompt in queue:
         if prompt.id in room.preempted:
             continue
         if prompt.adapters != adapters:
@@ -224,8 +229,10 @@ class _Room:
         running.sort(key=lambda one: (-one.arrived_at, -one.id))
         # Preempted in the order of rule 7.
         self._held: list[_Holder] = list(snapshot.held)
-        self._young: list[_Holder] = [one for one in running if _is_background(one, snapshot.now)]
-        self._others: list[_Holder] = [one for one in running if not _is_background(one, snapshot.now)]
+        self._young: list[_Holder] = []
+        self._others: list[_Holder] = []
+        for one in running:
+            (self._young if is_background(one.priority, one.arrived_at, snapshot.now) else self._others).append(one)
 
     def extend(self, streams: list[Stream]) -> list[Stream]:
         """Take the cells that ``streams`` lack for their next tokens; returns the streams that then have them."""
@@ -269,17 +276,13 @@ class _Room:
         return victim.id
 
 
-def _is_background(one: Stream | Prompt, now: float) -> bool:
-    return is_background(one.priority, one.arrived_at, now)
-
-
 def _with_background(
     snapshot: Snapshot, urgent: Sequence[Stream], streams: Iterable[Stream], budget: float
 ) -> list[Stream]:
     """The urgent streams, and as many others as fit the budget (at least one), those that have waited longest first."""
     cost = snapshot.cost
     others = sorted(
-        (stream for stream in streams if _is_background(stream, snapshot.now)),
+        (stream for stream in streams if is_background(stream.priority, stream.arrived_at, snapshot.now)),
         key=lambda stream: stream.last_token_at,
     )
     fitting = 1
@@ -303,10 +306,11 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
 
 
 def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
-    """The share of the time from now on that prefill needs for every prompt to keep its deadline."""
+    """The share of the time from now on that prefill needs for each of ``prompts``, the most urgent first, to keep its
+    deadline."""
     row_s = snapshot.cost.prefill_row_s + snapshot.cost.attention_s * snapshot.cached / 1000
     needed = done_after = 0.0
-    for prompt in sorted(prompts, key=lambda one: _urgency(one, snapshot.now)):
+    for prompt in prompts:
         done_after += row_s * prompt.remaining
         left = prompt.arrived_at + prompt.target_ttft_s - snapshot.now
         needed = max(needed, done_after / left if left > 0 else 1.0)
