@@ -79,7 +79,9 @@ class Scheduler:
     # -- one turn of the loop ------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Prepare the next request that arrived, and submit the next tick, unless one is in flight."""
+        """Submit the next tick, unless one is in flight, and prepare the next request that arrived."""
+        if not self._in_flight:
+            self._submit()
         arrived = self._sessions.take_arrived()
         for session in arrived:
             self._sessions.put(session, Started())
@@ -87,8 +89,6 @@ class Scheduler:
             (self._preparing_media if media else self._preparing).add([session])
         self._preparing.next()
         self._preparing_media.next()
-        if not self._in_flight:
-            self._submit()
 
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
