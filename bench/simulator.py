@@ -285,7 +285,7 @@ class Simulation:
         assert self._free_cells >= 0
         if job.id in self._streams:
             lacks = max(0, job.length - cells)
-            self._streams[job.id] = replace(self._streams[job.id], cells=cells, lacks=lacks)
+            self._streams[job.id] = self._streams[job.id]._replace(cells=cells, lacks=lacks)
 
     def _give_way(self, job: Job) -> None:
         assert job.placed

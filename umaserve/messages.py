@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from umaserve.errors import RequestError
 
@@ -349,11 +349,11 @@ class Prefilled:
     input_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One generated token. ``text`` is empty while a character or a possible stop string is incomplete.
 
     ``elapsed_s`` is since the request, ``since_last_s`` since the previous token (for the first: since the request).
+    A named tuple, since each stream has one in each tick, and a frozen dataclass takes three times as long to make.
     """
 
     text: str

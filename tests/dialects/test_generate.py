@@ -901,7 +901,7 @@ def test_resume_is_unknown_where_nothing_is_kept() -> None:
         dialect().replay(0)
 
 
-tokens = st.lists(st.builds(Token, st.text(max_size=5), st.integers(0, 9)), max_size=12)
+tokens = st.lists(st.builds(lambda text, id_: Token(text, id_), st.text(max_size=5), st.integers(0, 9)), max_size=12)
 options = st.fixed_dictionaries(
     {}, optional={name: st.booleans() for name in OPTION_NAMES if name not in ("stream", "include_logprobs")}
 )

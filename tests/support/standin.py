@@ -349,7 +349,7 @@ class StandInEngine:
         for _ in range(zlib.crc32(bytes(sequence)) % (draft.limit + 1)):
             sequence.append(next_token(sequence))
         draft_tokens = [*sequence[len(draft.sequence) :], UNKNOWN][: draft.limit]
-        runs[draft.run] = dataclasses.replace(run, tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens))
+        runs[draft.run] = run._replace(tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens))
         return len(draft_tokens)
 
     def _sample(self, run: Run) -> list[int]:

@@ -304,9 +304,7 @@ class LlamaEngine:
         drafted = self._drafter.draft(tick.drafts, runs, tick.threads)
         for draft, draft_tokens in zip(tick.drafts, drafted, strict=True):
             run = runs[draft.run]
-            runs[draft.run] = dataclasses.replace(
-                run, tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens)
-            )
+            runs[draft.run] = run._replace(tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens))
         return runs, [len(draft_tokens) for draft_tokens in drafted]
 
     def _logits(self, outputs: int) -> Sequence[Logits]:

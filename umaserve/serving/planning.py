@@ -14,7 +14,7 @@ from umaserve.serving.promises import Promises
 from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
-from umaserve.serving.states import State
+from umaserve.serving.states import RUNNING, State
 from umaserve.serving.ticks import Adapters, Capacity, Chunk, Copy, Draft, Load, Prepared, Run, Span, Tick
 
 LOOKED_UP = 4
@@ -146,7 +146,7 @@ class Planning:
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def _take_back_slots(self) -> None:
-        for session in [session for session in self.slots.holders if not session.running]:
+        for session in [session for session in self.slots.holders if session.state not in RUNNING]:
             self._promises.ended(session)
             self._give_up(session)
 

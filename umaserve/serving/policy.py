@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from umaserve.messages import Priority
 from umaserve.serving.cost_model import MIN_TICK_S, Cost
@@ -52,9 +53,8 @@ HEADROOM = 0.95
 """The share of the target that the plan uses: the token must still be sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A sequence whose prompt is computed and that is not held."""
+class Stream(NamedTuple):
+    """A sequence whose prompt is computed and that is not held. A named tuple, as ``ticks.Run`` is one."""
 
     id: int
     target_tbt_s: float
@@ -74,8 +74,7 @@ class Stream:
     adapters: Adapters = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A sequence with prompt tokens still to compute."""
 
     id: int
@@ -92,8 +91,7 @@ class Prompt:
     adapters: Adapters = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A sequence with a slot that gets no tokens for now, and the cells promised to it."""
 
     id: int
@@ -321,7 +319,7 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     """Each stream with the number of draft tokens that pay. One that is accepted with probability p brings p tokens for
     the time of a row; in that time, all streams together would make their share of a tick's tokens."""
     if not any(stream.draft_tokens for stream in streams):
-        return tuple((stream.id, 0) for stream in streams)
+        return tuple([(stream.id, 0) for stream in streams])
     cost = snapshot.cost
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)

@@ -86,7 +86,7 @@ class Slots:
     @property
     def used_cells(self) -> int:
         """Cells that hold tokens of sessions."""
-        return sum(session.computed for session in self._holders.values())
+        return sum([session.computed for session in self._holders.values()])
 
     @property
     def cached_cells(self) -> int:

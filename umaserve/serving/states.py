@@ -49,7 +49,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.STREAM, Event.FAIL): State.ERRORED,
 }
 
-RUNNING = frozenset({State.PREFILL, State.DECODE, State.STREAM})
+RUNNING = (State.DECODE, State.PREFILL, State.STREAM)
+"""A tuple, since a set's lookup calls the hash function of enumerations, which is written in Python."""
 
 
 class TransitionError(Exception):
