@@ -242,7 +242,8 @@ class Planning:
         for session in prefill:
             if session.slot is None and session.follows is not None and self._follows(session, session.follows):
                 continue
-            chunk = _not_encoded(session)
+            prepared = session.prepared
+            chunk = _not_encoded(session, prepared.spans) if prepared is not None and prepared.spans else None
             if chunk is None:
                 ready.append(session)
             elif session.slot is not None or session.looked_at != NEVER:
@@ -380,13 +381,11 @@ def _only_wait(prompts: Sequence[Session], streams: Sequence[Stream]) -> bool:
     return all(one.slot is None and one.prepared is not None and one.prepared.adapters in sets for one in prompts)
 
 
-def _not_encoded(session: Session) -> Chunk | None:
+def _not_encoded(session: Session, spans: Sequence[Span]) -> Chunk | None:
     """The first chunk to encode before this prompt can start, so that it takes no slot meanwhile; or before it can go
     on, where the lookup had found the chunk cached."""
-    prepared = session.prepared
-    assert prepared is not None
     start = session.reusable if session.slot is None else session.computed
-    for span in prepared.spans:
+    for span in spans:
         if span.end > start and not span.chunk.encoded:
             return span.chunk
     return None
