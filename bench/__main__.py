@@ -13,6 +13,7 @@ from bench import copying, decode, dialects, idle, llama_server, prefixes, press
 from bench.report import load_average, machine
 from umaserve.engine import gguf
 from umaserve.engine.model import find
+from umaserve.engine.weights import choose
 from umaserve.errors import ConfigError, ModelError
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.sources import Loaded
@@ -113,10 +114,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _model_file(settings: Config) -> str:
-    """The name of the model's file, checked here so that a bad one fails in one line."""
+    """The name of the model's file, checked here so that a bad one fails in one line, and what was made of it."""
     path = find(settings.model)
     gguf.check(path)
-    return Path(path).name
+    weights = choose(path, settings, lambda _fraction: True)
+    return Path(path).name + (" converted to Q8_0" if weights.converted_from else "")
 
 
 def _at_least(low: int) -> Callable[[str], int]:

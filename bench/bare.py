@@ -18,6 +18,7 @@ import numpy.typing as npt
 from bench.trace import Stream, Trace
 from bench.workload import WARM_UP_TOKENS, prompts, warm_up_prompts
 from umaserve.engine.model import Model, find
+from umaserve.engine.weights import choose
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system import logs
 
@@ -102,7 +103,8 @@ def main() -> None:
     n_streams, n_tokens = map(int, sys.argv[1:])
     settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
-    loop = BareLoop(Model(find(settings.model), settings, lambda _fraction: True), settings.n_batch)
+    weights = choose(find(settings.model), settings, lambda _fraction: True)
+    loop = BareLoop(Model(weights.path, settings, lambda _fraction: True), settings.n_batch)
     loop.run(warm_up_prompts(n_streams), WARM_UP_TOKENS)
     # Buffered also where Python's own is not: what is written at once may go out in parts.
     with open(sys.stdout.fileno(), "wb", closefd=False) as output:

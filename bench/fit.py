@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -16,6 +17,7 @@ from bench.box import Box
 from bench.report import machine, progress
 from umaserve.engine.batch import Batch
 from umaserve.engine.model import Model, find
+from umaserve.engine.weights import choose
 from umaserve.serving.cost_model import Cost
 from umaserve.serving.ticks import Run
 from umaserve.settings.daemon import Config
@@ -72,7 +74,9 @@ def fit_box(settings: Config) -> tuple[Box, list[Measured]]:
     Sampling is not in it. Raises ``ModelError``.
     """
     progress("loading the model")
-    model = Model(find(settings.model), settings, lambda _fraction: True)
+    path = find(settings.model)
+    weights = choose(path, settings, lambda _fraction: True)
+    model = Model(weights.path, settings, lambda _fraction: True, name=Path(path).stem)
     try:
         measured = Ticks(model, settings).measure()
         note = f"Measured: {model.name}; {machine()}."

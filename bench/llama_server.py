@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.processes import Served, free_address, running
 from umaserve.engine.model import find
+from umaserve.engine.weights import choose
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.cores import usable_cores
@@ -51,7 +52,8 @@ def _flags(settings: Config, address: str) -> list[str]:
     values: dict[str, object] = {
         "--host": host,
         "--port": port,
-        "--model": find(settings.model),
+        # The same weights as the daemon's.
+        "--model": choose(find(settings.model), settings, lambda _fraction: True).path,
         "--ctx-size": settings.n_ctx,
         "--batch-size": settings.n_batch,
         "--ubatch-size": settings.n_ubatch,

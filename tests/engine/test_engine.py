@@ -36,7 +36,7 @@ CLEAR = (Release(0), Release(1))
 
 
 def engine(**settings) -> LlamaEngine:
-    settings = {"n_ctx": N_CTX, "parallel": 2, "threads": 1} | settings
+    settings = {"n_ctx": N_CTX, "parallel": 2, "threads": 1, "weights": "as-is"} | settings
     return load(Config(**settings), lambda _fraction: True)
 
 

@@ -25,7 +25,7 @@ from umaserve.messages import Attachment, Audio, ChatTurn, Detokenize, Generate,
 from umaserve.serving.ticks import Copy, Load, Outcome, Prepared, Release, Run, Save, Tick, without_parts
 from umaserve.settings.daemon import Config
 
-CONFIG = Config(n_ctx=2048, threads=1, parallel=4, host_cache_bytes=64 << 20)
+CONFIG = Config(n_ctx=2048, threads=1, parallel=4, host_cache_bytes=64 << 20, weights="as-is")
 
 
 @pytest.fixture(scope="module")

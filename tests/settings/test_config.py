@@ -76,6 +76,8 @@ DEFAULTS: dict[str, Any] = {
     "slo_ttft_ms": 1000.0,
     "slo_tbt_ms": 80.0,
     "model": "",
+    "weights": "fast",
+    "weights_cache": "",
     "mmproj": "",
     "n_ctx": 16384,
     "parallel": 16,
@@ -141,6 +143,7 @@ REAL = {
 }
 CHOICE = {
     "protocol": ["json", "newline"],
+    "weights": ["fast", "as-is"],
     "flash_attn": ["auto", "on", "off"],
     "kv_type": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
     "pooling": ["model", "mean", "cls", "last"],
@@ -158,6 +161,7 @@ PATHS = {
     "ref_audio": 0,
     "content_filter": 0,
     "model": 0,
+    "weights_cache": 0,
     "mmproj": 0,
     "draft_model": 0,
     "tts_model": 0,

@@ -44,6 +44,7 @@ class Daemon:
         self.path = str(directory / "uma.sock")
         self._log_path = directory / "log"
         variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+        variables["UMA_WEIGHTS"] = "as-is"
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *program, "--socket", self.path, *flags],

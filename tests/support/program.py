@@ -14,6 +14,7 @@ from daemon import READY_S
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+    variables["UMA_WEIGHTS"] = "as-is"
     command = [sys.executable, "-m", "umaserve", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, **options)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.system.cores import CoreCounter, usable_cores
+from umaserve.system.cores import CoreCounter, processor, usable_cores
 
 
 class Box:
@@ -162,3 +162,20 @@ def test_a_process_that_counts_finer_than_the_kernel_has_no_negative_others(
 def test_cores_are_unknown_where_the_kernel_hides_them(tmp_path: Path) -> None:
     now = iter(range(10))
     assert CoreCounter(lambda: next(now), tmp_path)() is None
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: A CPU @ 2 GHz\ncpu MHz\t: 1\n\nprocessor\t: 1\nmodel name\t: B",
+            "A CPU @ 2 GHz",
+        ),
+        ("BogoMIPS\t: 50\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c", "0x41, 0x3, 0xd0c"),
+        ("", ""),
+    ],
+)
+def test_the_processor_by_name(tmp_path: Path, cpuinfo: str, name: str) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert processor(tmp_path) == name
+    assert processor(tmp_path / "none") == ""

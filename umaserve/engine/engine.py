@@ -8,6 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -29,7 +30,8 @@ from umaserve.engine.model import Model, find
 from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
-from umaserve.errors import Fault, RequestError
+from umaserve.engine.weights import choose
+from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.messages import (
     TOOL_CALL_OPEN,
     Detokenize,
@@ -53,11 +55,37 @@ KEPT_ON_CPU = 16
 """On a CPU, cached prefixes may take 1/16 of the KV cells where there is no host memory for them: attention visits all
 used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
+CHOOSING = 0.9
+"""The share of the loading time in which a copy of the weights is made, if one must be."""
 
 
 def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``."""
-    return LlamaEngine(Model(find(config.model), config, progress), config)
+    return LlamaEngine(_load_model(find(config.model), config, progress), config)
+
+
+def _load_model(path: str, config: Config, progress: Callable[[float], bool]) -> Model:
+    """Load the weights that are faster, under the name of ``path``."""
+    chosen = 0.0
+
+    def choosing(fraction: float) -> bool:
+        nonlocal chosen
+        chosen = CHOOSING * fraction
+        return progress(chosen)
+
+    def loading(fraction: float) -> bool:
+        return progress(chosen + (1 - chosen) * fraction)
+
+    weights = choose(path, config, choosing)
+    if weights.converted_from:
+        try:
+            name = Path(path).stem
+            return Model(weights.path, config, loading, name=name, converted_from=weights.converted_from)
+        except ModelError as error:
+            if not loading(0.0):
+                raise
+            log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
+    return Model(path, config, loading)
 
 
 class LlamaEngine:

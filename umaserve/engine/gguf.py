@@ -13,6 +13,9 @@ import mmap
 import os
 import stat
 import struct
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from llama_cpp import GGML_TYPE_COUNT
 from llama_cpp._ggml import libggml
@@ -48,15 +51,25 @@ _MAX_ENTRIES = 2**18
 _MAX_TOKENS = 2**20
 
 
-def check(path: str) -> None:
+class Contents(NamedTuple):
+    """What a file contains. ``number`` and ``parts``: which one of a model's files it is, from 0, and of how many;
+    ``elements``: the number of weights of each tensor type."""
+
+    number: int
+    parts: int
+    elements: Mapping[int, int]
+
+
+def check(path: str) -> Contents:
     """Raise ``ModelError``, one line for the operator, unless ``path`` is a complete GGUF model, version 2 or 3.
 
     Reads the header and the file's length, no weights. For a model in parts, ``NAME-00001-of-00003.gguf`` and so on,
-    ``path`` must be the first; the others are checked too.
+    ``path`` must be the first, whose contents are returned; the others are checked too.
     """
-    number, count = _check_file(path)
+    contents = _check_file(path)
+    number, count, _ = contents
     if count < 2:
-        return
+        return contents
     suffix = _part_suffix(number, count)
     stem = path.removesuffix(suffix)
     if stem in ("", path):
@@ -65,8 +78,15 @@ def check(path: str) -> None:
         raise _error(path, f"part {number + 1} of {count}; give the first, {stem + _part_suffix(0, count)!r}")
     for later in range(1, count):
         part = stem + _part_suffix(later, count)
-        if _check_file(part) != (later, count):
+        if _check_file(part)[:2] != (later, count):
             raise _error(part, f"not part {later + 1} of {count}, as its name says; download it again")
+    return contents
+
+
+def tensor_bytes(kind: int, elements: int) -> int:
+    """The size of so many weights of tensor type ``kind``, which a checked file has."""
+    of_block, size = _BLOCKS[kind]
+    return elements // of_block * size
 
 
 def _part_suffix(number: int, count: int) -> str:
@@ -77,8 +97,7 @@ def _error(path: str, problem: str) -> ModelError:
     return ModelError(f"model file {path!r}: {problem}")
 
 
-def _check_file(path: str) -> tuple[int, int]:
-    """The file's number among the parts of its model, from 0, and their count; ``(0, 1)`` for a single file."""
+def _check_file(path: str) -> Contents:
     data, size = _map_header(path)
     with data:
         return _check_layout(_Header(path, data), size)
@@ -170,8 +189,8 @@ class _Header:
         return name
 
 
-def _check_layout(header: _Header, size: int) -> tuple[int, int]:
-    """Check the layout of a file of ``size`` bytes; returns the same as ``_check_file``."""
+def _check_layout(header: _Header, size: int) -> Contents:
+    """Check the layout of a file of ``size`` bytes."""
     if (magic := header.read(4)) != b"GGUF":
         raise header.error(f"not a GGUF file, it begins with {magic!r}")
     version = header.integer(4)
@@ -186,10 +205,10 @@ def _check_layout(header: _Header, size: int) -> tuple[int, int]:
     alignment = layout.get("general.alignment", _DEFAULT_ALIGNMENT)
     if alignment.bit_count() != 1:
         raise header.error(f"damaged, general.alignment is {alignment}, expected a power of two")
-    needed = _end_of_tensors(header, tensors, alignment)
+    needed, elements = _check_tensors(header, tensors, alignment)
     if needed > size:
         raise header.error(f"truncated, it has {size} bytes and needs {needed}")
-    return layout.get("split.no", 0), layout.get("split.count", 1)
+    return Contents(layout.get("split.no", 0), layout.get("split.count", 1), elements)
 
 
 def _layout_values(header: _Header, pairs: int) -> dict[str, int]:
@@ -232,22 +251,24 @@ def _skip_value(header: _Header, key: str, kind: int) -> None:
         raise header.error(f"damaged, {key[:64]!r} holds values of type {kind}, which llama.cpp can't read")
 
 
-def _end_of_tensors(header: _Header, tensors: int, alignment: int) -> int:
-    """Number of bytes from the file's start to the end of its last tensor."""
+def _check_tensors(header: _Header, tensors: int, alignment: int) -> tuple[int, Counter[int]]:
+    """Number of bytes from the file's start to the end of its last tensor, and of weights by tensor type."""
     seen: set[str] = set()
+    found: Counter[int] = Counter()
     end = 0
     for _ in range(tensors):
         name = header.new_name(_MAX_TENSOR_NAME_BYTES, seen)
-        size = _tensor_bytes(header, name)
+        kind, elements = _check_shape(header, name)
+        found[kind] += elements
         offset, expected = header.integer(8), _padded(end, alignment)
         if offset != expected:
             raise header.error(f"damaged, tensor {name!r} is at offset {offset}, expected {expected}")
-        end = offset + size
-    return _padded(header.position, alignment) + end if tensors else header.position
+        end = offset + tensor_bytes(kind, elements)
+    return _padded(header.position, alignment) + end if tensors else header.position, found
 
 
-def _tensor_bytes(header: _Header, name: str) -> int:
-    """Read a tensor's shape and type; returns its size in bytes."""
+def _check_shape(header: _Header, name: str) -> tuple[int, int]:
+    """Read a tensor's shape and type; returns the type and the number of weights."""
     dims = header.integer(4)
     if dims > _MAX_DIMS:
         raise header.error(f"damaged, tensor {name!r} has {dims} dimensions, expected at most {_MAX_DIMS}")
@@ -255,11 +276,11 @@ def _tensor_bytes(header: _Header, name: str) -> int:
     kind = header.integer(4)
     if kind not in _BLOCKS:
         raise header.error(f"tensor {name!r} has type {kind}, which this llama.cpp doesn't know")
-    elements, size = _BLOCKS[kind]
+    of_block, _ = _BLOCKS[kind]
     # A dimension of 0 counts as 1 here, so that it doesn't hide an impossible one.
-    if math.prod(dim or 1 for dim in shape) > _MAX_ELEMENTS or math.prod(shape[:1]) % elements:
+    if math.prod(dim or 1 for dim in shape) > _MAX_ELEMENTS or math.prod(shape[:1]) % of_block:
         raise header.error(f"damaged, tensor {name!r} of type {kind} can't have the shape {shape}")
-    return math.prod(shape) // elements * size
+    return kind, math.prod(shape)
 
 
 def _padded(position: int, alignment: int) -> int:

@@ -89,12 +89,18 @@ class Model:
     ``progress`` is called with 0.0 to 1.0 while the tensors load, and stops loading by returning ``False``.
     """
 
-    def __init__(self, path: str, config: Config, progress: Callable[[float], bool]) -> None:
+    def __init__(
+        self, path: str, config: Config, progress: Callable[[float], bool], *, name: str = "", converted_from: str = ""
+    ) -> None:
+        """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
+        before."""
         gguf.check(path)
         llama_cpp.llama_log_set(log_line, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         rpc.connect(config.rpc)
         self.path = path
+        self.name = name or Path(path).stem
+        self._converted_from = converted_from
         self.native = self._load(config, progress)
         try:
             self._check_architecture()
@@ -115,10 +121,6 @@ class Model:
         )
 
     @property
-    def name(self) -> str:
-        return Path(self.path).stem
-
-    @property
     def sequences_can_be_cut(self) -> bool:
         """Whether prefixes of a sequence can be shared and its end removed at any position: recurrent states exist only
         for the last position, and a sliding window drops earlier tokens."""
@@ -133,10 +135,13 @@ class Model:
 
     def info(self, context_tokens: int) -> ModelInfo:
         """The model's properties; ``context_tokens`` is the limit of a prompt and its answer together."""
+        quantization = _QUANTIZATIONS.get(llama_cpp.llama_model_ftype(self.native), "unknown")
+        if self._converted_from:
+            quantization += f" (from {self._converted_from})"
         return ModelInfo(
             name=self.name,
             architecture=self._metadata(b"general.architecture"),
-            quantization=_QUANTIZATIONS.get(llama_cpp.llama_model_ftype(self.native), "unknown"),
+            quantization=quantization,
             parameters=llama_cpp.llama_model_n_params(self.native),
             size_bytes=llama_cpp.llama_model_size(self.native),
             context_tokens=context_tokens,

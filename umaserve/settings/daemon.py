@@ -185,6 +185,20 @@ class Config:
     model: str = setting(
         "", path(or_empty=True), "engine", "GGUF file of the model; empty: the default model, SmolLM2-135M-Instruct"
     )
+    weights: str = setting(
+        "fast",
+        choice("fast", "as-is"),
+        "engine",
+        "fast: if the weights have a format that this processor computes slowly, convert a copy to Q8_0 at the first "
+        "start, and load it if it proves faster; as-is: never",
+    )
+    weights_cache: str = setting(
+        "",
+        path(or_empty=True),
+        "engine",
+        "folder for these copies; empty: weights in $CACHE_DIRECTORY (systemd), else umaserve/weights in "
+        "$XDG_CACHE_HOME or ~/.cache",
+    )
     mmproj: str = setting(
         "", path(or_empty=True), "engine", "GGUF file of the model's projector, for images and sounds; empty: none"
     )

@@ -11,6 +11,9 @@ from typing import NamedTuple
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
+_MODEL_KEYS = ("model name", "CPU implementer", "CPU variant", "CPU part")
+"""The first is x86's, the others ARM's."""
+
 
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Cores this process may be scheduled on, or its CPU quota in whole cores if that is less; at least 1.
@@ -40,6 +43,16 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
                     yield int(quota), int(period)
             if directory == root:
                 break
+
+
+def processor(proc: Path = PROC) -> str:
+    """What the kernel says of the processor's model (proc(5), cpuinfo), in one line; empty where it can't be read."""
+    found: dict[str, str] = {}
+    for line in _text(proc / "cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in _MODEL_KEYS:
+            found.setdefault(key.strip(), value.strip())
+    return ", ".join(found.values())
 
 
 def _text(path: Path) -> str:

@@ -1,0 +1,62 @@
+"""A daemon that converts the default model's weights at its first start, and loads the copy from then on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from daemon import FAR_FROM_A_TIE, Daemon
+
+FASTER = """
+import sys
+from umaserve.cli import main
+from umaserve.engine import weights
+
+weights.is_faster = lambda _before, _after: True
+sys.exit(main())
+"""
+"""The daemon, for which the copy is always faster: nothing here depends on how fast this box is."""
+
+
+def served(daemon: Daemon) -> str:
+    """What the daemon says to a simple prompt; it must end without a complaint."""
+    text = daemon.text(FAR_FROM_A_TIE, max_tokens=8)
+    assert daemon.stop() == 0, daemon.logs
+    return text
+
+
+def test_the_first_start_converts_and_later_ones_load_the_copy(own_daemon, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    flags = ("--weights", "fast", "--weights-cache", str(cache))
+
+    def start() -> Daemon:
+        return own_daemon(*flags, program=("-c", FASTER))
+
+    own = served(own_daemon())
+    first = start()
+    (copy,) = cache.glob("*.gguf")
+    made = copy.stat()
+    assert first.metrics()["model"] == "SmolLM2-135M-Instruct.Q4_1"
+    assert served(first) == own
+    assert "converting a copy to Q8_0, once" in first.logs
+    assert "WARNING" not in first.logs
+
+    second = start()
+    assert served(second) == own
+    assert "converting" not in second.logs
+    assert f"the weights are loaded from a faster copy copy={copy}" in second.logs
+    assert copy.stat().st_ino == made.st_ino
+
+    os.truncate(copy, 1_000_000)
+    third = start()
+    assert served(third) == own
+    assert "converting a copy to Q8_0, once" in third.logs
+    assert copy.stat().st_size == made.st_size
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(own_daemon, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    daemon = own_daemon("--weights", "fast", env={"XDG_CACHE_HOME": str(tmp_path / "file")})
+    assert served(daemon)
+    assert daemon.logs.count("WARNING") == 1
+    assert "the Q4_1 weights are loaded as they are" in daemon.logs

@@ -1,0 +1,166 @@
+"""The converted copy of a model's file, in a folder with those of other models, and what was found about it.
+
+The daemons of a user share the folder: files get their names when they are whole, and whoever makes one holds a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from umaserve.system.program import Cancelled
+
+log = logging.getLogger(__name__)
+
+MAX_COPIES = 4
+"""Copies that the folder keeps, those used last; each is as large as a model."""
+MAX_RECORDS = 64
+MAX_WAIT_S = 900.0
+"""How long to wait for another daemon that makes a copy."""
+_POLL_S = 0.1
+_OURS = re.compile(r".+\.[0-9a-f]{16}\.(gguf|json|part)")
+"""Other files in the folder are somebody else's, and stay."""
+
+
+def folder_of(configured: str, environ: Mapping[str, str]) -> Path:
+    """The configured folder, else one in the service manager's cache folder (systemd.exec(5), CACHE_DIRECTORY), else
+    one in the user's (XDG Base Directory Specification). Raises ``OSError`` where the user has no home."""
+    if configured:
+        return Path(configured)
+    if service := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
+        return Path(service, "weights")
+    users = environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    if not os.path.isabs(users):
+        users = os.path.expanduser("~/.cache")
+    if not os.path.isabs(users):
+        raise FileNotFoundError("there is no cache folder: neither XDG_CACHE_HOME nor a home folder is known")
+    return Path(users, "umaserve", "weights")
+
+
+class ConvertedCopy:
+    """The copy of the model at ``source`` in ``folder``, and the verdict on it: whether it is faster than the model.
+
+    The copy is of one state of the file (its size and modification time), and the verdict also of one ``box``, any
+    JSON. All methods raise ``OSError``, in particular where strangers may write to the folder.
+    """
+
+    def __init__(self, folder: Path, source: str, box: Mapping[str, str | int]) -> None:
+        self.folder = folder
+        path = os.path.realpath(source)
+        status = os.stat(path)
+        self._file = {"path": path, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+        self._box = dict(box)
+        name = f"{Path(source).stem[:50]}.{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+        self.path = folder / f"{name}.gguf"
+        self.part = folder / f"{name}.part"
+        """Where the copy is written, until ``adopt``."""
+        self._record = folder / f"{name}.json"
+
+    def exists(self) -> bool:
+        """Whether there is a copy, as it was adopted."""
+        match self._recorded():
+            case {"file": file, "copy": [*copy]} if file == self._file:
+                return copy == self._size_and_time()
+        return False
+
+    def is_faster(self) -> bool | None:
+        """The verdict; ``None`` where it is unknown, and where the copy was changed or removed since."""
+        match self._recorded():
+            case {"file": file, "box": box, "faster": bool(faster)} if (file, box) == (self._file, self._box):
+                if faster and not self.exists():
+                    return None
+                # The folder keeps what was used last. It may be read-only, made by somebody else for this user.
+                with contextlib.suppress(OSError):
+                    os.utime(self._record)
+                return faster
+        return None
+
+    @contextlib.contextmanager
+    def locked(self, wanted: Callable[[], bool]) -> Iterator[None]:
+        """Make the folder and hold its lock. Waits for another daemon, ``MAX_WAIT_S`` at most; raises ``Cancelled``
+        where that is no longer ``wanted``."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_folder()
+        with open(self.folder / "lock", "ab") as file:
+            until = time.monotonic() + MAX_WAIT_S
+            waits = False
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not waits:
+                        log.info("another daemon converts weights in %s: waiting for it", self.folder)
+                        waits = True
+                if not wanted():
+                    raise Cancelled
+                if time.monotonic() > until:
+                    raise TimeoutError(f"another daemon has converted weights in {self.folder} for {MAX_WAIT_S:.0f} s")
+                time.sleep(_POLL_S)
+            yield
+
+    def adopt(self) -> None:
+        """The part is the copy, and the verdict unknown. Call it, and ``decide``, only while locked."""
+        os.replace(self.part, self.path)
+        self._write(None, "")
+        self._tidy()
+
+    def decide(self, faster: bool, why: str) -> None:
+        """Write the verdict; a copy that is not faster is removed."""
+        if not faster:
+            self.path.unlink(missing_ok=True)
+        self._write(faster, why)
+
+    def _check_folder(self) -> None:
+        status = os.stat(self.folder)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+            raise PermissionError(f"{self.folder} belongs to another user, or everybody may write to it")
+
+    def _size_and_time(self) -> list[int] | None:
+        try:
+            status = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return [status.st_size, status.st_mtime_ns]
+
+    def _recorded(self) -> Any:
+        """The JSON of the record; ``None`` where there is none, or nonsense."""
+        try:
+            self._check_folder()
+            return orjson.loads(self._record.read_bytes())
+        except (FileNotFoundError, orjson.JSONDecodeError):
+            return None
+
+    def _write(self, faster: bool | None, why: str) -> None:
+        copy = self._size_and_time()
+        record = {"file": self._file, "copy": copy, "box": self._box, "faster": faster, "why": why}
+        new = self._record.with_suffix(".part")
+        with open(new, "wb") as file:
+            file.write(orjson.dumps(record, option=orjson.OPT_INDENT_2))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self._record)
+
+    def _tidy(self) -> None:
+        """Remove what was used longest ago, and what a daemon left that was killed."""
+        ours = [path for path in self.folder.iterdir() if _OURS.fullmatch(path.name)]
+        records = sorted(
+            (path for path in ours if path.suffix == ".json"), key=lambda path: path.stat().st_mtime_ns, reverse=True
+        )
+        copies = [path for path in records if path.with_suffix(".gguf").exists()]
+        kept = {path.stem for path in records[:MAX_RECORDS]} - {path.stem for path in copies[MAX_COPIES:]}
+        for path in ours:
+            if path.suffix == ".part" or path.stem not in kept:
+                path.unlink(missing_ok=True)

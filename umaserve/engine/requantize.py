@@ -1,0 +1,53 @@
+"""The program that ``weights`` runs to copy a model with its weights converted to Q8_0.
+
+Arguments: the path of the model, the path of the copy, and the number of threads. It is a program of its own, since on
+some damaged or unusual files llama.cpp's converter aborts the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+
+import llama_cpp
+
+from umaserve.system.program import begin
+
+_NICENESS = 10
+_BUFFER_BYTES = 256 << 20
+"""Of a tensor in conversion; llama.cpp's own limit, 8 GiB, is more than small boxes have."""
+_ERROR = 4
+"""GGML_LOG_LEVEL_ERROR in ggml.h."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status; errors are on standard error."""
+    source, copy, threads = arguments
+    begin(nice=_NICENESS)
+    os.umask(0o077)
+    llama_cpp.llama_log_set(_log_error, ctypes.c_void_p())
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    params.allow_requantize = True
+    params.nthread = int(threads)
+    params.max_buf_size = _BUFFER_BYTES
+    if llama_cpp.llama_model_quantize(source.encode(), copy.encode(), ctypes.byref(params)):
+        return 1
+    # Here and not in the daemon, which could not end meanwhile.
+    with open(copy, "rb+") as file:
+        os.fsync(file.fileno())
+    return 0
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _log_error(level: int, text: bytes, _user_data: object) -> None:
+    if level == _ERROR:
+        sys.stderr.buffer.write(text)
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

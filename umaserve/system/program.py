@@ -1,0 +1,106 @@
+"""Runs a module of this package as a program of its own: what crashes, hangs or takes too much memory there leaves this
+process alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.1
+_KILLED_S = 5.0
+_MAX_ERROR = 300
+
+
+class ProgramError(Exception):
+    """The program failed; the message says how, in one line."""
+
+
+class Cancelled(Exception):
+    """Nobody wants the result any more."""
+
+
+def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) -> bytes:
+    """Run ``module`` to its end and return its standard output. Blocks, and kills the program as soon as it is not
+    ``wanted``, which is called several times a second.
+
+    Raises ``ProgramError`` for a failure and after ``max_s`` seconds, ``Cancelled``, and ``OSError`` where no program
+    can be started.
+    """
+    # -P: import from this process's sys.path, not from the working directory.
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # memfds rather than pipes, which would have to be read while the program runs.
+    with _file() as output, _file() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            # Ctrl-C must reach only this process, which decides what ends when.
+            start_new_session=True,
+        )
+        try:
+            status = _wait(process, module, wanted, max_s)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_S)
+        if status:
+            raise ProgramError(f"{module} {_end(status)}: {_last_line(_content(errors))}")
+        return _content(output)
+
+
+def begin(*, nice: int = 0) -> None:
+    """For the program itself, as its first call: it is killed when its parent ends, and first where memory is short,
+    and leaves no core dump. ``nice`` is as in nice(1)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Sandboxes may lack the call or the file.
+    with contextlib.suppress(OSError):
+        os.nice(nice)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _wait(process: subprocess.Popen[bytes], module: str, wanted: Callable[[], bool], max_s: float) -> int:
+    until = time.monotonic() + max_s
+    while True:
+        try:
+            return process.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            if not wanted():
+                raise Cancelled from None
+            if time.monotonic() > until:
+                raise ProgramError(f"{module} takes longer than {max_s:.0f} s") from None
+
+
+def _file() -> BinaryIO:
+    return open(os.memfd_create("umaserve-program"), "w+b")
+
+
+def _content(file: BinaryIO) -> bytes:
+    file.seek(0, io.SEEK_SET)
+    return file.read()
+
+
+def _end(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "was killed, as it happens where memory is short"
+    return f"ended by {signal.strsignal(-status)}" if status < 0 else f"failed with status {status}"
+
+
+def _last_line(errors: bytes) -> str:
+    lines = errors.decode(errors="replace").split("\n")
+    return next((line.strip()[:_MAX_ERROR] for line in reversed(lines) if line.strip()), "no message")
