@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from umaserve.system import threads
 from umaserve.system.threads import JobThread, ThreadWatch, YieldPoint
 
 WAIT_S = 10
@@ -61,6 +62,29 @@ def test_a_lengthy_job_lets_others_in_but_no_lengthy_one() -> None:
     go_on.set()
     assert worker.collect(4) == ["short", "shorter", "lengthy", "second"]
     assert worker.thread.stop(WAIT_S)
+
+
+def test_a_job_for_an_idle_urgent_thread_has_begun_when_it_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MAX_HANDOVER_S", -1)  # For ever.
+    woken, results, go_on = threading.Semaphore(0), [], threading.Event()
+    times: list[float] = []
+
+    def clock() -> float:
+        times.append(0.0)
+        return 0.0
+
+    thread = JobThread("worker", woken.release, urgent=True, clock=clock)
+    for n in range(1, 200):
+        thread.submit(lambda: None, results.append)
+        assert len(times) == n, "the clock is read when a job begins"
+        assert woken.acquire(timeout=WAIT_S)
+    # Nor does the caller wait for a thread that has something to do.
+    thread.submit(lambda: go_on.wait(WAIT_S), results.append)
+    thread.submit(lambda: None, results.append)
+    go_on.set()
+    assert thread.stop(WAIT_S)
+    thread.collect()
+    assert results == [None] * 199 + [True, None]
 
 
 def test_an_error_in_a_pause_is_the_short_jobs_own() -> None:

@@ -57,7 +57,7 @@ class ModelHost:
         metrics: ServingMetrics,
         content_filter: ContentFilter | None,
     ) -> None:
-        self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S)
+        self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S, urgent=True)
         self.preparing = JobThread("preparing", loop.wake, max_s=MAX_PREPARING_S)
         self._preparing_media = JobThread("media", loop.wake, nice=NICE, max_s=MAX_MEDIA_S)
         self.loading = True

@@ -24,6 +24,9 @@ Done = Callable[[Any], None]
 MAX_JOB_S = 600.0
 """The default limit of a job's time: longer than any working resolver or disk takes."""
 
+MAX_HANDOVER_S = 0.001
+"""How long ``submit`` waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
+
 
 class JobThread:
     """Runs jobs in order of submission; the pauses of lengthy jobs let other jobs run. ``collect``, on the loop's
@@ -36,14 +39,20 @@ class JobThread:
         *,
         nice: int = 0,
         max_s: float = MAX_JOB_S,
+        urgent: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``nice``: the thread's niceness, 0 to 19, as in nice(1). ``max_s``: how long a job, or a lengthy one between
-        two pauses, may take before the thread counts as stuck."""
+        two pauses, may take before the thread counts as stuck. ``urgent``: a job for the idle thread begins before
+        ``submit`` returns. Otherwise it begins when the caller gives up Python's lock: in a system call, or when
+        ``sys.getswitchinterval`` is over."""
         self.name = name
         self._wake = wake
         self._nice = nice
         self._max_s = max_s
+        self._urgent = urgent
+        self._begun = threading.Lock()
+        """Released when a job begins."""
         self._clock = clock
         self._advanced_at: float | None = None
         """When the current job began or last paused; ``None`` while there is none."""
@@ -57,7 +66,12 @@ class JobThread:
 
     def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run ``job`` on the thread; ``done`` gets its result, or the exception it raised."""
+        waits = self._urgent and self._advanced_at is None
+        if waits:
+            self._begun.acquire(blocking=False)
         self._jobs.put((job, done))
+        if waits:
+            self._begun.acquire(timeout=MAX_HANDOVER_S)
 
     def submit_lengthy(self, job: Callable[[YieldPoint], T], done: Callable[[T | BaseException], None]) -> None:
         """As ``submit``, for a long job: it calls its argument every few milliseconds, and that call runs the jobs
@@ -91,7 +105,6 @@ class JobThread:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
-            self._advanced_at = None
             # An idle thread must not keep the last job's sessions and samplers alive.
             del item
 
@@ -112,11 +125,15 @@ class JobThread:
 
     def _do(self, job: Job, done: Done) -> None:
         self._advanced_at = self._clock()
+        if self._begun.locked():
+            self._begun.release()
         try:
             result = job()
         except BaseException as error:
             result = error
         self._results.append((done, result))
+        # Before the wake-up, on which the next job may be submitted at once.
+        self._advanced_at = None
         self._wake()
 
 
