@@ -35,8 +35,9 @@ class Candidates:
         if not rows or k > COLUMNS:
             return self.all(logits)
         # In each of k columns, at least one token reaches the k-th largest maximum.
-        maxima = logits[: rows * COLUMNS].reshape(rows, COLUMNS).max(axis=0)
-        ids = np.flatnonzero(logits >= np.partition(maxima, -k)[-k])
+        maxima = np.maximum.reduce(logits[: rows * COLUMNS].reshape(rows, COLUMNS))
+        maxima.partition(-k)
+        (ids,) = (logits >= maxima[-k]).nonzero()
         kept = logits[ids]
         # Which of several equal logits come first in llama.cpp depends on the other candidates. There are too few where
         # some are not numbers, and many where most are masked.
