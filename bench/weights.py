@@ -106,26 +106,24 @@ def report(path: str, settings: Config, n_tokens: int) -> str:
     threads = settings.threads or usable_cores()
     threads_batch = settings.threads_batch or threads
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        copy = str(Path(folder, "q8_0.gguf"))
-        progress("converting")
-        arguments = (path, copy, str(threads_batch))
-        program.run("umaserve.engine.requantize", *arguments, wanted=lambda: True, max_s=3600.0)
-        sizes = [Path(file).stat().st_size for file in (path, copy)]
-        models = [load_small(file, threads, threads_batch, LENGTH) for file in (path, copy)]
-    own, converted = map(Reader, models)
+        files = [path]
+        for to in ("Q8_0", "F32"):
+            progress(f"converting to {to}")
+            files.append(str(Path(folder, f"{to}.gguf")))
+            arguments = (path, files[-1], to, str(threads_batch))
+            program.run("umaserve.engine.requantize", *arguments, wanted=lambda: True, max_s=3600.0)
+        sizes = [Path(file).stat().st_size for file in files]
+        models = [load_small(file, threads, threads_batch, LENGTH) for file in files]
+    own, converted, exact = map(Reader, models)
     texts = texts_of(own, n_tokens)
     progress("comparing")
-    found, same = divergences(own, converted, texts)
-    progress("decodes of each size")
-    speeds = compared(*models, ROWS, SPEED_S)
     quality = [
-        str(len(found)),
-        f"{found.mean():.5f}",
-        f"{np.median(found):.5f}",
-        f"{np.quantile(found, 0.99):.5f}",
-        f"{found.max():.5f}",
-        f"{same:.2%}",
+        _quality("own weights, from converted ones", *divergences(own, converted, texts)),
+        _quality("exact, from own weights", *divergences(exact, own, texts)),
+        _quality("exact, from converted ones", *divergences(exact, converted, texts)),
     ]
+    progress("decodes of each size")
+    speeds = compared(models[0], models[1], ROWS, SPEED_S)
     lines = [
         [str(n), number(n / found.first_s), number(n / found.second_s), f"{found.speedup:.0%}", f"{found.doubt:.0%}"]
         for n, found in zip(ROWS, speeds, strict=True)
@@ -134,14 +132,20 @@ def report(path: str, settings: Config, n_tokens: int) -> str:
     return f"""\
 ## Weights: {info.name} ({info.quantization}, {sizes[0] >> 20} MiB) converted to Q8_0 ({sizes[1] >> 20} MiB)
 
-{table(["tokens", "KL mean", "KL median", "KL p99", "KL max", "same greedy token"], [quality])}
-KL: Kullback-Leibler divergence of the distributions of the next token, in nats, over texts of {LENGTH} tokens at most:
-a paragraph, and what the model itself wrote at temperature {TEMPERATURE}.
+{table(["distributions", "KL mean", "KL median", "KL p99", "KL max", "same greedy token"], quality)}
+KL: Kullback-Leibler divergence of the distributions of the next token, in nats, over {sum(map(len, texts))} tokens in
+texts of {LENGTH} at most: a paragraph, and what the model itself wrote at temperature {TEMPERATURE}. Exact: the own
+weights as F32, for which llama.cpp does not round activations to 8 bits, as it does for both other types.
 
 {table(["rows", "own weights", "converted", "ratio", "±"], lines)}
 Tokens/s of decodes of so many rows of one sequence, with {threads} threads ({threads_batch} for several rows): medians
 of decodes with both weights in turn, the median of the pairs' ratios, and twice its standard error.
 """
+
+
+def _quality(name: str, found: Floats, same: float) -> list[str]:
+    quantiles = (np.median(found), np.quantile(found, 0.99), found.max())
+    return [name, *(f"{value:.5f}" for value in (found.mean(), *quantiles)), f"{same:.2%}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""The program that ``weights`` runs to copy a model with its weights converted to Q8_0.
+"""The program that ``weights`` runs to copy a model with its weights converted to another type.
 
-Arguments: the path of the model, the path of the copy, and the number of threads. It is a program of its own, since on
-some damaged or unusual files llama.cpp's converter aborts the process.
+Arguments: the paths of the model and of the copy, the type ("Q8_0", or "F32" for comparisons), and the number of
+threads. It is a program of its own, since on some damaged or unusual files llama.cpp's converter aborts the process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import llama_cpp
 
 from umaserve.system.program import begin
 
+_TYPES = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "F32": llama_cpp.LLAMA_FTYPE_ALL_F32}
 _NICENESS = 10
 _BUFFER_BYTES = 256 << 20
 """Of a tensor in conversion; llama.cpp's own limit, 8 GiB, is more than small boxes have."""
@@ -24,13 +25,13 @@ _ERROR = 4
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status; errors are on standard error."""
-    source, copy, threads = arguments
+    source, copy, to, threads = arguments
     begin(nice=_NICENESS)
     os.umask(0o077)
     llama_cpp.llama_log_set(_log_error, ctypes.c_void_p())
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    params.ftype = _TYPES[to]
     params.allow_requantize = True
     params.nthread = int(threads)
     params.max_buf_size = _BUFFER_BYTES

@@ -166,7 +166,7 @@ def _made(
             try:
                 program.run(
                     "umaserve.engine.requantize",
-                    *(path, str(copy.part), str(threads_batch)),
+                    *(path, str(copy.part), "Q8_0", str(threads_batch)),
                     wanted=lambda: progress(_CONVERTING * min(1.0, _size(copy) / most)),
                     max_s=60 + most / _SLOWEST_BYTES_S,
                 )
