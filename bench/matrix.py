@@ -165,7 +165,7 @@ def _started(
     each = -(-cells // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
     common = {"UMA_MODEL": model, "UMA_MAX_TOKENS": str(max(TOKENS))}
     ours = {**common, "UMA_PARALLEL": str(parallel), "UMA_N_CTX": str(parallel * each)}
-    theirs = {**common, "UMA_PARALLEL": str(clients), "UMA_N_CTX": str(clients * each)}
+    theirs = {**common, "UMA_PARALLEL": str(clients), "UMA_N_CTX": str(clients * each), "UMA_WEIGHTS": "as-is"}
     servers = {OURS: stack.enter_context(daemon("umaserve", **ours))}
     for name in layouts:
         servers[name] = stack.enter_context(llama_server.llama_server(binary, LAYOUTS[name], **theirs))

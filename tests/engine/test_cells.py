@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from umaserve.engine.batch import Batch
-from umaserve.engine.cells import Cells, saved_bytes
+from umaserve.engine.cells import MARGIN, Cells, saved_bytes
 from umaserve.engine.model import Model, find
 from umaserve.serving.sessions import Caller, Session
 from umaserve.serving.slots import MIN_REUSED, Room, Slots
-from umaserve.serving.ticks import Capacity, Copy, KVOperation, Load, Release, Run, Save
+from umaserve.serving.ticks import Capacity, Copy, Divide, KVOperation, Load, Move, Release, Run, Save
 from umaserve.settings.daemon import Config
 
 N_CTX = 256
@@ -92,13 +92,12 @@ class Computer:
     def __init__(self, path: str, config: Config, host_tokens: int) -> None:
         self.model = Model(path, config, lambda _fraction: True)
         self._batch = Batch(config.n_batch)
-        self._memory = llama_cpp.llama_get_memory(self.model.context)
         self.saved_bytes = saved_bytes(self.model, self._batch)
         self.host_bytes = self.saved_bytes[0] * 4 + self.saved_bytes[1] * host_tokens
         self.cells = Cells(self.model, self.host_bytes)
 
     def clear(self) -> None:
-        llama_cpp.llama_memory_clear(self._memory, True)
+        llama_cpp.llama_memory_clear(self.model.memory, True)
 
     def run(self, kv_operations: Sequence[KVOperation], runs: Sequence[Run]) -> list[np.ndarray | None]:
         """The logits after each run that wants them."""
@@ -114,9 +113,9 @@ class Computer:
 
     def held(self, slot: int) -> int:
         """How many tokens llama.cpp has of a sequence, which has no gap."""
-        first, last = (
-            ask(self._memory, slot) for ask in (llama_cpp.llama_memory_seq_pos_min, llama_cpp.llama_memory_seq_pos_max)
-        )
+        memory = self.model.memory
+        first = llama_cpp.llama_memory_seq_pos_min(memory, slot)
+        last = llama_cpp.llama_memory_seq_pos_max(memory, slot)
         assert first == min(last, 0)
         return last + 1
 
@@ -383,4 +382,59 @@ def test_what_is_saved_takes_what_was_learned_from_two_lengths(default: Computer
     default.clear()
     for length in (MIN_REUSED, 100, N_CTX):
         default.run([Release(0)], [Run(0, 0, [3] * length, None)])
-        assert llama_cpp.llama_state_seq_get_size(default.model.context, 0) == fixed + each * length
+        state = llama_cpp.llama_state_seq_get_size(default.model.context, 0)
+        assert state + 2 * MARGIN == fixed + each * length
+
+
+@pytest.fixture(scope="module")
+def divided() -> Iterator[Computer]:
+    """A context whose cells can be divided into parts of 256."""
+    made = Computer(find(""), replace(CONFIG, n_ctx=4 * N_CTX, parallel=4), host_tokens=N_CTX)
+    assert made.model.divisions() == [(4, N_CTX), (2, 2 * N_CTX)]
+    yield made
+    made.model.free()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 4), (4, 0), (4, 2), (2, 4), (4, 4)])
+def test_what_is_saved_fits_every_division(divided: Computer, story, before: int, after: int):
+    tokens, part, expected = story
+    fixed, each = divided.saved_bytes
+    size = fixed + each * part
+    divided.run([Divide(before)], [])
+    for slot in range(2):
+        # Saved from and loaded into each part, twice from the same place.
+        divided.clear()
+        divided.run([], [Run(slot, 0, tokens[:part], None)])
+        divided.run([Save(slot, each, size), Divide(after), Load(each, size, 0), Load(each, size, 1)], [])
+        for loaded in range(2):
+            assert divided.held(loaded) == part
+            assert furthest(greedy(divided, loaded, part, tokens[part:]), expected) == 0.0
+        divided.run([Divide(before)], [])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 4), (4, 0), (4, 2), (2, 4)])
+def test_a_division_keeps_the_sequences_under_their_new_numbers(divided: Computer, story, before: int, after: int):
+    tokens, part, expected = story
+    divided.run([Divide(before)], [])
+    divided.run([], [Run(1, 0, tokens[:part], None), Run(0, 0, [5] * 40, None)])
+    divided.run([Divide(after, [(1, 0)])], [])
+    assert [divided.held(slot) for slot in range(2)] == [part, 0]
+    assert furthest(greedy(divided, 0, part, tokens[part:]), expected) == 0.0
+
+
+def test_a_moved_sequence_goes_on_as_it_was(divided: Computer, story):
+    tokens, part, expected = story
+    divided.run([Divide(4)], [])
+    divided.run([], [Run(3, 0, tokens[:part], None)])
+    divided.run([Move(3, 1)], [])
+    assert (divided.held(3), divided.held(1)) == (0, part)
+    assert furthest(greedy(divided, 1, part, tokens[part:]), expected) == 0.0
+
+
+def test_in_parts_equal_texts_round_alike_whatever_lies_beside_them(divided: Computer, story):
+    tokens, part, expected = story
+    divided.run([Divide(4)], [])
+    for slot in range(3):
+        divided.run([], [Run(slot, 0, [7 + slot] * (30 + slot), None)])
+    divided.run([], [Run(3, 0, tokens[:part], None)])
+    assert furthest(greedy(divided, 3, part, tokens[part:]), expected) == 0.0

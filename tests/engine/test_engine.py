@@ -27,7 +27,7 @@ from umaserve.messages import (
     Tokenized,
     Tool,
 )
-from umaserve.serving.ticks import Outcome, Prepared, Release, Run, Tick
+from umaserve.serving.ticks import Divide, Outcome, Prepared, Release, Run, Tick
 from umaserve.settings.daemon import Config
 
 STORY = "Once upon a time, in a small village by the sea,"
@@ -42,7 +42,9 @@ def engine(**settings) -> LlamaEngine:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[LlamaEngine]:
+    """All sequences share the KV cells."""
     made = engine()
+    made.run(Tick([Divide(0)], []))
     yield made
     made.close()
 
@@ -487,7 +489,7 @@ def test_guesses_that_are_right_are_taken_and_nothing_is_left_of_the_others(
     result = plain.run(Tick([], [run]))
     assert result.tokens == [alone.tokens[1 : 2 + right]]
     assert len(result.logprobs.get(0, ())) == (0 if logprobs is None else right + 1)
-    assert llama_cpp.llama_memory_seq_pos_max(plain._memory, 0) == start + right
+    assert llama_cpp.llama_memory_seq_pos_max(plain._model.memory, 0) == start + right
     last = result.tokens[0][-1]
     result = plain.run(Tick([], [Run(0, start + right + 1, [last], stream.prepared.sampler)]))
     assert result.tokens == [[alone.tokens[2 + right]]]
@@ -499,3 +501,29 @@ def test_nothing_is_taken_behind_the_end_of_an_answer(plain: LlamaEngine):
     stream = Stream(plain, sampling=Sampling(logit_bias=((end, 100.0),)))
     tokens = [*stream.prepared.tokens, end, end]
     assert plain.run(Tick([], [Run(0, 0, tokens, stream.prepared.sampler, None, 2)])).tokens == [[end]]
+
+
+def test_prompts_and_streams_of_one_tick_say_what_each_says_alone():
+    """In parts of their own, where the rows of a tick take several decodes."""
+    made = engine(parallel=3, n_ctx=3 * 256)
+    assert made.capacity.divisions == [(3, 256)]
+    prompts = [STORY, "The sea is", "A bird in the hand is worth two in the bush, and"]
+    alone = []
+    for text in prompts:
+        stream = Stream(made, text, max_tokens=8).run()
+        alone.append(stream.tokens)
+        made.run(Tick([Release(0)], []))
+    answers: list[list[int]] = [[], [], []]
+    prepared = [made.prepare(Generate("t", text, 8)) for text in prompts]
+    for tick in range(10):
+        # Each begins one tick after the one before.
+        runs = []
+        for slot, (one, answer) in enumerate(zip(prepared, answers, strict=True)):
+            if slot <= tick and len(answer) < 8:
+                start = len(one.tokens) + len(answer) - 1 if answer else 0
+                runs.append(Run(slot, start, answer[-1:] or one.tokens, one.sampler))
+        result = made.run(Tick([], runs))
+        for run, tokens in zip(runs, result.tokens, strict=True):
+            answers[run.slot] += tokens
+    made.close()
+    assert answers == alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -28,7 +29,13 @@ def session(number: int = 0) -> Session:
 
 
 def capacity(
-    *, slots: int = 3, cells: int = 60, sequences: int = 0, cached_cells: int = 0, host_bytes: int = 0
+    *,
+    slots: int = 3,
+    cells: int = 60,
+    sequences: int = 0,
+    cached_cells: int = 0,
+    host_bytes: int = 0,
+    divisions: Sequence[tuple[int, int]] = (),
 ) -> Capacity:
     saved_bytes = SAVED_BYTES if host_bytes else (0, 0)
     return Capacity(
@@ -40,6 +47,7 @@ def capacity(
         cached_cells=cached_cells,
         host_bytes=host_bytes,
         saved_bytes=saved_bytes,
+        divisions=divisions,
     )
 
 
@@ -61,14 +69,16 @@ class Played(RuleBasedStateMachine):
         cells=st.integers(LONGEST, 60),
         cached_cells=st.sampled_from([30, 60, 12, 1, 0]),
         host_bytes=st.sampled_from([0, 30, 70, 200]),
+        divided=st.booleans(),
     )
-    def begin(self, slots: int, more: int, cells: int, cached_cells: int, host_bytes: int) -> None:
+    def begin(self, slots: int, more: int, cells: int, cached_cells: int, host_bytes: int, divided: bool) -> None:
         self.capacity = capacity(
             slots=slots,
             cells=cells,
             sequences=slots + more,
             cached_cells=min(cached_cells, cells),
             host_bytes=host_bytes if cached_cells else 0,
+            divisions=[(parts, cells // parts) for parts in (3, 2) if divided and parts <= slots + more],
         )
         self.slots = Slots(self.capacity)
         self.memory = StandInMemory(self.capacity)
@@ -101,8 +111,9 @@ class Played(RuleBasedStateMachine):
     @precondition(lambda self: self.slots.free and self.slots.free_cells > 1)
     @rule(scope=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
     def take(self, scope: str, tokens: list[int], extra: int) -> None:
-        prompt = tokens[: self.slots.free_cells - 1]
-        cells = min(len(prompt) + extra, self.slots.free_cells)
+        free = min(self.slots.free_cells, self.slots.max_cells)
+        prompt = tokens[: free - 1]
+        cells = min(len(prompt) + extra, free)
         player = Player(session(next(self.numbers)), scope, prompt, len(prompt))
         reusable = self.slots.reusable(scope, prompt)
         assert reusable == 0 or MIN_REUSED <= reusable < len(prompt)
@@ -153,9 +164,22 @@ class Played(RuleBasedStateMachine):
     def promise(self, index: int, extra: int) -> None:
         player = self.players[index % len(self.players)]
         before, cells = player.session.cells, min(len(player.tokens) + extra, LONGEST)
-        free = self.slots.free_cells
-        assert self.slots.promise(player.session, cells) == (cells - before <= free)
-        assert player.session.cells == (cells if cells - before <= free else before)
+        possible = cells - before <= self.slots.free_cells and cells <= max(before, self.slots.max_cells)
+        assert self.slots.promise(player.session, cells) == possible
+        assert player.session.cells == (cells if possible else before)
+
+    @precondition(lambda self: self.capacity.divisions)
+    @rule(which=INDEX)
+    def divide(self, which: int) -> None:
+        ways = [(0, self.capacity.cells), *self.capacity.divisions]
+        needs = [player.session.cells for player in self.players]
+        fitting = [p for p, each in ways if not p or (p >= len(needs) and max(needs, default=0) <= each)]
+        self.slots.divide(fitting[which % len(fitting)])
+
+    @precondition(lambda self: self.players)
+    @rule(index=INDEX)
+    def close_gaps(self, index: int) -> None:
+        self.slots.close_gaps([player.session for player in self.players[: index + 1]])
 
     @rule()
     def forget_cached(self) -> None:
@@ -173,7 +197,8 @@ class Played(RuleBasedStateMachine):
         promised = sum(player.session.cells for player in self.players)
         assert self.slots.free_cells == self.capacity.cells - promised >= 0
         assert promised + self.slots.cached_cells <= self.capacity.cells
-        assert self.slots.free == self.capacity.slots - len(self.players) >= 0
+        assert 0 <= self.slots.free <= self.capacity.slots - len(self.players)
+        assert all(player.session.cells <= self.slots.max_cells for player in self.players)
         assert 0 <= self.slots.cached_cells <= self.capacity.cached_cells
         assert 0 <= self.slots.host_bytes <= self.capacity.host_bytes
         held = [player.session.slot for player in self.players]

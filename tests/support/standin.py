@@ -35,9 +35,11 @@ from umaserve.serving.ticks import (
     Capacity,
     Chunk,
     Copy,
+    Divide,
     Draft,
     KVOperation,
     Load,
+    Move,
     Outcome,
     Prepared,
     Release,
@@ -122,6 +124,8 @@ class StandInMemory:
         self.saved: dict[tuple[int, int], list[Cell]] = {}
         """By offset and size."""
         self._capacity = capacity
+        self._ways = dict(capacity.divisions)
+        self._parts = capacity.divisions[0][0] if capacity.divisions else 0
 
     def tokens(self, slot: int) -> list[int]:
         return [cell.token for cell in self.sequences[slot]]
@@ -147,6 +151,15 @@ class StandInMemory:
                     assert not self.sequences[slot], "loaded onto something"
                     made = [Cell(cell.token, cell.made) for cell in self.saved[offset, size]]
                     self.sequences[slot] = made
+                case Move(source, target):
+                    assert not self.sequences[target], "moved onto something"
+                    self.sequences[target], self.sequences[source] = self.sequences[source], []
+                case Divide(parts, kept):
+                    before = self.sequences
+                    self.sequences = [[] for _ in before]
+                    for old, new in kept:
+                        self.sequences[new] = before[old]
+                    self._parts = parts
                 case Shed():
                     self.saved.clear()
             self._check()
@@ -163,6 +176,9 @@ class StandInMemory:
     def _check(self) -> None:
         assert len({cell for sequence in self.sequences for cell in sequence}) <= self._capacity.cells, "too many cells"
         assert all(len(sequence) <= self._capacity.sequence_tokens for sequence in self.sequences)
+        if self._parts:
+            assert not any(self.sequences[self._parts :]), "a sequence without a part"
+            assert all(len(sequence) <= self._ways[self._parts] for sequence in self.sequences), "a part is too small"
 
 
 class StandInChunk:

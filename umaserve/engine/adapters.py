@@ -86,6 +86,10 @@ class LoraAdapters:
         )
         self._applied = adapters
 
+    def forget_applied(self) -> None:
+        """The context is a new one, without adapters."""
+        self._applied = ()
+
     def free(self) -> None:
         """Call it after the last decode and before the model is freed."""
         for native in self._natives.values():

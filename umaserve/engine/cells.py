@@ -1,8 +1,9 @@
-"""KV operations on a context: share, cut, save and load sequences."""
+"""KV operations on a context: share, cut, move, save and load sequences, and divide the cells."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 
 import llama_cpp
@@ -11,10 +12,17 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.host_memory import HostMemory
 from umaserve.engine.model import Model
 from umaserve.engine.positions import Positions
-from umaserve.serving.ticks import Copy, KVOperation, Load, Release, Run, Save, Shed
+from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Run, Save, Shed
 
 CALIBRATED = (1, 2)
 """Lengths, in tokens, of the two sequences that saved sizes are measured with."""
+
+_HEAD = struct.Struct("<II")
+"""What llama.cpp begins the state of a sequence with: a magic number and its version."""
+_COUNT = struct.Struct("<I")
+MAX_PARTS = 256
+MARGIN = _COUNT.size * MAX_PARTS
+"""Bytes before and behind a saved sequence, see ``Cells._save``."""
 
 
 class Cells:
@@ -22,26 +30,38 @@ class Cells:
 
     def __init__(self, model: Model, host_bytes: int) -> None:
         self.positions = Positions()
-        self._context = model.context
-        self._memory = llama_cpp.llama_get_memory(model.context)
+        self._model = model
         self._host = HostMemory(host_bytes) if host_bytes else None
 
     def move(self, kv_operations: Sequence[KVOperation]) -> bool:
-        """Execute all of them, in order; returns whether every save and load succeeded."""
+        """Execute all of them, in order; returns whether every save and load succeeded. Raises ``ModelError`` if the
+        cells could not be divided."""
         done = True
         for move in kv_operations:
             match move:
                 case Release(slot, start):
-                    llama_cpp.llama_memory_seq_rm(self._memory, slot, self.positions.at(slot, start), -1)
+                    llama_cpp.llama_memory_seq_rm(self._model.memory, slot, self.positions.at(slot, start), -1)
                 case Copy(source, target, length):
                     end = self.positions.at(source, length)
-                    llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, end)
+                    if self._model.parts:
+                        # llama.cpp aborts the process where a part of a sequence is to be copied to other cells.
+                        done &= self._load(self._state(source), target)
+                        llama_cpp.llama_memory_seq_rm(self._model.memory, target, end, -1)
+                    else:
+                        llama_cpp.llama_memory_seq_cp(self._model.memory, source, target, 0, end)
                 case Save(slot, offset, size):
-                    place = self._place(offset, size)
-                    done &= llama_cpp.llama_state_seq_get_data(self._context, place, size, slot) == size
+                    done &= self._save(self._place(offset, size), slot)
                 case Load(offset, size, slot):
-                    place = self._place(offset, size)
-                    done &= llama_cpp.llama_state_seq_set_data(self._context, place, size, slot) == size
+                    done &= self._load(self._place(offset, size), slot)
+                case Move(source, target):
+                    state = self._state(source)
+                    done &= self._load(state, target)
+                    llama_cpp.llama_memory_seq_rm(self._model.memory, source, -1, -1)
+                case Divide(parts, kept):
+                    states = [(self._state(before), slot) for before, slot in kept]
+                    self._model.divide(parts)
+                    for state, slot in states:
+                        done &= self._load(state, slot)
                 case Shed():
                     assert self._host is not None
                     self._host.give_back()
@@ -52,16 +72,55 @@ class Cells:
         assert self._host is not None
         return self._host.place(offset, size)
 
+    def _state(self, slot: int) -> ctypes.Array[ctypes.c_uint8]:
+        """What ``_save`` makes of the sequence, in memory of its own."""
+        size: int = llama_cpp.llama_state_seq_get_size(self._model.context, slot) - _divided_bytes(self._model)
+        place = (ctypes.c_uint8 * (size + 2 * MARGIN))()
+        if not self._save(place, slot):
+            raise RuntimeError(f"the state of sequence {slot} has another size than llama.cpp said")
+        return place
+
+    # Where the cells are divided, a state has the number of cells of each part: zeros before and behind the sequence's
+    # own. They are written into the margins, so that what lies between them fits every part of every division.
+
+    def _save(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
+        before = _COUNT.size * slot if self._model.parts else 0
+        size = len(place) - 2 * MARGIN + _divided_bytes(self._model)
+        begin = (ctypes.c_uint8 * size).from_buffer(place, MARGIN - before)
+        written = llama_cpp.llama_state_seq_get_data(self._model.context, begin, size, slot)
+        # The head is where it belongs without a division.
+        ctypes.memmove(ctypes.addressof(place) + MARGIN, begin, _HEAD.size)
+        return bool(written == size)
+
+    def _load(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
+        parts = self._model.parts or 1
+        before = slot if self._model.parts else 0
+        head = bytes(place[MARGIN : MARGIN + _HEAD.size])
+        counts = _COUNT.pack(parts) + bytes(_COUNT.size * before)
+        first = MARGIN - _COUNT.size * before
+        ctypes.memmove(ctypes.addressof(place) + first, head + counts, len(head) + len(counts))
+        ctypes.memset(ctypes.addressof(place) + len(place) - MARGIN, 0, _COUNT.size * (parts - 1 - before))
+        size = len(place) - 2 * MARGIN + _divided_bytes(self._model)
+        begin = (ctypes.c_uint8 * size).from_buffer(place, first)
+        read = llama_cpp.llama_state_seq_set_data(self._model.context, begin, size, slot)
+        # It may be loaded again.
+        ctypes.memmove(ctypes.addressof(place) + MARGIN, head, len(head))
+        return bool(read == size)
+
+
+def _divided_bytes(model: Model) -> int:
+    """The bytes that the division adds to the state of a sequence."""
+    return _COUNT.size * (model.parts - 1) if model.parts else 0
+
 
 def saved_bytes(model: Model, batch: Batch) -> tuple[int, int]:
     """Bytes of a saved sequence: the constant part, and the part for each token. Decodes a few tokens to measure."""
-    memory = llama_cpp.llama_get_memory(model.context)
     sizes = []
     for length in CALIBRATED:
         batch.fill([Run(0, 0, [0] * length, None)])
         if llama_cpp.llama_decode(model.context, batch.native):
             raise RuntimeError("llama.cpp can't decode a first token")
         sizes.append(llama_cpp.llama_state_seq_get_size(model.context, 0))
-        llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
+        llama_cpp.llama_memory_seq_rm(model.memory, 0, -1, -1)
     each = (sizes[1] - sizes[0]) // (CALIBRATED[1] - CALIBRATED[0])
-    return sizes[0] - CALIBRATED[0] * each, each
+    return sizes[0] - CALIBRATED[0] * each - _divided_bytes(model) + 2 * MARGIN, each

@@ -46,7 +46,19 @@ from umaserve.messages import (
     Tokenize,
     Tokenized,
 )
-from umaserve.serving.ticks import Capacity, Chunk, Outcome, Prepared, Release, Run, Tick, TickResult, YieldPoint
+from umaserve.serving.ticks import (
+    Capacity,
+    Chunk,
+    Divide,
+    Move,
+    Outcome,
+    Prepared,
+    Release,
+    Run,
+    Tick,
+    TickResult,
+    YieldPoint,
+)
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
@@ -93,14 +105,18 @@ class LlamaEngine:
 
     def __init__(self, model: Model, config: Config) -> None:
         self._model = model
-        self._memory = llama_cpp.llama_get_memory(model.context)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
         self._drafter = Drafter(config, model, lambda _fraction: True) if config.draft_model else None
         embeds = pools(model)
-        reuses = self._memory and model.sequences_can_be_cut
+        reuses = model.memory and model.sequences_can_be_cut
         host_bytes = config.host_cache_bytes if reuses else 0
+        on_cpu = not llama_cpp.llama_supports_gpu_offload() or config.n_gpu_layers == 0
+        # Without host memory, cached prefixes need cells that nobody else waits for.
+        divisions = model.divisions() if on_cpu and host_bytes and not embeds else []
+        if divisions:
+            model.divide(divisions[0][0])
         self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
             # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
@@ -115,6 +131,10 @@ class LlamaEngine:
             host_bytes=host_bytes,
             saved_bytes=saved_bytes(model, self._batch) if host_bytes else (0, 0),
             drafts=self._drafter is not None,
+            # A CPU takes up to five times as long for 64 rows or more of several sequences as for each sequence alone:
+            # all rows walk over each other's cells. A GPU reads the weights once for all rows.
+            prompts_apart=on_cpu,
+            divisions=divisions,
         )
         self._threads = self.capacity.threads
         most = min(config.n_ubatch, self.capacity.sequence_tokens)
@@ -135,7 +155,7 @@ class LlamaEngine:
         self._template = None if template is None else ChatTemplate(template, self.info.bos, self.info.eos)
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
-        if not self._memory:
+        if not self._model.memory:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} generates no text, it only makes embeddings")
         # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
         constraint = self._constraint(request)
@@ -276,7 +296,12 @@ class LlamaEngine:
             for move in tick.kv_operations:
                 if isinstance(move, Release) and move.start == 0:
                     self._drafter.forget(move.slot)
-        if not self._cells.move(tick.kv_operations):
+                elif isinstance(move, Move):
+                    self._drafter.forget(move.source)
+        moved = self._cells.move(tick.kv_operations)
+        if any(isinstance(move, Divide) for move in tick.kv_operations):
+            self._on_new_context()
+        if not moved:
             log.error("a sequence could not be saved or brought back")
             return TickResult(Outcome.CACHE_LOST, (), 0.0)
         if not tick.runs:
@@ -285,38 +310,59 @@ class LlamaEngine:
         runs, draft_tokens = self._with_drafts(tick)
         drafted = time.perf_counter()
         self._adapters.apply(self._model.context, tick.adapters)
-        code = self._decode_media(runs)
-        outputs = self._batch.fill([run for run in runs if run.span is None], self._cells.positions)
-        if not code and self._batch.native.n_tokens:
-            code = llama_cpp.llama_decode(self._model.context, self._batch.native)
-        if code:
-            log.error("llama_decode returned %d", code)
-            media = [Release(run.slot, run.start) for run in runs if run.span is not None]
-            self._cells.move(media)
-            # Media decoded before the batch failed can be removed only where sequences can be cut.
-            unchanged = code == 1 and (not media or self._model.sequences_can_be_cut)
-            return TickResult(Outcome.NO_CELLS if unchanged else Outcome.FAILED, (), 0.0)
-        tokens: list[Sequence[int]] = []
+        tokens: list[Sequence[int]] = [()] * len(runs)
         logprobs: dict[int, list[Logprobs]] = {}
-        rows = iter(self._logits(outputs))
-        for index, run in enumerate(runs):
-            if run.sampler is None:
-                tokens.append(())
-                continue
-            scores: list[Logprobs] = []
-            tokens.append(self._sampled(run, [next(rows) for _ in range(1 + run.draft_tokens)], scores))
-            if run.logprobs is not None:
-                logprobs[index] = scores
+        decoded: list[Run] = []
+        for group in self._groups(runs):
+            of_group = [runs[index] for index in group]
+            code, outputs = self._decode(of_group)
+            if code:
+                log.error("llama_decode returned %d", code)
+                # Its tokens can't be sampled again.
+                unchanged = code == 1 and not any(run.sampler for run in decoded) and self._undo(decoded)
+                return TickResult(Outcome.NO_CELLS if unchanged else Outcome.FAILED, (), 0.0)
+            decoded += of_group
+            rows = iter(self._logits(outputs))
+            for index, run in zip(group, of_group, strict=True):
+                if run.sampler is not None:
+                    scores: list[Logprobs] = []
+                    tokens[index] = self._sampled(run, [next(rows) for _ in range(1 + run.draft_tokens)], scores)
+                    if run.logprobs is not None:
+                        logprobs[index] = scores
         ended = time.perf_counter()
         return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started)
 
-    def _decode_media(self, runs: Sequence[Run]) -> int:
-        """Decode the runs of media; returns 0, or the first error code of ``llama_decode``."""
-        code = 0
-        for run in runs:
-            if run.span is not None and not code:
-                code = self._media_batch.decode(run, run.span)
-        return code
+    def _on_new_context(self) -> None:
+        """The cells were divided: what was set on the context, and what the drafter knows by slot, is gone."""
+        self._adapters.forget_applied()
+        self._threads = self.capacity.threads
+        if self._drafter is not None:
+            for slot in range(self.capacity.sequences):
+                self._drafter.forget(slot)
+
+    def _groups(self, runs: Sequence[Run]) -> list[list[int]]:
+        """The indices of the runs of each decode, in order: each run of media; then the others, or on a CPU first all
+        streams, then each prompt."""
+        media = [[index] for index, run in enumerate(runs) if run.span is not None]
+        text = [index for index, run in enumerate(runs) if run.span is None]
+        if not self.capacity.prompts_apart:
+            return [*media, text] if text else media
+        streams = [index for index in text if len(runs[index].tokens) == 1 + runs[index].draft_tokens]
+        prompts = [[index] for index in text if len(runs[index].tokens) != 1 + runs[index].draft_tokens]
+        return [*media, streams, *prompts] if streams else [*media, *prompts]
+
+    def _decode(self, runs: Sequence[Run]) -> tuple[int, int]:
+        """Decode runs of text together, or one of media; returns the code of ``llama_decode`` and the output rows."""
+        (first, *_) = runs
+        if first.span is not None:
+            return self._media_batch.decode(first, first.span), 0
+        outputs = self._batch.fill(runs, self._cells.positions)
+        return llama_cpp.llama_decode(self._model.context, self._batch.native), outputs
+
+    def _undo(self, decoded: Sequence[Run]) -> bool:
+        """Remove what was decoded; returns whether that is possible."""
+        self._cells.move([Release(run.slot, run.start) for run in decoded])
+        return not decoded or self._model.sequences_can_be_cut
 
     def _use_threads(self, threads: int) -> None:
         if threads != self._threads:

@@ -17,7 +17,7 @@ class MediaBatch:
     """Decodes runs of media one by one: a llama.cpp batch can't mix tokens and embeddings."""
 
     def __init__(self, model: Model, positions: Positions) -> None:
-        self._context = model.context
+        self._model = model
         self._positions = positions
 
     def decode(self, run: Run, span: Span) -> int:
@@ -44,12 +44,12 @@ class MediaBatch:
             logits=(ctypes.c_int8 * n)(),
         )
         if chunk.whole:
-            llama_cpp.llama_set_causal_attn(self._context, False)
+            llama_cpp.llama_set_causal_attn(self._model.context, False)
         try:
-            code: int = llama_cpp.llama_decode(self._context, batch)
+            code: int = llama_cpp.llama_decode(self._model.context, batch)
         finally:
             if chunk.whole:
-                llama_cpp.llama_set_causal_attn(self._context, True)
+                llama_cpp.llama_set_causal_attn(self._model.context, True)
         if not code and run.start + n == span.end:
             self._positions.skip(run.slot, span.end, chunk.tokens - chunk.positions)
         return code

@@ -102,9 +102,12 @@ class Model:
         self.name = name or Path(path).stem
         self._converted_from = converted_from
         self.native = self._load(config, progress)
+        self.parts = 0
+        """Into how many the KV cells are divided, one for each sequence; 0: all sequences share them."""
+        self._config = config
         try:
             self._check_architecture()
-            self.context = self._new_context(config)
+            self.context = self._new_context()
         except ModelError:
             llama_cpp.llama_model_free(self.native)
             raise
@@ -175,6 +178,34 @@ class Model:
             raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
         return tokens[:n]
 
+    @property
+    def memory(self) -> Any:
+        """The KV cells of the present context."""
+        return llama_cpp.llama_get_memory(self.context)
+
+    def divisions(self) -> list[tuple[int, int]]:
+        """The ways to divide the KV cells: parts, and the cells of each; the most parts first."""
+        ways = []
+        parts = self._config.parallel
+        while parts > 1:
+            each = self.n_ctx // parts // CELLS_ROUNDED_TO * CELLS_ROUNDED_TO
+            if each and parts <= llama_cpp.llama_max_parallel_sequences():
+                ways.append((parts, each))
+            parts //= 2
+        return ways
+
+    def divide(self, parts: int) -> None:
+        """Make a new context whose KV cells are divided so (``parts``); all sequences are lost. If that fails, the
+        cells are shared. Raises ``ModelError`` if that fails too."""
+        llama_cpp.llama_free(self.context)
+        self.parts = parts
+        try:
+            self.context = self._new_context()
+        except ModelError:
+            log.warning("the KV cells could not be divided into %d parts: all sequences share them", parts)
+            self.parts = 0
+            self.context = self._new_context()
+
     def free(self) -> None:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.native)
@@ -197,7 +228,8 @@ class Model:
         if llama_cpp.llama_model_has_encoder(self.native) or not llama_cpp.llama_model_has_decoder(self.native):
             raise ModelError(f"model {self.path}: it does not generate text by itself: choose a decoder-only model")
 
-    def _new_context(self, config: Config) -> Any:
+    def _new_context(self) -> Any:
+        config = self._config
         params = llama_cpp.llama_context_default_params()
         n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
         # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
@@ -209,7 +241,10 @@ class Model:
         wanted = config.parallel + KEPT_SEQUENCES + 1
         params.n_seq_max = min(wanted, params.n_batch, llama_cpp.llama_max_parallel_sequences())
         params.pooling_type = _POOLING[config.pooling]
-        params.kv_unified = True
+        params.kv_unified = not self.parts
+        if self.parts:
+            params.n_seq_max = self.parts
+            params.n_ctx = self.parts * dict(self.divisions())[self.parts]
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.serving.ticks import Copy, KVOperation, Load, Release, Save, Shed
+from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Save, Shed
 
 Gaps = tuple[tuple[int, int], ...]
 """For each gap: the index of the first token after it, and the number of positions skipped there."""
@@ -37,6 +37,10 @@ class Positions:
                 _set(self._saved, offset, self._gaps.get(slot, ()))
             case Load(offset, _size, slot):
                 _set(self._gaps, slot, self._saved.get(offset, ()))
+            case Move(source, target):
+                _set(self._gaps, target, self._gaps.pop(source, ()))
+            case Divide(_parts, kept):
+                self._gaps = {slot: self._gaps[before] for before, slot in kept if before in self._gaps}
             case Shed():
                 self._saved.clear()
 

@@ -28,18 +28,18 @@ LATE_SHARE, MARGIN_STEP, MAX_MARGIN = 0.05, 0.1, 1.5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A linear model of a tick's duration, in seconds: fixed, per decode row, per prefill row, and per row and 1,000
-    cached positions that it attends to."""
+    """A linear model of a tick's duration, in seconds: per decode (``llama_decode``), per decode row, per prefill row,
+    and per row and 1,000 cached positions that it attends to."""
 
     fixed_s: float = _PRIOR_S[0]
     decode_row_s: float = _PRIOR_S[1]
     prefill_row_s: float = _PRIOR_S[2]
     attention_s: float = _PRIOR_S[3]
 
-    def seconds(self, decode_rows: int, prefill_rows: int, cached: int) -> float:
+    def seconds(self, decode_rows: int, prefill_rows: int, cached: int, decodes: int = 1) -> float:
         rows = decode_rows + prefill_rows
         return (
-            self.fixed_s
+            self.fixed_s * decodes
             + self.decode_row_s * decode_rows
             + self.prefill_row_s * prefill_rows
             + self.attention_s * rows * cached / 1000
@@ -51,9 +51,9 @@ class Cost:
             factor * self.fixed_s, factor * self.decode_row_s, factor * self.prefill_row_s, factor * self.attention_s
         )
 
-    def prefill_rows_within(self, seconds: float, decode_rows: int, cached: int) -> int:
+    def prefill_rows_within(self, seconds: float, decode_rows: int, cached: int, decodes: int = 1) -> int:
         """The most prefill rows with which the tick keeps to ``seconds``; may be 0."""
-        left = seconds - self.seconds(decode_rows, 0, cached)
+        left = seconds - self.seconds(decode_rows, 0, cached, decodes)
         row_s = self.prefill_row_s + self.attention_s * cached / 1000
         return max(0, int(left / row_s)) if row_s > 0 else 0
 
@@ -72,14 +72,14 @@ class CostModel:
         self._new: list[tuple[float, float, float, float, float]] = []
         self._ticks = 0
 
-    def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float) -> None:
-        """Learn from one tick: rows of both kinds, cached positions in all, wall seconds."""
+    def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float, decodes: int = 1) -> None:
+        """Learn from one tick: rows of both kinds, cached positions that each attends to, wall seconds, decodes."""
         rows = decode_rows + prefill_rows
         if prefill_rows:
-            foreseen = self.cautious.seconds(decode_rows, prefill_rows, cached)
+            foreseen = self.cautious.seconds(decode_rows, prefill_rows, cached, decodes)
             self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Collected, since learning from many at once takes hardly longer than from one.
-        self._new.append((1.0, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
+        self._new.append((decodes, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
         self._ticks += 1
         if prefill_rows or self._ticks <= MAX_NEW or len(self._new) >= MAX_NEW:
             self._fold()

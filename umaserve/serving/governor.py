@@ -73,15 +73,22 @@ class ThreadGovernor:
         return self._reference.times(self._slowness(self.threads))
 
     def observe(
-        self, threads: int, decode_rows: int, prefill_rows: int, cached: int, seconds: float, now: float
+        self,
+        threads: int,
+        decode_rows: int,
+        prefill_rows: int,
+        cached: int,
+        seconds: float,
+        now: float,
+        decodes: int = 1,
     ) -> None:
         """Learn from one tick that ran with ``threads``, and choose for the next."""
         # Negative coefficients are cut to 0, so that the predicted cost may be 0.
-        expected = max(self._reference.seconds(decode_rows, prefill_rows, cached), MIN_TICK_S)
+        expected = max(self._reference.seconds(decode_rows, prefill_rows, cached, decodes), MIN_TICK_S)
         slowness = max(seconds, MIN_TICK_S) / expected
         if threads == self._max_threads:
             if self._ticks < SETTLED_TICKS or slowness < LIKE_ENOUGH:
-                self._model.observe(decode_rows, prefill_rows, cached, seconds)
+                self._model.observe(decode_rows, prefill_rows, cached, seconds, decodes)
             self._ticks += 1
             if self._ticks <= SETTLED_TICKS or self._ticks % SOLVED_EVERY == 0:
                 self._reference = self._model.cost

@@ -9,13 +9,27 @@ from dataclasses import dataclass
 
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost
+from umaserve.serving.division import Division
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, may_start, plan, urgency
 from umaserve.serving.promises import Promises
 from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import RUNNING, State
-from umaserve.serving.ticks import Adapters, Capacity, Chunk, Copy, Draft, Load, Prepared, Run, Span, Tick
+from umaserve.serving.ticks import (
+    Adapters,
+    Capacity,
+    Chunk,
+    Copy,
+    Divide,
+    Draft,
+    Load,
+    Move,
+    Prepared,
+    Run,
+    Span,
+    Tick,
+)
 
 LOOKED_UP = 4
 """Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
@@ -43,8 +57,10 @@ class Work:
     sessions: list[Session]
     decode_rows: int
     prefill_rows: int
+    decodes: int
+    """How many decodes it takes."""
     cached: int
-    """KV cells in use before it."""
+    """KV cells that each row attends to, at most, before it."""
     budget_s: float | None
     """The shortest target time between tokens of its streams; ``None`` without streams."""
     throttled: bool
@@ -68,6 +84,7 @@ class Planning:
         """``started`` is called with each session that gets a slot, once its reused tokens are known."""
         self.slots = Slots(capacity)
         self._promises = Promises(self.slots)
+        self._division = Division(capacity.divisions, clock())
         self._metrics = metrics
         self._sessions = sessions
         self._capacity = capacity
@@ -84,6 +101,8 @@ class Planning:
     def next(self, cost: Cost, threads: int) -> Work:
         """The next tick, which may be empty."""
         self._take_back_slots()
+        if self._division.possible:
+            self._divide()
         snapshot = self._snapshot(cost)
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
@@ -92,6 +111,8 @@ class Planning:
         for id_, _ in the_plan.decode:
             if id_ in lacking:
                 self._promises.give_lacking(self._sessions.get(id_))
+        if not snapshot.prompts:
+            self.slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
         return self._work(snapshot, the_plan, threads)
 
@@ -106,10 +127,15 @@ class Planning:
         whose slots were to be loaded."""
         lost = set()
         for move in work.tick.kv_operations:
-            if isinstance(move, Load):
-                lost.add(move.slot)
-            elif isinstance(move, Copy) and move.source in lost:
-                lost.add(move.target)
+            match move:
+                case Load():
+                    lost.add(move.slot)
+                case Copy() if move.source in lost:
+                    lost.add(move.target)
+                case Move():
+                    lost.add(move.target)
+                case Divide():
+                    lost.update(slot for _before, slot in move.kept)
         self.slots.forget_cached()
         for session in work.sessions:
             if session.slot in lost:
@@ -145,6 +171,15 @@ class Planning:
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
+    def _divide(self) -> None:
+        """Divide the cells so that all running and waiting sessions fit, if there is such a division."""
+        running = self.slots.holders
+        waiting = [s for s in self._sessions.running() if s.slot is None and s.prepared is not None and not s.holds]
+        needs = [self._promises.soon(session) for session in running]
+        needs += sorted(map(self._promises.to_start, waiting), reverse=True)[: self._capacity.slots - len(needs)]
+        if self._division.choose(needs, len(running), self._now()):
+            self.slots.divide(self._division.parts)
+
     def _take_back_slots(self) -> None:
         for session in [session for session in self.slots.holders if session.state not in RUNNING]:
             self._promises.ended(session)
@@ -173,11 +208,15 @@ class Planning:
     def _snapshot(self, cost: Cost) -> Snapshot:
         streams: list[Stream] = []
         prefill: list[Session] = []
+        preparing = 0
         for session in self._sessions.running():
             if session.state is State.DECODE:
                 streams.append(self._stream(session))
-            elif session.state is State.PREFILL and session.prepared is not None and not session.holds:
-                prefill.append(session)
+            elif session.state is State.PREFILL and not session.holds:
+                if session.prepared is None:
+                    preparing += 1
+                else:
+                    prefill.append(session)
         held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None]
         now = self._now()
         self._look_up_some([s for s in prefill if s.slot is None and s.looked_at != self.slots.version])
@@ -191,12 +230,15 @@ class Planning:
             prompts=[self._prompt(session) for session in ready],
             free_slots=self.slots.free,
             free_cells=self.slots.free_cells,
-            cached=self.slots.used_cells + self.slots.cached_cells,
+            cached=self.slots.visited_cells,
             batch_tokens=self._capacity.batch_tokens,
             cost=cost,
             held=held,
             last_adapters=self._last_adapters,
             drafting_s=self._drafting_s,
+            preparing=preparing,
+            prompts_apart=self._capacity.prompts_apart,
+            parted=self._division.parted,
         )
 
     def _stream(self, session: Session) -> Stream:
@@ -321,10 +363,17 @@ class Planning:
             sessions=sessions,
             decode_rows=decode_runs + sum([draft_tokens for _, draft_tokens in the_plan.decode]),
             prefill_rows=sum([len(run.tokens) for run in runs[decode_runs:]]),
+            decodes=self._decodes(runs),
             cached=snapshot.cached,
             budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
             throttled=the_plan.throttled,
         )
+
+    def _decodes(self, runs: Sequence[Run]) -> int:
+        if not self._capacity.prompts_apart:
+            return 1
+        prompts = [run for run in runs if len(run.tokens) != 1 + run.draft_tokens]
+        return len(prompts) + (len(prompts) < len(runs))
 
     def _decode(self, session: Session, n_draft_tokens: int) -> tuple[Run, int]:
         """The run, and the number of draft tokens that the draft model is to add."""

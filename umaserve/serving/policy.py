@@ -30,6 +30,10 @@ The rules, and why:
 8. Draft tokens are verified in ticks without prefill: as many as bring more tokens a second than they cost, by the
    stream's acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each.
+10. While no stream runs, the prompts of a burst start together: each is computed up to its last token, and all last
+   tokens have one tick. Prompts beside a stream are computed at half the speed (every tick then has a decode for the
+   stream, and little time for them), and the first streams would keep all others waiting. A prompt waits for those
+   that arrived at most ``BURST_S`` after it, not for less urgent classes, and not beyond ``AGING_S``.
 """
 
 from __future__ import annotations
@@ -49,6 +53,10 @@ IDLE_TICK_S = 0.2
 WIDE_ROWS = 64
 """From this number of rows in a decode on, llama.cpp's attention on a CPU uses a kernel that rounds differently."""
 AGING_S = 30.0
+MIN_ROWS = 16
+"""Fewer rows of a prompt are computed only if they are its last or the first of a tick: each decode has its price."""
+BURST_S = 0.2
+"""Prompts that arrive within this time are a burst."""
 HEADROOM = 0.95
 """The share of the target that the plan uses: the token must still be sent."""
 
@@ -111,7 +119,7 @@ class Snapshot:
     free_slots: int
     free_cells: int
     cached: int
-    """KV cells in use."""
+    """KV cells that each row attends to, at most."""
     batch_tokens: int
     cost: Cost
     held: Sequence[Held] = ()
@@ -120,6 +128,12 @@ class Snapshot:
     """Those of the tick before."""
     drafting_s: float = 0.0
     """Seconds that the draft model takes for one draft token."""
+    preparing: int = 0
+    """Requests that have arrived and are not prepared yet."""
+    prompts_apart: bool = False
+    """Whether each prompt has a decode of its own in a tick."""
+    parted: bool = False
+    """Whether each sequence has KV cells of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,27 +206,78 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     room = _Room(snapshot)
     streams = room.extend(streams)
     rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
-    alone = not snapshot.streams and len(snapshot.prompts) == 1
+    burst = _Burst(snapshot, queue)
+    each = _rows_of_a_decode(snapshot) if snapshot.prompts_apart else 0
+    # Without streams a tick may end early, so that the next one has the whole prompt.
+    least = MIN_ROWS if snapshot.streams else snapshot.batch_tokens
     prefill: list[tuple[int, int]] = []
     waiting = 0
+    held_back: list[tuple[int, int]] = []
     for prompt in queue:
         if prompt.id in room.preempted:
             continue
         if prompt.adapters != adapters:
             room.leave(prompt)
-        elif rows == 0:
+        elif burst.holds(prompt):
+            held_back.append((prompt.id, prompt.remaining))
+        elif rows < min(prompt.remaining, least) and (prefill or not rows):
             waiting += 1
+            rows = 0
         elif prompt.started or room.make(prompt):
             tokens = min(prompt.remaining, rows)
             waiting += tokens < prompt.remaining
-            if alone and tokens == prompt.remaining >= WIDE_ROWS:
-                tokens -= 1
+            tokens -= burst.keeps_last(prompt, tokens)
             prefill.append((prompt.id, tokens))
-            rows -= tokens
+            rows = max(0, rows - tokens - (each if tokens > 1 else 0))
+    # The others of the burst have no room yet.
+    prefill = prefill or held_back[:limit]
     streams = [stream for stream in streams if stream.id not in room.preempted]
     decode = tuple((stream.id, 0) for stream in streams) if prefill else _with_draft_tokens(snapshot, streams, target)
     throttled = bool(waiting) and limit < snapshot.batch_tokens - len(streams)
     return Plan(decode, tuple(prefill), tuple(room.preempted), adapters, throttled)
+
+
+class _Burst:
+    """Prompts that are computed together while no stream runs, and then start together (rule 10)."""
+
+    def __init__(self, snapshot: Snapshot, queue: Sequence[Prompt]) -> None:
+        """``queue``: all prompts, the most urgent first."""
+        self._now = snapshot.now
+        self._preparing = snapshot.preparing > 0
+        self._alone = len(queue) == 1 and not snapshot.preparing and not snapshot.streams
+        running = [prompt for prompt in queue if prompt.started]
+        slots, cells = snapshot.free_slots, snapshot.free_cells
+        for prompt in queue:
+            if prompt.started:
+                continue
+            slots, cells = slots - 1, cells - prompt.cells
+            if min(slots, cells) < 0:
+                break
+            running.append(prompt)
+        self._unready = [prompt for prompt in running if not _is_ready(prompt)]
+        self._possible = not snapshot.streams and len(running) + snapshot.preparing > 1
+
+    def holds(self, prompt: Prompt) -> bool:
+        """Whether the computed ``prompt`` waits for others."""
+        if not self._possible or not _is_ready(prompt):
+            return False
+        if self._preparing and self._now < prompt.arrived_at + BURST_S:
+            return True
+        return self._now < prompt.arrived_at + AGING_S and any(
+            other.arrived_at <= prompt.arrived_at + BURST_S and other.priority <= prompt.priority
+            for other in self._unready
+        )
+
+    def keeps_last(self, prompt: Prompt, tokens: int) -> bool:
+        """Whether the last of its ``tokens`` has to wait for a later tick."""
+        if tokens < prompt.remaining or tokens == 1:
+            return False
+        return tokens >= WIDE_ROWS if self._alone else self._possible
+
+
+def _is_ready(prompt: Prompt) -> bool:
+    """Whether all but its last token is computed."""
+    return prompt.started and prompt.remaining == 1
 
 
 class _Room:
@@ -299,8 +364,13 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
         seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), IDLE_TICK_S))
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
-    rows = cost.prefill_rows_within(seconds, decode_rows, cached)
+    rows = cost.prefill_rows_within(seconds, decode_rows, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
     return min(max(rows, PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
+
+
+def _rows_of_a_decode(snapshot: Snapshot) -> int:
+    """The rows of a prompt that take as long as what a decode takes besides its rows."""
+    return int(snapshot.cost.fixed_s / snapshot.cost.prefill_row_s)
 
 
 def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
@@ -318,7 +388,8 @@ def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
 def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
     """Each stream with the number of draft tokens that pay. One that is accepted with probability p brings p tokens for
     the time of a row; in that time, all streams together would make their share of a tick's tokens."""
-    if not any(stream.draft_tokens for stream in streams):
+    # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
+    if not any(stream.draft_tokens for stream in streams) or (snapshot.parted and len(streams) > 1):
         return tuple([(stream.id, 0) for stream in streams])
     cost = snapshot.cost
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)

@@ -55,13 +55,18 @@ class Promises:
         """The cells with which it starts, or resumes after preemption."""
         return min(_most(session), session.length + self._lengths.more(len(session.generated)))
 
+    def soon(self, session: Session) -> int:
+        """The cells that a running session has, or is to be promised in the next tick."""
+        return step(session.length, session.cells, _most(session))
+
     def extend(self, session: Session) -> int:
         """Promise a stream its next cells before it needs them, as far as cells are free. Returns how many it then has
         beyond those that its next token needs; below 0: how many it lacks."""
         length, cells = session.length, session.cells
         wanted = step(length, cells, _most(session))
         if wanted > cells:
-            self._slots.promise(session, min(wanted, cells + self._slots.free_cells))
+            most = min(cells + self._slots.free_cells, self._slots.max_cells)
+            self._slots.promise(session, min(wanted, most))
         return session.cells - length
 
     def give_lacking(self, session: Session) -> None:

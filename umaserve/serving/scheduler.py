@@ -170,7 +170,8 @@ class Scheduler:
         if work.tick.runs and result.outcome is Outcome.DONE:
             not_drafted = sum(draft.limit for draft in work.tick.drafts) - sum(result.drafted)
             rows = work.decode_rows - not_drafted, work.prefill_rows
-            self._governor.observe(work.tick.threads, *rows, work.cached, result.seconds, self._now())
+            now = self._now()
+            self._governor.observe(work.tick.threads, *rows, work.cached, result.seconds, now, work.decodes)
             over = work.budget_s is not None and result.seconds > work.budget_s
             self.metrics.observe_tick(result.seconds, sum(rows), over_budget=over, throttled=work.throttled)
 

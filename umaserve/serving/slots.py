@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from umaserve.serving.host_cache import HostCache
+from umaserve.serving.division import SHARED
+from umaserve.serving.host_cache import HostCache, Place
 from umaserve.serving.prefix_cache import Match, PrefixCache
 from umaserve.serving.sessions import Session
-from umaserve.serving.ticks import Capacity, Copy, KVOperation, Load, Release, Save, Shed, without_parts
+from umaserve.serving.ticks import (
+    Capacity,
+    Copy,
+    Divide,
+    KVOperation,
+    Load,
+    Move,
+    Release,
+    Save,
+    Shed,
+    without_parts,
+)
 
 MIN_REUSED = 4
 """The shortest prefix that is reused: computing fewer tokens again is as fast."""
@@ -51,7 +63,10 @@ class Slots:
         self._cells = capacity.cells
         self._max_slots = capacity.slots
         self._max_cached = capacity.cached_cells
-        self._free = list(reversed(range(max(capacity.sequences, capacity.slots))))
+        self._sequences = max(capacity.sequences, capacity.slots)
+        self._ways = dict(capacity.divisions)
+        self._parts = capacity.divisions[0][0] if capacity.divisions else SHARED
+        self._free = list(range(self._parts or self._sequences))
         self._kv_operations: list[KVOperation] = []
         """For the next tick, in order, before its runs."""
         self._holders: dict[int, Session] = {}
@@ -76,12 +91,24 @@ class Slots:
     @property
     def free(self) -> int:
         """Slots for further sessions; cached sequences are evicted for them."""
-        return self._max_slots - len(self._holders)
+        return min(self._max_slots, self._parts or self._max_slots) - len(self._holders)
 
     @property
     def free_cells(self) -> int:
         """Cells that are promised to nobody; cached sequences in them are evicted."""
         return self._cells - self._promised
+
+    @property
+    def max_cells(self) -> int:
+        """The most cells that one session can be promised."""
+        return self._ways[self._parts] if self._parts else self._cells
+
+    @property
+    def visited_cells(self) -> int:
+        """Cells that the attention of a row visits, at most."""
+        if self._parts:
+            return max((session.computed for session in self._holders.values()), default=0)
+        return self.used_cells + self._cached_cells
 
     @property
     def used_cells(self) -> int:
@@ -115,7 +142,7 @@ class Slots:
         if source.slot in self._kept and (scarce or self._continues(source.slot, source.length, room)):
             slot, length = self._take_over(source.slot, source.length), source.length
         else:
-            slot = self._free.pop() if self._free else self._drop_oldest(spare=source.slot)
+            slot = self._lowest_free() if self._free else self._drop_oldest(spare=source.slot)
             length = self._begin(slot, source)
         self._holders[session.id] = session
         self._rooms[slot] = room
@@ -132,7 +159,7 @@ class Slots:
     def promise(self, session: Session, cells: int) -> bool:
         """Change the promise to ``cells``; ``False``, and no change, if too few are free."""
         more = cells - session.cells
-        if more > self.free_cells:
+        if more > self.free_cells or (more > 0 and cells > self.max_cells):
             return False
         self._make_way(more, spare=None)
         self._promised += more
@@ -192,6 +219,48 @@ class Slots:
         kv_operations, self._kv_operations = self._kv_operations, []
         return kv_operations
 
+    # -- the division --------------------------------------------------------------------------------------------
+
+    def divide(self, parts: int) -> None:
+        """Divide the cells into parts, or share them (``SHARED``); the sessions get slots anew. Cached sequences go to
+        host memory."""
+        while self._kept:
+            self._free.append(self._drop_oldest(spare=None))
+        sessions = sorted(self._holders.values(), key=lambda session: session.slot or 0)
+        kept = [(session.slot or 0, slot) for slot, session in enumerate(sessions)]
+        self._kv_operations.append(Divide(parts, kept))
+        held = {slot: self._prefixes.held(before) for before, slot in kept}
+        self._rooms = {slot: self._rooms[before] for before, slot in kept}
+        for before, _ in kept:
+            self._prefixes.remove(before)
+        for slot, session in enumerate(sessions):
+            session.slot = slot
+            self._prefixes.put(slot, *held[slot])
+        self._parts = parts
+        self._free = list(range(len(sessions), parts or self._sequences))
+        self.version += 1
+
+    def close_gaps(self, sessions: Collection[Session]) -> None:
+        """Move the last of ``sessions``, which decode together, to a free slot before it: in parts, each gap between
+        their slots makes llama.cpp compute one pass more."""
+        last = max(sessions, key=lambda session: session.slot or 0, default=None)
+        if not self._parts or last is None or last.slot is None or not self._free or min(self._free) > last.slot:
+            return
+        before, slot = last.slot, self._lowest_free()
+        self._kv_operations.append(Move(before, slot))
+        self._rooms[slot] = self._rooms.pop(before)
+        held = self._prefixes.held(before)
+        self._prefixes.remove(before)
+        self._prefixes.put(slot, *held)
+        last.slot = slot
+        self._free.append(before)
+        self.version += 1
+
+    def _lowest_free(self) -> int:
+        slot = min(self._free)
+        self._free.remove(slot)
+        return slot
+
     # -- reuse ---------------------------------------------------------------------------------------------------
 
     def _source(self, scope: str, tokens: Sequence[int]) -> _Source:
@@ -200,9 +269,12 @@ class Slots:
         source = _Source() if resident is None else _Source(resident.holder, None, resident.length)
         saved = None if self._host is None else _whole(self._host.match(scope, before_last), tokens)
         place = None if self._host is None or saved is None else self._host.place(saved.holder)
-        if saved is not None and place is not None and saved.length > source.length and place.tokens <= self.free_cells:
+        if saved is not None and place is not None and saved.length > source.length and self._can_load(place):
             source = _Source(None, saved.holder, saved.length, place.tokens)
         return source if source.length >= MIN_REUSED else _Source()
+
+    def _can_load(self, place: Place) -> bool:
+        return place.tokens <= min(self.free_cells, self.max_cells)
 
     def _begin(self, slot: int, source: _Source) -> int:
         """Fill ``slot`` from ``source``; returns the number of tokens that it then holds."""

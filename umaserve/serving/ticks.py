@@ -116,7 +116,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Let ``target``, which is empty, begin with the first ``length`` tokens of ``source``; they share the cells."""
+    """Let ``target``, which is empty, begin with the first ``length`` tokens of ``source``. They share the cells unless
+    these are divided."""
 
     source: int
     target: int
@@ -142,17 +143,34 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Let ``target``, which is empty, have the whole sequence of ``source``, which is then empty."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """Divide the KV cells into ``parts`` of one sequence each, or with 0 into none, so that all sequences share them.
+    ``kept``: the sequences that stay, each with its new number."""
+
+    parts: int
+    kept: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Shed:
     """Give the host memory back to the system; what is saved there is lost."""
 
 
-KVOperation = Release | Copy | Save | Load | Shed
+KVOperation = Release | Copy | Save | Load | Move | Divide | Shed
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One decode: first the KV operations in order, then the runs of media, which llama.cpp decodes one by one, then
-    all other runs in one batch."""
+    """First the KV operations in order, then the runs. How many decodes they take is the engine's choice: runs of media
+    are decoded first, one by one, and all streams in one decode."""
 
     kv_operations: Sequence[KVOperation]
     runs: Sequence[Run]
@@ -214,6 +232,11 @@ class Capacity:
     """The size of a saved sequence: fixed, and for each token."""
     drafts: bool = False
     """Whether there is a draft model."""
+    prompts_apart: bool = False
+    """Whether each prompt has a decode of its own in a tick."""
+    divisions: Sequence[tuple[int, int]] = ()
+    """The ways to divide the KV cells (``Divide``): parts, and the cells of each. The first is in force at the start;
+    empty: all sequences share the cells."""
 
 
 YieldPoint = Callable[[], None]
