@@ -252,8 +252,8 @@ def test_rule_3_where_the_target_is_lost_prefill_has_its_share(snapshot: Snapsho
     total = cost.seconds(1, rows, 0)
     if rows > PREFILL_FLOOR:
         assert total <= decode_s / (1 - MAX_SHARE) * (1 + 1e-9)
-    # One row less than a share that is no whole number of them, or the few that are not worth another decode.
-    assert total + MIN_ROWS * cost.prefill_row_s >= decode_s / (1 - MIN_SHARE) * (1 - 1e-9)
+    # One row less than a share that is no whole number of them.
+    assert total + cost.prefill_row_s >= decode_s / (1 - MIN_SHARE) * (1 - 1e-9)
 
 
 @untimed
@@ -614,45 +614,59 @@ PLANS = {
         did((), ((1, WIDE_ROWS - 1),)),
     ),
     "all but the last tokens of a burst": (
-        snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=FREE),
+        snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=Cost(0.0, 0.0, 1e-6), prompts_apart=True),
         did((), ((1, WIDE_ROWS - 1), (2, 9))),
     ),
+    "all of them where prompts share a decode": (
+        snapshot([prompt(1, remaining=WIDE_ROWS), prompt(2)], cost=FREE),
+        did((), ((1, WIDE_ROWS), (2, 10))),
+    ),
     "a computed one waits for its burst": (
-        snapshot([prompt(1, remaining=1, started=True), prompt(2)], cost=FREE),
+        snapshot([prompt(1, remaining=1, started=True), prompt(2)], cost=FREE, prompts_apart=True),
         did((), ((2, 9),)),
     ),
     "the last tokens of a burst together": (
-        snapshot([prompt(number, remaining=1, started=True) for number in (1, 2, 3)], cost=FREE),
+        snapshot([prompt(number, remaining=1, started=True) for number in (1, 2, 3)], cost=FREE, prompts_apart=True),
         did((), ((1, 1), (2, 1), (3, 1))),
     ),
     "a computed one does not wait for one without room": (
-        snapshot([prompt(1, remaining=1, started=True), prompt(2)], free_slots=0, cost=FREE),
+        snapshot([prompt(1, remaining=1, started=True), prompt(2)], free_slots=0, cost=FREE, prompts_apart=True),
         did((), ((1, 1),)),
     ),
     "nor for one that came later": (
         snapshot(
             [prompt(1, remaining=1, started=True, arrived_at=990.0), prompt(2, arrived_at=990.0 + 2 * BURST_S)],
             cost=FREE,
+            prompts_apart=True,
         ),
         did((), ((1, 1), (2, 9))),
     ),
     "nor for one in the background": (
-        snapshot([prompt(1, remaining=1, started=True), prompt(2, priority=BACKGROUND)], cost=FREE),
+        snapshot([prompt(1, remaining=1, started=True), prompt(2, priority=BACKGROUND)], cost=FREE, prompts_apart=True),
         did((), ((1, 1), (2, 9))),
     ),
     "nor once it has aged": (
         snapshot(
             [prompt(number, remaining=number, started=True, arrived_at=1000.0 - AGING_S) for number in (1, 20)],
             cost=FREE,
+            prompts_apart=True,
         ),
         did((), ((1, 1), (20, 19))),
     ),
+    "nor in the middle of its answer": (
+        snapshot([prompt(1, remaining=1, started=True, resumes=True), prompt(2)], cost=FREE, prompts_apart=True),
+        did((), ((1, 1), (2, 9))),
+    ),
+    "a prompt with a decode of its own gets enough for it": (
+        snapshot([prompt(2, remaining=100)], [Stream(1, 0.01)], cost=Cost(0.009, 0.001, 0.001), prompts_apart=True),
+        did((1,), ((2, MIN_ROWS),)),
+    ),
     "nor beside a stream": (
-        snapshot([prompt(2, remaining=1, started=True), prompt(3)], [Stream(1, 1.9)], cost=FREE),
+        snapshot([prompt(2, remaining=1, started=True), prompt(3)], [Stream(1, 1.9)], cost=FREE, prompts_apart=True),
         did((1,), ((2, 1), (3, 10))),
     ),
     "a computed one waits for one that is prepared": (
-        snapshot([prompt(1)], preparing=1, cost=FREE),
+        snapshot([prompt(1)], preparing=1, cost=FREE, prompts_apart=True),
         did((), ((1, 9),)),
     ),
     "all of a wide one beside a stream": (

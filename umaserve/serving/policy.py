@@ -6,7 +6,7 @@ The rules, and why:
    leave too little time do the background ones take turns, at least one of them in each tick.
 2. Prefill takes the rest of the tick's *time*: as many prompt tokens as keep the shortest target time between tokens
    of the running streams, by the cost model. It gets at least ``PREFILL_FLOOR`` tokens, so that a target that is barely
-   kept does not stop prefill for ever.
+   kept does not stop prefill for ever; ``MIN_ROWS`` where a prompt has a decode of its own.
 3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
@@ -30,10 +30,11 @@ The rules, and why:
 8. Draft tokens are verified in ticks without prefill: as many as bring more tokens a second than they cost, by the
    stream's acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each.
-10. While no stream runs, the prompts of a burst start together: each is computed up to its last token, and all last
-   tokens have one tick. Prompts beside a stream are computed at half the speed (every tick then has a decode for the
-   stream, and little time for them), and the first streams would keep all others waiting. A prompt waits for those
-   that arrived at most ``BURST_S`` after it, not for less urgent classes, and not beyond ``AGING_S``.
+10. Where each prompt has a decode of its own and no stream runs, the prompts of a burst start together: each is
+   computed up to its last token, and all last tokens have one tick. Prompts beside a stream are computed at half the
+   speed (every tick then has a decode for the stream, and little time for them), and the first streams would keep all
+   others waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for less urgent classes, not
+   beyond ``AGING_S``, and not in the middle of its answer.
 """
 
 from __future__ import annotations
@@ -207,9 +208,11 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     streams = room.extend(streams)
     rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
     burst = _Burst(snapshot, queue)
-    each = _rows_of_a_decode(snapshot) if snapshot.prompts_apart else 0
-    # Without streams a tick may end early, so that the next one has the whole prompt.
-    least = MIN_ROWS if snapshot.streams else snapshot.batch_tokens
+    each, least = 0, 1
+    if snapshot.prompts_apart:
+        each = _rows_of_a_decode(snapshot)
+        # Without streams a tick may end early, so that the next one has the whole prompt.
+        least = MIN_ROWS if snapshot.streams else snapshot.batch_tokens
     prefill: list[tuple[int, int]] = []
     waiting = 0
     held_back: list[tuple[int, int]] = []
@@ -255,11 +258,12 @@ class _Burst:
                 break
             running.append(prompt)
         self._unready = [prompt for prompt in running if not _is_ready(prompt)]
-        self._possible = not snapshot.streams and len(running) + snapshot.preparing > 1
+        several = len(running) + snapshot.preparing > 1
+        self._possible = snapshot.prompts_apart and several and not snapshot.streams
 
     def holds(self, prompt: Prompt) -> bool:
         """Whether the computed ``prompt`` waits for others."""
-        if not self._possible or not _is_ready(prompt):
+        if not self._possible or prompt.resumes or not _is_ready(prompt):
             return False
         if self._preparing and self._now < prompt.arrived_at + BURST_S:
             return True
@@ -365,7 +369,8 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
     rows = cost.prefill_rows_within(seconds, decode_rows, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
-    return min(max(rows, PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
+    floor = MIN_ROWS if snapshot.prompts_apart else PREFILL_FLOOR
+    return min(max(rows, floor), snapshot.batch_tokens - decode_rows)
 
 
 def _rows_of_a_decode(snapshot: Snapshot) -> int:
