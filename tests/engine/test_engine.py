@@ -527,3 +527,9 @@ def test_prompts_and_streams_of_one_tick_say_what_each_says_alone():
             answers[run.slot] += tokens
     made.close()
     assert answers == alone
+
+
+def test_requests_are_prepared_while_the_cells_are_divided(plain: LlamaEngine, monkeypatch: pytest.MonkeyPatch):
+    """On another thread, while there is no context."""
+    monkeypatch.setattr(plain._model, "context", None)
+    assert plain.prepare(Generate("t", STORY, 4)).max_tokens == 4

@@ -110,7 +110,9 @@ class LlamaEngine:
         self._adapters = LoraAdapters(model, config.lora)
         self._drafter = Drafter(config, model, lambda _fraction: True) if config.draft_model else None
         embeds = pools(model)
-        reuses = model.memory and model.sequences_can_be_cut
+        # Asked now, since dividing the cells makes a new context while requests are prepared.
+        self._generates = bool(model.memory)
+        reuses = self._generates and model.sequences_can_be_cut
         host_bytes = config.host_cache_bytes if reuses else 0
         on_cpu = not llama_cpp.llama_supports_gpu_offload() or config.n_gpu_layers == 0
         # Without host memory, cached prefixes need cells that nobody else waits for.
@@ -155,7 +157,7 @@ class LlamaEngine:
         self._template = None if template is None else ChatTemplate(template, self.info.bos, self.info.eos)
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
-        if not self._model.memory:
+        if not self._generates:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} generates no text, it only makes embeddings")
         # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
         constraint = self._constraint(request)
