@@ -6,7 +6,8 @@ The rules, and why:
    leave too little time do the background ones take turns, at least one of them in each tick.
 2. Prefill takes the rest of the tick's *time*: as many prompt tokens as keep the shortest target time between tokens
    of the running streams, by the cost model. It gets at least ``PREFILL_FLOOR`` tokens, so that a target that is barely
-   kept does not stop prefill for ever; ``MIN_ROWS`` where a prompt has a decode of its own.
+   kept does not stop prefill for ever; ``MIN_ROWS`` where a prompt has a decode of its own, and streams take ``FULL``
+   of the target.
 3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
@@ -56,6 +57,7 @@ WIDE_ROWS = 64
 AGING_S = 30.0
 MIN_ROWS = 16
 """Fewer rows of a prompt are computed only if they are its last or the first of a tick: each decode has its price."""
+FULL = 0.7
 BURST_S = 0.2
 """Prompts that arrive within this time are a burst."""
 HEADROOM = 0.95
@@ -369,13 +371,14 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
     rows = cost.prefill_rows_within(seconds, decode_rows, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
-    floor = MIN_ROWS if snapshot.prompts_apart else PREFILL_FLOOR
-    return min(max(rows, floor), snapshot.batch_tokens - decode_rows)
+    # Where streams leave hardly the time for another decode, a prompt gets enough for its price.
+    full = snapshot.prompts_apart and decode_s > FULL * target
+    return min(max(rows, MIN_ROWS if full else PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
 
 
 def _rows_of_a_decode(snapshot: Snapshot) -> int:
     """The rows of a prompt that take as long as what a decode takes besides its rows."""
-    return int(snapshot.cost.fixed_s / snapshot.cost.prefill_row_s)
+    return max(MIN_ROWS // 2, int(snapshot.cost.fixed_s / snapshot.cost.prefill_row_s))
 
 
 def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
