@@ -658,8 +658,17 @@ PLANS = {
         did((), ((1, 1), (2, 9))),
     ),
     "a prompt with a decode of its own gets enough for it": (
+        snapshot(
+            [prompt(99, remaining=100)],
+            [Stream(number, 0.03) for number in range(20)],
+            cost=Cost(0.009, 0.001, 0.001),
+            prompts_apart=True,
+        ),
+        did(tuple(range(20)), ((99, MIN_ROWS),)),
+    ),
+    "but not if it takes longer than the streams": (
         snapshot([prompt(2, remaining=100)], [Stream(1, 0.01)], cost=Cost(0.009, 0.001, 0.001), prompts_apart=True),
-        did((1,), ((2, MIN_ROWS),)),
+        did((1,), ((2, 1),)),
     ),
     "nor beside a stream": (
         snapshot([prompt(2, remaining=1, started=True), prompt(3)], [Stream(1, 1.9)], cost=FREE, prompts_apart=True),

@@ -6,8 +6,8 @@ The rules, and why:
    leave too little time do the background ones take turns, at least one of them in each tick.
 2. Prefill takes the rest of the tick's *time*: as many prompt tokens as keep the shortest target time between tokens
    of the running streams, by the cost model. It gets at least ``PREFILL_FLOOR`` tokens, so that a target that is barely
-   kept does not stop prefill for ever; ``MIN_ROWS`` where a prompt has a decode of its own, and streams take ``FULL``
-   of the target.
+   kept does not stop prefill for ever; ``MIN_ROWS`` where a prompt has a decode of its own, shorter than the
+   streams', and these take ``FULL`` of the target.
 3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
@@ -371,8 +371,9 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
     rows = cost.prefill_rows_within(seconds, decode_rows, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
-    # Where streams leave hardly the time for another decode, a prompt gets enough for its price.
-    full = snapshot.prompts_apart and decode_s > FULL * target
+    # Where streams leave hardly the time for another decode, a prompt gets enough for its price, if that doesn't double
+    # the tick: a few streams with a short target keep it.
+    full = snapshot.prompts_apart and decode_s > max(FULL * target, cost.seconds(0, MIN_ROWS, cached))
     return min(max(rows, MIN_ROWS if full else PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
 
 
