@@ -51,6 +51,9 @@ class StandInEngine:
         assert request.max_tokens is not None
         return Prepared(_PROMPT, request.max_tokens, TextStream(_PIECES, request.stop), _SAMPLER)
 
+    def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
+        return self.prepare(request)
+
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         return prepared
 

@@ -214,6 +214,28 @@ def test_a_grammar_goes_on_where_it_was(plain: LlamaEngine):
     assert stream.text.endswith(".")
 
 
+@pytest.mark.parametrize("grammar", [None, 'root ::= "one " ("two " | "three ") [a-c]{9} "."'])
+def test_a_choice_says_what_it_would_say_if_it_were_prepared_alone(plain: LlamaEngine, grammar: str | None):
+    def sampling(seed: int) -> Sampling:
+        return Sampling(temperature=1.5, seed=seed, repeat_penalty=1.3, grammar=grammar)
+
+    first, other = (
+        Stream(plain, max_tokens=20, sampling=sampling(1)),
+        Stream(plain, max_tokens=20, sampling=sampling(2)),
+    )
+    alone = [Stream(plain, max_tokens=20, sampling=sampling(seed)).run().text for seed in (1, 2)]
+    other.prepared = plain.prepare_choice(other.request, first.prepared)
+    assert other.prepared.tokens is first.prepared.tokens
+    plain.run(Tick(CLEAR, []))
+    texts = [first.run().text]
+    first.prepared = None
+    gc.collect()
+    plain.run(Tick(CLEAR, []))
+    texts.append(other.run().text)
+    assert texts == alone
+    assert texts[0] != texts[1]
+
+
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}

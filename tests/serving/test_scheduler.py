@@ -31,6 +31,7 @@ from umaserve.messages import (
     Prefilled,
     Priority,
     Resume,
+    Sampling,
     Started,
     Steered,
     TokenIds,
@@ -1591,6 +1592,37 @@ def test_one_request_is_prepared_at_a_time_by_class_and_never_for_who_has_left(w
     world.turn_until(lambda: all(client.end for client in (first, patient, hasty)))
     assert order == ["first", "hasty", "patient"]
     world.finish()
+
+
+def test_the_choices_of_one_request_are_prepared_once(world: SchedulerWorld) -> None:
+    order = prepared_order(world)
+    world.arrive("before", max_tokens=2)
+    world.scheduler.pump()
+    prompt = "the same prompt, for all its choices"
+    choices = [world.arrive(prompt, sampling=Sampling(seed=n), max_tokens=9) for n in range(3)]
+    longer = world.arrive(prompt, max_tokens=30)
+    stranger = world.arrive(prompt, Caller("uds", "stranger"), max_tokens=9)
+    gone = choices.pop(1)
+    world.scheduler.pump()
+    world.abandon(gone)
+    world.finish()
+    assert order[:4] == ["before", prompt, prompt, prompt]
+    assert prompt not in order[4:]
+    for client in (*choices, longer, stranger):
+        assert client.text == client.expected
+    tokens = [client.session.prepared.tokens for client in (*choices, longer)]
+    assert tokens[0] is tokens[1]
+    assert tokens[0] is not tokens[2]
+
+
+def test_choices_that_cannot_be_prepared_fail_each_by_its_id(world: SchedulerWorld) -> None:
+    world.arrive("before", max_tokens=2)
+    world.scheduler.pump()
+    prompt = "x" * 1000
+    choices = [world.arrive(prompt, sampling=Sampling(seed=n)) for n in range(3)]
+    world.finish()
+    assert [client.end for client in choices] == [Fault.CONTEXT_EXCEEDED] * 3
+    assert [client.outputs[-1].request_id for client in choices] == [client.request.id for client in choices]
 
 
 def test_tenants_have_their_requests_prepared_in_turn(world: SchedulerWorld) -> None:

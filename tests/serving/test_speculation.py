@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.serving.speculation import FORGETTING, LEARNING, NGRAM, PRIOR, Acceptance, Repetition
+from umaserve.serving.speculation import FORGETTING, LEARNING, NGRAM, PRIOR, Acceptance, PromptIndex, Repetition
 
 
 @settings(max_examples=300, deadline=None)
@@ -14,7 +14,7 @@ from umaserve.serving.speculation import FORGETTING, LEARNING, NGRAM, PRIOR, Acc
 def test_what_followed_last_time_is_guessed_however_the_text_came(
     prompt: list[int], generated: list[int], most: int
 ) -> None:
-    repetition = Repetition(prompt)
+    repetition = Repetition(PromptIndex(prompt))
     for token in generated:
         repetition.append(token)
     whole = prompt + generated
@@ -25,10 +25,10 @@ def test_what_followed_last_time_is_guessed_however_the_text_came(
 
 def test_the_prompt_stays_the_callers() -> None:
     prompt = [1, 2, 3, 4, 1, 2, 3]
-    repetition = Repetition(prompt)
+    repetition = Repetition(PromptIndex(prompt))
     repetition.append(9)
     assert prompt == [1, 2, 3, 4, 1, 2, 3]
-    assert list(Repetition(prompt).draft_tokens(9)) == [4, 1, 2, 3]
+    assert list(Repetition(PromptIndex(prompt)).draft_tokens(9)) == [4, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

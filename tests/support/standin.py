@@ -265,6 +265,10 @@ class StandInEngine:
         adapters = request.lora or ()
         return Prepared(tokens, max_tokens, text, StandInSampler(tokens, adapters), request.logprobs, adapters, spans)
 
+    def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
+        text = TextStream(PIECES, request.stop)
+        return dataclasses.replace(first, text=text, sampler=StandInSampler(first.tokens, first.adapters))
+
     def _with_media(self, turns: Sequence[ChatTurn], tenant: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         tokens: list[int] = []
         spans: list[Span] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import weakref
 from collections.abc import Sequence
@@ -29,12 +30,22 @@ class Constraint:
             raise RequestError(
                 Fault.BAD_REQUEST, "grammar", 'expected GBNF with a rule "root" that llama.cpp can parse'
             )
-        weakref.finalize(self, llama_cpp.llama_sampler_free, self._grammar)
+        self._free_with_this()
         self._pieces = pieces
         self._after = after
         self._waiting = bool(after)
         self._tail = b""
         """While waiting for ``after``: the end of the text, at most one byte shorter than ``after``."""
+
+    def copy(self) -> Constraint:
+        """The same grammar in the same state, for another sequence."""
+        other = copy.copy(self)
+        other._grammar = llama_cpp.llama_sampler_clone(self._grammar)
+        other._free_with_this()
+        return other
+
+    def _free_with_this(self) -> None:
+        weakref.finalize(self, llama_cpp.llama_sampler_free, self._grammar)
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next. Checking one token is cheap; checking the whole vocabulary is not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -167,10 +168,18 @@ class LlamaEngine:
             raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         sampler = self._sampler(request.sampling, constraint)
-        sampler.accept_prompt([token for token in tokens if token >= 0] if prompt.spans else tokens)
+        sampler.accept_prompt(_text_tokens(tokens))
         text = TextStream(self._model.pieces, request.stop)
         adapters = self._adapters.resolve(request.lora)
         return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans)
+
+    def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
+        assert isinstance(first.sampler, Sampler)
+        constraint = first.sampler.constraint
+        sampler = self._sampler(request.sampling, None if constraint is None else constraint.copy())
+        sampler.accept_prompt(_text_tokens(first.tokens))
+        text = TextStream(self._model.pieces, request.stop)
+        return dataclasses.replace(first, text=text, sampler=sampler)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
@@ -181,8 +190,7 @@ class LlamaEngine:
         if sampling.seed is not None:
             sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
         sampler = self._sampler(sampling, prepared.sampler.constraint)
-        before = [token for token in prepared.tokens[-PENALTY_WINDOW:] if token >= 0]
-        sampler.accept_prompt([*before, *generated[-PENALTY_WINDOW:]])
+        sampler.accept_prompt([*_text_tokens(prepared.tokens), *generated[-PENALTY_WINDOW:]])
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
 
@@ -415,6 +423,12 @@ class LlamaEngine:
         if self._projector is not None:
             self._projector.free()
         self._model.free()
+
+
+def _text_tokens(tokens: Sequence[int]) -> list[int]:
+    """The last tokens that are not media, for the penalties."""
+    last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), PENALTY_WINDOW))
+    return last[::-1]
 
 
 def _cached_cells(model: Model, host_bytes: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
@@ -12,9 +12,9 @@ from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.policy import is_background
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.speculation import Repetition
+from umaserve.serving.speculation import PromptIndex, Repetition
 from umaserve.serving.states import State
-from umaserve.serving.ticks import Engine, JobQueue, Prepared
+from umaserve.serving.ticks import Engine, JobQueue, Prepared, Span
 from umaserve.serving.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -23,9 +23,13 @@ MAX_MEDIA_AHEAD = 4
 """Prompts with media that are prepared but not started: their pixels and spectra take more memory than their files."""
 
 
+Ready = tuple[Prepared, Repetition | None]
+
+
 class Preparing:
-    """Prepares one request at a time, so that clients who leave before it cost nothing. Interactive requests go first;
-    within a class, tenants take turns, so that one tenant's slow schemas delay another by one request at most."""
+    """Prepares one request at a time, so that clients who leave before it cost nothing. All choices that a request asks
+    for are prepared together. Interactive requests go first; within a class, tenants take turns, so that one tenant's
+    slow schemas delay another by one request at most."""
 
     def __init__(
         self,
@@ -47,8 +51,8 @@ class Preparing:
         self._shares_prefixes = shared_prefixes
         self._speculates = draft_tokens
         self._waiting: list[Session] = []
-        self._session: Session | None = None
-        """The one whose request is being prepared."""
+        self._choices: list[Session] = []
+        """Those whose request is being prepared."""
         self._turns = Turns()
 
     def add(self, sessions: Iterable[Session]) -> None:
@@ -56,61 +60,70 @@ class Preparing:
 
     def serves(self, session: Session) -> bool:
         """Whether the request of ``session`` is being prepared now."""
-        return session is self._session
+        return session in self._choices
 
     def next(self) -> None:
         """Prepare the next request, unless one is in progress."""
-        if self._session is not None or not self._waiting:
+        if self._choices or not self._waiting:
             return
         self._waiting = [session for session in self._waiting if session.running]
-        media_ahead = sum(map(_is_ahead_with_media, self._sessions.running()))
+        # The choices of one request share theirs.
+        media_ahead = len({id(spans) for spans in map(_spans_ahead, self._sessions.running()) if spans})
         ready = [s for s in self._waiting if media_ahead < MAX_MEDIA_AHEAD or not _has_media(s)]
         if not ready:
             return
-        session = min(ready, key=self._order)
-        self._waiting.remove(session)
-        self._turns.take(session.caller.tenant)
-        request, tenant = session.request, "" if self._shares_prefixes else session.caller.tenant
-        assert request is not None
+        first = min(ready, key=self._order)
+        choices = [session for session in ready if session is first or _is_other_choice(session, first)]
+        self._waiting = [session for session in self._waiting if session not in choices]
+        self._turns.take(first.caller.tenant)
+        requests = [session.request for session in choices if session.request is not None]
+        tenant = "" if self._shares_prefixes else first.caller.tenant
 
-        def prepared(result: tuple[Prepared, Repetition | None] | BaseException) -> None:
-            self._session = None
-            session.waits_since = self._now()
-            if session.state is not State.PREFILL:
-                return
-            if isinstance(result, tuple):
-                session.prepared, session.repetition = result
-                session.request = _without_media(request)
-                session.text = AnswerText(
-                    session.prepared.text, None if self._filter is None else self._filter.stream()
-                )
-            elif isinstance(result, RequestError):
-                self._sessions.fail(session, result)
-            else:
-                log.error("request %s: preparing it failed", request.id, exc_info=result)
-                self._sessions.fail(
-                    session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
-                )
+        def wanted() -> bool:
+            return any(session.running for session in choices)
 
-        self._session = session
-        self._worker.submit(lambda: self._prepare(request, tenant, lambda: session.running), prepared)
+        def prepared(result: list[Ready] | BaseException) -> None:
+            self._choices = []
+            for index, session in enumerate(choices):
+                session.waits_since = self._now()
+                if session.state is State.PREFILL:
+                    self._end(session, result if isinstance(result, BaseException) else result[index])
+
+        self._choices = choices
+        self._worker.submit(lambda: self._prepare(requests, tenant, wanted), prepared)
+
+    def _end(self, session: Session, result: Ready | BaseException) -> None:
+        assert session.request is not None
+        if isinstance(result, tuple):
+            session.prepared, session.repetition = result
+            session.request = _without_media(session.request)
+            session.text = AnswerText(session.prepared.text, None if self._filter is None else self._filter.stream())
+        elif isinstance(result, RequestError):
+            # Each has its own, since each is given its request's id.
+            self._sessions.fail(session, RequestError(result.fault, result.field, result.problem))
+        else:
+            log.error("request %s: preparing it failed", session.request_id, exc_info=result)
+            self._sessions.fail(
+                session, RequestError(Fault.DECODE_FAILED, "request", "the server failed; its log says why")
+            )
 
     def _order(self, session: Session) -> tuple[bool, int, int]:
         assert session.request is not None
         background = is_background(session.request.priority, session.requested_at, self._now())
         return background, self._turns.last(session.caller.tenant), session.id
 
-    def _prepare(
-        self, request: Generate, tenant: str, wanted: Callable[[], bool]
-    ) -> tuple[Prepared, Repetition | None]:
+    def _prepare(self, requests: Sequence[Generate], tenant: str, wanted: Callable[[], bool]) -> list[Ready]:
         """On the preparing thread."""
+        (request, *others) = requests
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        prepared = self._engine.prepare(request, tenant, wanted)
+        first = self._engine.prepare(request, tenant, wanted)
+        choices = [first, *(self._engine.prepare_choice(other, first) for other in others)]
         if not self._speculates:
-            return prepared, None
-        text_from = prepared.spans[-1].end if prepared.spans else 0
-        return prepared, Repetition(prepared.tokens[text_from:])
+            return [(prepared, None) for prepared in choices]
+        text_from = first.spans[-1].end if first.spans else 0
+        index = PromptIndex(first.tokens[text_from:])
+        return [(prepared, Repetition(index)) for prepared in choices]
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All texts that the client sends to the model."""
@@ -139,9 +152,21 @@ def _has_media(session: Session) -> bool:
     return has_media(session.request)
 
 
-def _is_ahead_with_media(session: Session) -> bool:
-    spans = () if session.prepared is None else session.prepared.spans
-    return bool(spans) and session.started_at is None and not session.holds
+def _is_other_choice(session: Session, first: Session) -> bool:
+    """Whether both are choices of one request, which differ in id and seed only."""
+    one, other = session.request, first.request
+    assert one is not None
+    assert other is not None
+    if one.prompt is not other.prompt or session.caller.tenant != first.caller.tenant:
+        return False
+    return replace(one, id=other.id, sampling=replace(one.sampling, seed=other.sampling.seed)) == other
+
+
+def _spans_ahead(session: Session) -> Sequence[Span]:
+    """The media of a prompt that is prepared but not started."""
+    if session.prepared is None or session.started_at is not None or session.holds:
+        return ()
+    return session.prepared.spans
 
 
 def _without_media(request: Generate) -> Generate:

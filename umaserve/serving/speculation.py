@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
+
+import numpy as np
 
 NGRAM = 3
 """Tokens that have to be repeated before draft tokens are made (prompt lookup decoding, Saxena 2023)."""
 
 MAX_DRAFT_TOKENS = 16
 MAX_INDEXED = 4096
-"""The last tokens of the prompt that are searched for repetition: each takes some 140 bytes."""
+"""The last tokens of the prompt that are searched for repetition: each takes 14 bytes."""
+TOKEN_BITS = 21
+"""Bits of a token's id in the key of an n-gram: ``NGRAM`` of them fit 64 bits."""
 PRIOR = 0.6
 LEARNING, FORGETTING = 0.15, 0.005
 """How far a verified draft token moves the acceptance, and how far a tick that used none moves it back to the prior: a
@@ -31,24 +37,55 @@ class Acceptance:
             self.share += LEARNING * ((index < right) - self.share)
 
 
+class PromptIndex:
+    """Where each n-gram of a prompt's last tokens occurs. It never changes, so several answers may use it."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = array("i", tokens[-MAX_INDEXED:])
+        ids = np.array(self.tokens, np.int64)
+        # The last n-gram has nothing behind it.
+        first, second, third = (ids[at : len(ids) - NGRAM + at] for at in range(NGRAM))
+        keys = first << 2 * TOKEN_BITS | second << TOKEN_BITS | third
+        order = keys.argsort(kind="stable")
+        # Sorted keys take a tenth of a dict's memory. Unlike NumPy's arrays, these are quick to read one by one.
+        self._keys = array("q", keys[order].tobytes())
+        self._ends = array("H", (order + NGRAM).astype(np.uint16).tobytes())
+
+    def after(self, ngram: Sequence[int]) -> int | None:
+        """The position behind the last occurrence of ``ngram`` before the prompt's end."""
+        if len(ngram) < NGRAM:
+            return None
+        first, second, third = ngram
+        key = first << 2 * TOKEN_BITS | second << TOKEN_BITS | third
+        at = bisect_right(self._keys, key) - 1
+        return self._ends[at] if at >= 0 and self._keys[at] == key else None
+
+
 class Repetition:
     """Looks for an earlier occurrence of the text's last tokens: the draft tokens are what followed there."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, prompt: PromptIndex) -> None:
         self.acceptance = Acceptance()
-        self._tokens = list(tokens[-MAX_INDEXED:])
-        ngrams = zip(*(self._tokens[first:] for first in range(NGRAM)), strict=False)
-        # The last ones have nothing behind them.
-        self._after: dict[tuple[int, ...], int] = dict(zip(ngrams, range(NGRAM, len(self._tokens)), strict=False))
-        """By ``NGRAM`` tokens: the position behind their latest occurrence."""
+        self._prompt = prompt
+        self._answer: list[int] = []
+        self._end = tuple(prompt.tokens[-NGRAM:])
+        """The last tokens of the text."""
+        self._after: dict[tuple[int, ...], int] = {}
+        """By ``NGRAM`` tokens that end in the answer, or with the prompt: the position behind their latest
+        occurrence."""
 
     def append(self, token: int) -> None:
-        end = tuple(self._tokens[-NGRAM:])
-        if len(end) == NGRAM:
-            self._after[end] = len(self._tokens)
-        self._tokens.append(token)
+        if len(self._end) == NGRAM:
+            self._after[self._end] = len(self._prompt.tokens) + len(self._answer)
+        self._answer.append(token)
+        self._end = (*self._end, token)[-NGRAM:]
 
     def draft_tokens(self, limit: int) -> Sequence[int]:
         """At most ``limit`` draft tokens."""
-        position = self._after.get(tuple(self._tokens[-NGRAM:]))
-        return () if position is None else self._tokens[position : position + limit]
+        position = self._after.get(self._end) or self._prompt.after(self._end)
+        if position is None:
+            return ()
+        in_answer = position - len(self._prompt.tokens)
+        if in_answer >= 0:
+            return self._answer[in_answer : in_answer + limit]
+        return [*self._prompt.tokens[position : position + limit], *self._answer[: max(0, in_answer + limit)]]

@@ -253,7 +253,8 @@ class JobQueue(Protocol):
 
 class Engine(Protocol):
     """What the scheduler needs. ``run``, ``encode``, ``embed`` and ``shed`` are called on the compute thread,
-    ``prepare`` and ``answer`` on preparing threads, ``change`` on the loop's thread while no tick runs."""
+    ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads, ``change`` on the loop's thread while no tick
+    runs."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -268,6 +269,10 @@ class Engine(Protocol):
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         """Template and tokenize ``request``, and compile its grammar. Raises ``RequestError``, also when it isn't
         ``wanted`` any more. Prepared media are cached for each ``tenant``."""
+
+    def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
+        """The same for ``request``, which differs in id and seed only from the one that ``first`` was made of. No tick
+        has used ``first`` yet."""
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         """Encode ``chunk``; stop when it isn't ``wanted`` any more. ``pause`` is called every few milliseconds and may
