@@ -8,7 +8,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from bench import llama_server
@@ -17,6 +17,7 @@ from bench.llama_server import LAYOUTS
 from bench.processes import Served, daemon, trace_of
 from bench.report import load_average, machine, number, progress, table
 from bench.sides import OURS
+from bench.time_limit import OutOfTime, time_limit
 from bench.trace import Measures, measures, medians
 from umaserve.engine.model import CELLS_ROUNDED_TO, find
 from umaserve.errors import ConfigError, ModelError
@@ -48,6 +49,9 @@ class Load:
     words: int
     tokens: int
     turns: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.clients} x {self.prompts} words, {self.tokens} tokens"
 
     @property
     def prompts(self) -> str:
@@ -105,20 +109,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.no_talks:
         loads += [Load(clients, words, TALK_TOKENS, turns) for clients, words, turns in TALKS]
     before = load_average()
-    pictures = {}
+    results: dict[str, dict[Load, Found]] = {model: {} for model in models}
+    failed = None
     try:
-        for model in models:
-            name = Path(model).name
-            found = dict(_measured(model, loads, binary, options.layouts, options.repeats))
-            print(f"## The matrix: {name}, runs: {options.repeats}\n\n{_report(found)}", flush=True)
-            pictures[name] = {load: _ratio(GOALS[0], of) for load, of in found.items() if load.turns == 1}
+        with time_limit(options.limit):
+            for model in models:
+                for load, found in _measured(model, loads, binary, options.layouts, options.repeats):
+                    results[model][load] = found
     except (subprocess.CalledProcessError, RuntimeError) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
+        failed = f"{parser.prog}: {error}\n"
+    except OutOfTime as error:
+        progress(str(error))
     except KeyboardInterrupt:
         return 130
+    grids = {}
+    for model, measured in results.items():
+        name = Path(model).name
+        of = dict(sorted(measured.items(), key=lambda item: astuple(item[0])))
+        print(f"## The matrix: {name}, runs: {options.repeats}\n\n{_report(of)}")
+        print(_left_out([load for load in loads if load not in of]))
+        if ratios := {load: _ratio(GOALS[0], found) for load, found in of.items() if load.turns == 1}:
+            grids[name] = _grid(ratios)
     print(_NOTES.format(layouts=", ".join(options.layouts), repeats=options.repeats))
-    print(draw({name: _grid(ratios) for name, ratios in pictures.items()}, options.picture))
-    print(f"{machine()}. Load average before: {before}; after: {load_average()}.")
+    if grids:
+        print(draw(grids, options.picture))
+    print(f"{machine()}. Load average before: {before}; after: {load_average()}.", flush=True)
+    if failed is not None:
+        parser.exit(1, failed)
     return 0
 
 
@@ -137,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ways to run llama-server")
     parser.add_argument("--no-talks", action="store_true", help="leave out the conversations")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
+    limit = "stop after so many seconds, and say what was left out; the sizes named first are measured first"
+    parser.add_argument("--limit", type=float, default=0.0, metavar="S", help=limit)
     picture = Path(__file__).with_name("matrix.png")
     parser.add_argument("--picture", type=Path, default=picture, metavar="FILE", help="a PNG (default: %(default)s)")
     return parser
@@ -153,7 +172,7 @@ def _measured(
                 runs: dict[str, list[Measures]] = {name: [] for name in servers}
                 for round_ in range(repeats):
                     for name in list(servers) if round_ % 2 == 0 else reversed(servers):
-                        progress(f"{clients} x {load.prompts} words, {load.tokens} tokens, round {round_ + 1}, {name}")
+                        progress(f"{load}, round {round_ + 1}, {name}")
                         runs[name].append(load.measure(servers[name], round_))
                 yield load, {name: medians(of) for name, of in runs.items()}
 
@@ -179,7 +198,17 @@ def _report(found: Mapping[Load, Found]) -> str:
         if rows:
             titles = [title for goal in goals for title in (goal.title, "rival's", "ratio")]
             parts.append(table(["clients", "words", "tokens", "rival", *titles], rows))
+    if found:
+        busiest = max(measured.observer_cores for of in found.values() for measured in of.values())
+        parts.append(f"The load generator took at most {busiest:.2f} of a core.\n")
     return "\n".join(parts)
+
+
+def _left_out(loads: Sequence[Load]) -> str:
+    """A line for the report: which loads were not measured."""
+    if not loads:
+        return ""
+    return f"Left out: {'; '.join(map(str, loads))}.\n"
 
 
 def _row(load: Load, found: Found, goals: Sequence[Goal]) -> list[str]:
