@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+import orjson
+
 from bench import llama_server
 from bench.heat_map import draw
 from bench.llama_server import LAYOUTS
@@ -113,9 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = None
     try:
         with time_limit(options.limit):
-            for model in models:
-                for load, found in _measured(model, loads, binary, options.layouts, options.repeats):
-                    results[model][load] = found
+            for model, measured in results.items():
+                measured.update(_kept(options.results, Path(model).name, loads))
+                missing = [load for load in loads if load not in measured]
+                for load, found in _measured(model, missing, binary, options.layouts, options.repeats):
+                    measured[load] = found
+                    _keep(options.results, Path(model).name, load, found)
     except (subprocess.CalledProcessError, RuntimeError) as error:
         failed = f"{parser.prog}: {error}\n"
     except OutOfTime as error:
@@ -156,9 +161,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
     limit = "stop after so many seconds, and say what was left out; the sizes named first are measured first"
     parser.add_argument("--limit", type=float, default=0.0, metavar="S", help=limit)
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="append each row here; those that it has are not measured again"
+    )
     picture = Path(__file__).with_name("matrix.png")
     parser.add_argument("--picture", type=Path, default=picture, metavar="FILE", help="a PNG (default: %(default)s)")
     return parser
+
+
+def _kept(file: Path | None, model: str, loads: Sequence[Load]) -> dict[Load, Found]:
+    """Those of ``loads`` that an earlier run has measured."""
+    if file is None or not file.exists():
+        return {}
+    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    return {
+        load: {name: Measures(*map(float, of)) for name, of in row["found"].items()}
+        for row in rows
+        if row["model"] == model and (load := Load(*row["load"])) in loads
+    }
+
+
+def _keep(file: Path | None, model: str, load: Load, found: Found) -> None:
+    if file is not None:
+        row = {
+            "model": model,
+            "load": astuple(load),
+            "found": {name: list(map(repr, astuple(of))) for name, of in found.items()},
+        }
+        with file.open("ab") as out:
+            out.write(orjson.dumps(row) + b"\n")
 
 
 def _measured(

@@ -53,6 +53,16 @@ def test_a_load_has_cells_for_all_its_turns():
     assert Load(1, 60, 24, turns=4).cells >= 4 * (60 * 1.33 + 24)
 
 
+def test_rows_of_an_earlier_run_are_kept(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    load = Load(8, 24, 32)
+    assert matrix._kept(file, "a.gguf", [load]) == {}
+    found = {OURS: measured(steady_rate=math.inf), "theirs": MEASURED}
+    matrix._keep(file, "a.gguf", load, found)
+    matrix._keep(file, "b.gguf", Load(8, 60, 24, turns=4), found)
+    assert matrix._kept(file, "a.gguf", [load, Load(8, 60, 24, turns=4)]) == {load: found}
+
+
 def test_of_conversations_only_later_turns_count_for_the_first_token():
     streams = [Stream(0.0, [5.0, 6.0]), Stream(6.0, [6.5, 7.0], turn=1)]
     assert measures(Trace(streams, 0.0)).ttft_max == 5000

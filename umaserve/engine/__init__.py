@@ -1,1 +1,9 @@
 """The llama.cpp engine: the only package that imports ``llama_cpp``."""
+
+import os
+
+# How often an idle thread of libgomp looks for work before it sleeps. The default, 300,000, takes some 10 ms: threads
+# that wait for one whose core another program has taken then burn the other cores. This is the least that costs nothing
+# on an idle box. libgomp reads it when it is loaded, which is when llama_cpp is.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "7000")
