@@ -24,7 +24,7 @@ from umaserve.messages import Generate, Sampling
 from umaserve.serving.ticks import Run, Tick
 from umaserve.settings.daemon import Config
 from umaserve.system import program
-from umaserve.system.program import Cancelled, ProgramError
+from umaserve.system.program import Cancelled, ProgramError, ProgramStopped
 
 Q4_1, Q5_1, Q8_0, F32, Q4_K = (
     llama_cpp.GGML_TYPE_Q4_1,
@@ -134,11 +134,11 @@ class Folder(NamedTuple):
     path: Path
     source: Path
 
-    def copy(self, name: str = "", box: dict[str, str | int] | None = None) -> ConvertedCopy:
+    def copy(self, name: str = "", box: dict[str, str | int] | None = None, converter: int = 1) -> ConvertedCopy:
         source = self.source.with_name(name) if name else self.source
         if not source.exists():
             source.touch()
-        return ConvertedCopy(self.path, str(source), {"threads": 2} if box is None else box)
+        return ConvertedCopy(self.path, str(source), {"threads": 2} if box is None else box, {"version": converter})
 
     def kept(self, name: str = "") -> ConvertedCopy:
         """A copy that was found to be faster."""
@@ -179,6 +179,19 @@ def test_a_copy_that_is_not_faster_is_removed(folder: Folder) -> None:
         copy.decide(False, "")
     assert (folder.copy().exists(), folder.copy().is_faster()) == (False, False)
     assert {Path(name).suffix for name in folder.names()} == {".json", ""}
+
+
+def test_a_failure_is_of_this_file_and_converter(folder: Folder) -> None:
+    copy = folder.kept()
+    assert copy.failure() is None
+    with copy.locked(lambda: True):
+        copy.fail("it is full of holes")
+    assert (copy.failure(), copy.exists(), copy.is_faster()) == ("it is full of holes", False, None)
+    assert {Path(name).suffix for name in folder.names()} == {".json", ""}
+    assert folder.copy(box={"threads": 1}).failure() == "it is full of holes"
+    assert folder.copy(converter=2).failure() is None
+    folder.source.write_text("mended")
+    assert folder.copy().failure() is None
 
 
 def test_a_copy_is_of_this_file_and_a_verdict_also_of_this_box(folder: Folder) -> None:
@@ -434,10 +447,10 @@ def test_a_conversion_that_fails_costs_a_warning(box: Box, tmp_path: Path, caplo
     assert choose(str(path), box.config, always) == Weights(str(path))
     assert "umaserve.engine.requantize failed with status 1: " in caplog.text
     assert "unknown model architecture" in caplog.text
-    assert {name.name for name in box.folder.iterdir()} == {"lock"}
+    assert {name.suffix for name in box.folder.iterdir()} == {"", ".json"}
 
 
-def test_a_crash_costs_a_warning_and_the_next_start_tries_again(box: Box, caplog) -> None:
+def test_a_conversion_that_failed_is_tried_again_only_when_the_record_is_removed(box: Box, caplog) -> None:
     real = box.convert
 
     def crashes(_module: str, _source: str, part: str, *_arguments: str, **_options: object) -> bytes:
@@ -446,7 +459,28 @@ def test_a_crash_costs_a_warning_and_the_next_start_tries_again(box: Box, caplog
 
     box.convert = crashes
     assert box.chosen() == AS_IS
-    assert "ended by Aborted" in caplog.text
+    (record,) = box.folder.glob("*.json")
+    assert {name.name for name in box.folder.iterdir()} == {"lock", record.name}
+    box.convert = real
+    assert box.chosen() == AS_IS
+    assert box.conversions == 1
+    first, second = caplog.records
+    assert "ended by Aborted" in first.getMessage()
+    assert f"not tried again until {record} is removed" in first.getMessage()
+    assert first.getMessage() == second.getMessage()
+    record.unlink()
+    assert box.chosen() != AS_IS
+
+
+def test_a_conversion_that_others_stopped_is_tried_again(box: Box, caplog) -> None:
+    real = box.convert
+
+    def is_killed(*_arguments: str, **_options: object) -> bytes:
+        raise ProgramStopped("umaserve.engine.requantize was killed, as it happens where memory is short")
+
+    box.convert = is_killed
+    assert box.chosen() == AS_IS
+    assert "was killed" in caplog.text
     assert {name.name for name in box.folder.iterdir()} == {"lock"}
     box.convert = real
     assert box.chosen() != AS_IS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.system.program import Cancelled, ProgramError, run
+from umaserve.system.program import Cancelled, ProgramError, ProgramStopped, run
 
 
 @pytest.fixture
@@ -49,11 +49,12 @@ def test_every_bad_end_is_an_error_in_one_line(module, does: str, how: str) -> N
     with pytest.raises(ProgramError) as caught:
         result(module(does))
     assert str(caught.value) == f"some_program {how}"
+    assert isinstance(caught.value, ProgramStopped) == ("killed" in how)
 
 
 def test_a_program_that_hangs_is_killed(module, tmp_path: Path) -> None:
     name = module(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)")
-    with pytest.raises(ProgramError, match=r"^some_program takes longer than 1 s$"):
+    with pytest.raises(ProgramStopped, match=r"^some_program takes longer than 1 s$"):
         result(name, max_s=1.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -50,23 +50,29 @@ def folder_of(configured: str, environ: Mapping[str, str]) -> Path:
 
 
 class ConvertedCopy:
-    """The copy of the model at ``source`` in ``folder``, and the verdict on it: whether it is faster than the model.
+    """The copy of the model at ``source`` in ``folder``, and the verdict on it: whether it is faster than the model, or
+    why it can't be made.
 
-    The copy is of one state of the file (its size and modification time), and the verdict also of one ``box``, any
-    JSON. All methods raise ``OSError``, in particular where strangers may write to the folder.
+    The copy is of one state of the file (its size and modification time), the verdict also of one ``box``, any JSON,
+    and a failure of one ``converter``, any JSON. All methods raise ``OSError``, in particular where strangers may write
+    to the folder.
     """
 
-    def __init__(self, folder: Path, source: str, box: Mapping[str, str | int]) -> None:
+    def __init__(
+        self, folder: Path, source: str, box: Mapping[str, str | int], converter: Mapping[str, str | int]
+    ) -> None:
         self.folder = folder
         path = os.path.realpath(source)
         status = os.stat(path)
         self._file = {"path": path, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
         self._box = dict(box)
+        self._converter = dict(converter)
         name = f"{Path(source).stem[:50]}.{hashlib.sha256(path.encode()).hexdigest()[:16]}"
         self.path = folder / f"{name}.gguf"
         self.part = folder / f"{name}.part"
         """Where the copy is written, until ``adopt``."""
-        self._record = folder / f"{name}.json"
+        self.record = folder / f"{name}.json"
+        """The verdict, until it is removed."""
 
     def exists(self) -> bool:
         """Whether there is a copy, as it was adopted."""
@@ -83,8 +89,18 @@ class ConvertedCopy:
                     return None
                 # The folder keeps what was used last. It may be read-only, made by somebody else for this user.
                 with contextlib.suppress(OSError):
-                    os.utime(self._record)
+                    os.utime(self.record)
                 return faster
+        return None
+
+    def failure(self) -> str | None:
+        """Why the converter failed; ``None`` where it did not, or was not tried."""
+        match self._recorded():
+            case {"file": file, "failed": converter, "why": str(why)} if (file, converter) == (
+                self._file,
+                self._converter,
+            ):
+                return why
         return None
 
     @contextlib.contextmanager
@@ -112,7 +128,7 @@ class ConvertedCopy:
             yield
 
     def adopt(self) -> None:
-        """The part is the copy, and the verdict unknown. Call it, and ``decide``, only while locked."""
+        """The part is the copy, and the verdict unknown. Call it, ``decide`` and ``fail`` only while locked."""
         os.replace(self.part, self.path)
         self._write(None, "")
         self._tidy()
@@ -122,6 +138,12 @@ class ConvertedCopy:
         if not faster:
             self.path.unlink(missing_ok=True)
         self._write(faster, why)
+
+    def fail(self, why: str) -> None:
+        """Write that the converter failed."""
+        self.path.unlink(missing_ok=True)
+        self._write(None, why, failed=self._converter)
+        self._tidy()
 
     def _check_folder(self) -> None:
         status = os.stat(self.folder)
@@ -139,19 +161,20 @@ class ConvertedCopy:
         """The JSON of the record; ``None`` where there is none, or nonsense."""
         try:
             self._check_folder()
-            return orjson.loads(self._record.read_bytes())
+            return orjson.loads(self.record.read_bytes())
         except (FileNotFoundError, orjson.JSONDecodeError):
             return None
 
-    def _write(self, faster: bool | None, why: str) -> None:
+    def _write(self, faster: bool | None, why: str, failed: Mapping[str, str | int] | None = None) -> None:
         copy = self._size_and_time()
-        record = {"file": self._file, "copy": copy, "box": self._box, "faster": faster, "why": why}
-        new = self._record.with_suffix(".part")
+        verdict = {"box": self._box, "faster": faster, "failed": failed, "why": why}
+        record = {"file": self._file, "copy": copy, **verdict}
+        new = self.record.with_suffix(".part")
         with open(new, "wb") as file:
             file.write(orjson.dumps(record, option=orjson.OPT_INDENT_2))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(new, self._record)
+        os.replace(new, self.record)
 
     def _tidy(self) -> None:
         """Remove what was used longest ago, and what a daemon left that was killed."""

@@ -8,16 +8,18 @@ once, without a loss worth naming (`python -m bench.weights` measures it), if th
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import llama_cpp
 import orjson
 
-from umaserve.engine import gguf
+from umaserve.engine import gguf, requantize
 from umaserve.engine.converted_copy import ConvertedCopy, folder_of
 from umaserve.engine.row_times import Comparison
 from umaserve.errors import ModelError
@@ -77,9 +79,10 @@ def choose(path: str, config: Config, progress: Callable[[float], bool]) -> Weig
     if slow is None:
         return as_is
     try:
-        copy = ConvertedCopy(folder_of(config.weights_cache, os.environ), path, _box(config))
+        copy = ConvertedCopy(folder_of(config.weights_cache, os.environ), path, _box(config), _converter())
         faster = copy.is_faster()
         if faster is None:
+            _check_failure(copy)
             faster = _made(copy, path, slow, contents, config, progress)
         if not faster:
             return as_is
@@ -142,6 +145,12 @@ def _box(config: Config) -> Mapping[str, str | int]:
     }
 
 
+def _converter() -> Mapping[str, str | int]:
+    """What it depends on whether a file can be converted."""
+    program_bytes = Path(requantize.__file__).read_bytes()
+    return {"llama_cpp": llama_cpp.__version__, "program": hashlib.sha256(program_bytes).hexdigest()}
+
+
 def _made(
     copy: ConvertedCopy,
     path: str,
@@ -159,21 +168,12 @@ def _made(
         found = copy.is_faster()
         if found is not None:
             return found
+        _check_failure(copy)
         _check_memory(file_bytes + most)
         if not copy.exists():
             log.info("llama.cpp has no fast kernels for %s weights: converting a copy to Q8_0, once, to try it", slow)
             _check_disk(copy, most)
-            try:
-                program.run(
-                    "umaserve.engine.requantize",
-                    *(path, str(copy.part), "Q8_0", str(threads_batch)),
-                    wanted=lambda: progress(_CONVERTING * min(1.0, _size(copy) / most)),
-                    max_s=60 + most / _SLOWEST_BYTES_S,
-                )
-                gguf.check(str(copy.part))
-                copy.adopt()
-            finally:
-                copy.part.unlink(missing_ok=True)
+            _convert(copy, path, most, threads_batch, progress)
         measured = program.run(
             "umaserve.engine.row_times",
             *(str(threads), str(threads_batch), ",".join(map(str, ROWS)), path, str(copy.path)),
@@ -181,6 +181,36 @@ def _made(
             max_s=_MEASURING_S,
         )
         return _decided(copy, *(Comparison(*values) for values in orjson.loads(measured)))
+
+
+def _convert(copy: ConvertedCopy, path: str, most: int, threads: int, progress: Callable[[float], bool]) -> None:
+    """Make the copy, of at most ``most`` bytes, or record why it can't be made."""
+    try:
+        program.run(
+            "umaserve.engine.requantize",
+            *(path, str(copy.part), "Q8_0", str(threads)),
+            wanted=lambda: progress(_CONVERTING * min(1.0, _size(copy) / most)),
+            max_s=60 + most / _SLOWEST_BYTES_S,
+        )
+        gguf.check(str(copy.part))
+        copy.adopt()
+    except program.ProgramStopped:
+        raise
+    except (ModelError, program.ProgramError) as error:
+        copy.fail(str(error))
+        _check_failure(copy)
+    finally:
+        copy.part.unlink(missing_ok=True)
+
+
+def _check_failure(copy: ConvertedCopy) -> None:
+    """Raise ``ModelError`` if the copy could not be made, now or at an earlier start."""
+    why = copy.failure()
+    if why is not None:
+        raise ModelError(
+            f"converting them failed ({why}), and is not tried again until {copy.record} is removed, or the model, "
+            "llama.cpp or the converter changes"
+        )
 
 
 def _decided(copy: ConvertedCopy, one: Comparison, many: Comparison) -> bool:

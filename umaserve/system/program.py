@@ -19,10 +19,16 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _KILLED_S = 5.0
 _MAX_ERROR = 300
+_KILLED_BY = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that come from others; the rest are the program's own crashes."""
 
 
 class ProgramError(Exception):
     """The program failed; the message says how, in one line."""
+
+
+class ProgramStopped(ProgramError):
+    """It was killed or took too long, through no fault of its own: another time it may succeed."""
 
 
 class Cancelled(Exception):
@@ -33,8 +39,8 @@ def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) 
     """Run ``module`` to its end and return its standard output. Blocks, and kills the program as soon as it is not
     ``wanted``, which is called several times a second.
 
-    Raises ``ProgramError`` for a failure and after ``max_s`` seconds, ``Cancelled``, and ``OSError`` where no program
-    can be started.
+    Raises ``ProgramError`` for a failure, ``ProgramStopped`` where it was killed and after ``max_s`` seconds,
+    ``Cancelled``, and ``OSError`` where no program can be started.
     """
     # -P: import from this process's sys.path, not from the working directory.
     command = [sys.executable, "-P", "-m", module, *arguments]
@@ -58,7 +64,8 @@ def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) 
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_KILLED_S)
         if status:
-            raise ProgramError(f"{module} {_end(status)}: {_last_line(_content(errors))}")
+            kind = ProgramStopped if -status in _KILLED_BY else ProgramError
+            raise kind(f"{module} {_end(status)}: {_last_line(_content(errors))}")
         return _content(output)
 
 
@@ -83,7 +90,7 @@ def _wait(process: subprocess.Popen[bytes], module: str, wanted: Callable[[], bo
             if not wanted():
                 raise Cancelled from None
             if time.monotonic() > until:
-                raise ProgramError(f"{module} takes longer than {max_s:.0f} s") from None
+                raise ProgramStopped(f"{module} takes longer than {max_s:.0f} s") from None
 
 
 def _file() -> BinaryIO:
