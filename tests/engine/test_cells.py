@@ -438,3 +438,15 @@ def test_in_parts_equal_texts_round_alike_whatever_lies_beside_them(divided: Com
         divided.run([], [Run(slot, 0, [7 + slot] * (30 + slot), None)])
     divided.run([], [Run(3, 0, tokens[:part], None)])
     assert furthest(greedy(divided, 3, part, tokens[part:]), expected) == 0.0
+
+
+def test_copies_of_one_tick_are_each_of_their_source_as_it_is_then(divided: Computer, story):
+    tokens, part, expected = story
+    divided.run([Divide(4)], [])
+    divided.run([], [Run(0, 0, tokens[:part], None), Run(1, 0, [9] * part, None)])
+    divided.run([Copy(0, 2, part), Copy(0, 3, part - 1), Release(0), Copy(1, 0, 5), Release(3), Copy(2, 3, part)], [])
+    assert [divided.held(slot) for slot in range(4)] == [5, part, part, part]
+    for slot in (2, 3):
+        assert furthest(greedy(divided, slot, part, tokens[part:]), expected) == 0.0
+    divided.run([Release(1), Release(2), Copy(0, 1, 5), Release(0), Copy(3, 0, part), Copy(0, 2, part)], [])
+    assert furthest(greedy(divided, 2, part, tokens[part:]), expected) == 0.0

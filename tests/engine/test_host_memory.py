@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from umaserve.engine.host_memory import HostMemory
+from umaserve.engine.host_memory import MAX_KEPT_BYTES, HostMemory, Scratch
 
 SIZE = 1 << 20
 
@@ -17,3 +17,14 @@ def test_what_is_written_stays_until_it_is_given_back() -> None:
     assert bytes(memory.place(SIZE, SIZE)) == bytes(SIZE)
     ctypes.memset(memory.place(0, 4 * SIZE), 9, 4 * SIZE)
     assert bytes(memory.place(3 * SIZE, SIZE)) == bytes([9]) * SIZE
+
+
+def test_a_small_place_is_kept_and_a_large_one_is_not() -> None:
+    scratch = Scratch()
+    ctypes.memset(scratch.place(SIZE), 7, SIZE)
+    assert bytes(scratch.place(SIZE // 2)) == bytes([7]) * (SIZE // 2)
+    large = scratch.place(MAX_KEPT_BYTES + 1)
+    large[-1] = 1
+    assert len(large) == MAX_KEPT_BYTES + 1
+    assert bytes(scratch.place(SIZE)) == bytes([7]) * SIZE
+    assert ctypes.addressof(scratch.place(MAX_KEPT_BYTES)) == ctypes.addressof(scratch.place(SIZE))

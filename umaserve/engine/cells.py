@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import llama_cpp
 
 from umaserve.engine.batch import Batch
-from umaserve.engine.host_memory import HostMemory
+from umaserve.engine.host_memory import HostMemory, Scratch
 from umaserve.engine.model import Model
 from umaserve.engine.positions import Positions
 from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Run, Save, Shed
@@ -32,11 +32,14 @@ class Cells:
         self.positions = Positions()
         self._model = model
         self._host = HostMemory(host_bytes) if host_bytes else None
+        self._scratch = Scratch()
 
     def move(self, kv_operations: Sequence[KVOperation]) -> bool:
         """Execute all of them, in order; returns whether every save and load succeeded. Raises ``ModelError`` if the
         cells could not be divided."""
         done = True
+        copied: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = None
+        """The source of the latest copy, and its state: many may begin with one."""
         for move in kv_operations:
             match move:
                 case Release(slot, start):
@@ -45,7 +48,9 @@ class Cells:
                     end = self.positions.at(source, length)
                     if self._model.parts:
                         # llama.cpp aborts the process where a part of a sequence is to be copied to other cells.
-                        done &= self._load(self._state(source), target)
+                        if copied is None or copied[0] != source:
+                            copied = source, self._state(source, self._scratch.place)
+                        done &= self._load(copied[1], target)
                         llama_cpp.llama_memory_seq_rm(self._model.memory, target, end, -1)
                     else:
                         llama_cpp.llama_memory_seq_cp(self._model.memory, source, target, 0, end)
@@ -54,17 +59,18 @@ class Cells:
                 case Load(offset, size, slot):
                     done &= self._load(self._place(offset, size), slot)
                 case Move(source, target):
-                    state = self._state(source)
-                    done &= self._load(state, target)
+                    done &= self._load(self._state(source, self._scratch.place), target)
                     llama_cpp.llama_memory_seq_rm(self._model.memory, source, -1, -1)
                 case Divide(parts, kept):
-                    states = [(self._state(before), slot) for before, slot in kept]
+                    states = [(self._state(before, Scratch().place), slot) for before, slot in kept]
                     self._model.divide(parts)
                     for state, slot in states:
                         done &= self._load(state, slot)
                 case Shed():
                     assert self._host is not None
                     self._host.give_back()
+            if not isinstance(move, Copy):
+                copied = None
             self.positions.follow(move)
         return done
 
@@ -72,10 +78,12 @@ class Cells:
         assert self._host is not None
         return self._host.place(offset, size)
 
-    def _state(self, slot: int) -> ctypes.Array[ctypes.c_uint8]:
-        """What ``_save`` makes of the sequence, in memory of its own."""
+    def _state(
+        self, slot: int, place_of: Callable[[int], ctypes.Array[ctypes.c_uint8]]
+    ) -> ctypes.Array[ctypes.c_uint8]:
+        """What ``_save`` makes of the sequence, in a place of as many bytes as that takes."""
         size: int = llama_cpp.llama_state_seq_get_size(self._model.context, slot) - _divided_bytes(self._model)
-        place = (ctypes.c_uint8 * (size + 2 * MARGIN))()
+        place = place_of(size + 2 * MARGIN)
         if not self._save(place, slot):
             raise RuntimeError(f"the state of sequence {slot} has another size than llama.cpp said")
         return place

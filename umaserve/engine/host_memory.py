@@ -1,7 +1,9 @@
-"""Host memory that is written in order, again and again; its pages are populated before they are needed."""
+"""Host memory for saved sequences: what is kept is written in order, again and again, to pages that were populated
+before; what is only passed on has a place of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -13,6 +15,8 @@ log = logging.getLogger(__name__)
 
 AHEAD_BYTES = 32 << 20
 STEP_BYTES = 2 << 20
+MAX_KEPT_BYTES = 32 << 20
+"""The largest place that a ``Scratch`` keeps."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; Python's mmap lacks the name
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,3 +65,23 @@ class HostMemory:
             if _libc.madvise(self._address + offset, size, _POPULATE_WRITE):
                 # Then they are populated by page faults.
                 log.debug("pages are not made ready: %s", os.strerror(ctypes.get_errno()))
+
+
+class Scratch:
+    """Memory for one sequence at a time, from source to target: getting fresh pages takes up to six times as long as
+    filling them, so a small place is kept, and a large one has huge pages where the kernel has some."""
+
+    def __init__(self) -> None:
+        self._kept = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def place(self, size: int) -> ctypes.Array[ctypes.c_uint8]:
+        """``size`` bytes of any content, until the next call."""
+        memory = self._kept
+        if len(memory) < size:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # Kernels may be built without them.
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        if len(memory) <= MAX_KEPT_BYTES:
+            self._kept = memory
+        return (ctypes.c_uint8 * size).from_buffer(memory)
