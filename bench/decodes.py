@@ -155,18 +155,8 @@ def _settings(options: argparse.Namespace) -> Config:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m bench.decodes",
-        description="Measure single decodes, with the KV cells shared by all sequences and divided among them.",
-        epilog="The model and all settings come from the UMA_* variables.",
-        allow_abbrev=False,
-    )
-    help_ = f"streams that have a row in the decode (default: {' '.join(map(str, STREAMS))})"
-    parser.add_argument("--streams", type=int, nargs="+", metavar="N", default=STREAMS, help=help_)
-    parser.add_argument("--cells", type=int, default=CELLS, metavar="N", help="of each stream (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=PROMPT, metavar="N", help="its rows (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default: %(default)s")
-    parser.add_argument("--limit", type=float, default=0.0, metavar="S", help="stop after so many seconds")
+    """Measure what was asked for, as long as there is time; returns the exit status."""
+    parser = _parser()
     options = parser.parse_args(argv)
     before, started = load_average(), time.monotonic()
     try:
@@ -195,6 +185,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_NOTES.format(**sizes, n_batch=config.n_batch, n_ubatch=config.n_ubatch))
     print(f"{machine()}. Load average before: {before}; after: {load_average()}.")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m bench.decodes",
+        description="Measure single decodes, with the KV cells shared by all sequences and divided among them.",
+        epilog="The model and all settings come from the UMA_* variables.",
+        allow_abbrev=False,
+    )
+    help_ = f"streams that have a row in the decode (default: {' '.join(map(str, STREAMS))})"
+    parser.add_argument("--streams", type=int, nargs="+", metavar="N", default=STREAMS, help=help_)
+    parser.add_argument("--cells", type=int, default=CELLS, metavar="N", help="of each stream (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=PROMPT, metavar="N", help="its rows (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="default: %(default)s")
+    parser.add_argument("--limit", type=float, default=0.0, metavar="S", help="stop after so many seconds")
+    return parser
 
 
 if __name__ == "__main__":
