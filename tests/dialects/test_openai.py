@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +45,7 @@ from umaserve.messages import (
     Priority,
     Sampling,
     Scored,
+    Slot,
     Started,
     Steered,
     Timing,
@@ -52,6 +55,7 @@ from umaserve.messages import (
     Tokenized,
     Tool,
     ToolCall,
+    ToolForm,
     Usage,
     Waiting,
 )
@@ -946,10 +950,14 @@ def call_text(name: str, arguments: str = "{}") -> str:
 
 def call(number: int, name: str, arguments: str, choice: int = 0) -> Wanted:
     return {
-        "id": f"call_7_{choice}_{number}",
+        "id": call_id(number, choice),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def call_id(number: int, choice: int = 0) -> str:
+    return hashlib.blake2s(f"7_{choice}_{number}".encode()).hexdigest()[:9]
 
 
 def test_a_whole_answer_with_calls() -> None:
@@ -975,8 +983,10 @@ def test_a_streamed_answer_with_calls() -> None:
         ({"role": "assistant", "content": ""}, None),
         ({"content": "Well"}, None),
         ({"content": ". "}, None),
-        ({"tool_calls": [{"index": 0, **call(0, "f", '{"x":1}')}]}, None),
-        ({"tool_calls": [{"index": 1, **call(1, "g", "{}")}]}, None),
+        ({"tool_calls": [{"index": 0, **call(0, "f", "")}]}, None),
+        ({"tool_calls": [{"index": 0, "function": {"arguments": '{"x":1}'}}]}, None),
+        ({"tool_calls": [{"index": 1, **call(1, "g", "")}]}, None),
+        ({"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}, None),
         ({}, "tool_calls"),
     ]
 
@@ -987,8 +997,8 @@ def test_a_call_can_be_answered_in_the_next_request() -> None:
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "2"}
     assert turns(*USER, message, result) == (
         ChatTurn("user", "hi"),
-        ChatTurn("assistant", "", (ToolCall("call_7_0_0", "f", '{"x":1}'),)),
-        ChatTurn("tool", "2", tool_call_id="call_7_0_0"),
+        ChatTurn("assistant", "", (ToolCall(call_id(0), "f", '{"x":1}'),)),
+        ChatTurn("tool", "2", tool_call_id=call_id(0)),
     )
 
 
@@ -1005,7 +1015,7 @@ def test_without_parallel_calls_only_the_first_is_kept() -> None:
 
 
 def test_an_answer_cut_in_a_call_is_no_call() -> None:
-    cut = call_text("f")[:-1]
+    cut = call_text("f").partition("}")[0]
     end = Finished(FinishReason.LENGTH, Usage(1, 1))
     answer = whole(chat(), chat_body(tools=TOOLS), [Token(call_text("g") + cut, 1), end])
     [choice] = answer["choices"]
@@ -1013,6 +1023,20 @@ def test_an_answer_cut_in_a_call_is_no_call() -> None:
     assert (choice["message"]["content"], len(choice["message"]["tool_calls"])) == (cut, 1)
     chunks = streamed(chat(), chat_body(tools=TOOLS, stream=True), [Token(cut, 1), end])
     assert chunks[-2]["choices"][0]["delta"] == {"content": cut}
+
+
+def test_arguments_are_streamed_while_they_are_written() -> None:
+    outputs = tokens(*("<tool_call>", '{"name": "f", "arguments": ', '{"x"', ": 1", "}", "}", "</tool_call>"))
+    chunks = streamed(chat(), chat_body(tools=TOOLS, stream=True), outputs)
+    deltas = [delta for chunk in chunks for delta in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert deltas[0] == {"index": 0, **call(0, "f", "")}
+    assert [delta["function"]["arguments"] for delta in deltas[1:]] == ['{"x"', ": 1", "}"]
+
+
+def test_calls_are_found_in_the_form_of_the_loaded_model() -> None:
+    form = ToolForm(("[CALL]", Slot.NAME, "[WITH]", Slot.ARGUMENTS))
+    answer = whole(chat(replace(INFO, tool_form=form)), chat_body(tools=TOOLS), tokens('[CALL]f[WITH]{"x":1}'))
+    assert answer["choices"][0]["message"]["tool_calls"] == [call(0, "f", '{"x":1}')]
 
 
 @pytest.mark.parametrize("wanted", [{}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])
@@ -1042,15 +1066,16 @@ def test_a_stream_put_together_is_the_whole_answer(texts: list[str], cut: int, p
     text = "".join(texts)
     outputs = tokens(*(text[at : at + cut] for at in range(0, len(text), cut)))
     body = {"tools": TOOLS, "parallel_tool_calls": parallel}
-    content, calls, reason = "", [], None
+    content, calls, reason = "", {}, None
     for chunk in streamed(chat(), chat_body(**body, stream=True), outputs):
         [choice] = chunk["choices"]
         content += choice["delta"].get("content", "")
-        calls += choice["delta"].get("tool_calls", [])
+        for delta in choice["delta"].get("tool_calls", []):
+            calls[delta["index"]] = calls.get(delta["index"], "") + delta["function"]["arguments"]
         reason = choice["finish_reason"] or reason
     [choice] = whole(chat(), chat_body(**body), outputs)["choices"]
     assert (choice["message"]["content"] or "", choice["finish_reason"]) == (content, reason)
-    assert [{"index": i, **made} for i, made in enumerate(choice["message"].get("tool_calls", []))] == calls
+    assert [made["function"]["arguments"] for made in choice["message"].get("tool_calls", [])] == list(calls.values())
 
 
 # Failures.

@@ -1,124 +1,427 @@
-"""Finds tool calls in generated text while it streams."""
+"""Finds tool calls in generated text while it streams, in the form in which the model writes them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-import orjson
+from umaserve.dialects.call_values import is_object, json_of, json_text, string_parameters
+from umaserve.messages import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, Tool, ToolForm
 
-from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ToolCall
+MAX_SPACES = 64
+"""Characters of white space between two parts of a call."""
+MAX_NAME = 256
+"""Characters of a name, an id or a key."""
 
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_PATTERNS = {
+    Slot.NAME: re.compile("[A-Za-z0-9_-]*"),
+    Slot.ID: re.compile("[A-Za-z0-9_.:-]*"),
+    Slot.INDEX: re.compile(r"\d*"),
+}
+_ATOM = re.compile(r"<[^<>\s]*>?|\w+|\S")
+_SPACES = re.compile(r"\s*")
+_JSON_MARK = re.compile(r'["\\{}\[\]]')
+
+_CUT = -1
+"""A match that the text's end cuts off."""
+
+Atoms = Sequence[str]
+"""A text of the form in pieces, between which white space makes no difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What is new of an answer's call number ``index``: its ``id`` and ``name``, more of its ``arguments``, or that it
+    is ``whole``. The text of a call that doesn't become whole is content too."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    whole: bool = False
 
 
 class ToolCallParser:
-    """Splits a stream of text into content and calls; the result doesn't depend on how the text is split.
+    """Splits a stream of text into content and calls of ``tools``; together, the results don't depend on how the text
+    is split.
 
-    ``new_id`` gives each call its id. With ``only_first``, everything after the first call is dropped.
+    ``new_id`` gives a call its id, unless the model writes one before the arguments. With ``only_first``, everything
+    after the first call is dropped.
     """
 
-    def __init__(self, new_id: Callable[[], str], *, only_first: bool = False) -> None:
+    # The steps below read the buffer while it lasts, and yield where they need more.
+
+    def __init__(
+        self, form: ToolForm, tools: Iterable[Tool], new_id: Callable[[], str], *, only_first: bool = False
+    ) -> None:
+        self._forms = [_Form(each) for each in (form, *form.also)]
+        self._tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._only_first = only_first
-        self._called = False
-        # White space that is dropped if a call follows it; None once content has begun since the last call.
-        self._blank: str | None = ""
-        self._held = ""
-        # How far an open block was searched for its end, and whether a JSON string is open there.
-        self._searched = 0
-        self._in_string = False
+        self._buffer = ""
+        self._ended = False
+        self._taken: list[str] = []
+        """What was taken from the buffer since the present call began."""
+        self._blank = ""
+        """White space that is dropped if a call follows it."""
+        self._in_content = False
+        """Whether content has begun since the last call."""
+        self._content: list[str] = []
+        self._pieces: list[CallPiece] = []
+        self._n_calls = 0
+        self._ids: set[str] = set()
+        self._reading = self._read()
 
-    def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The content that ``text`` releases, and the calls that it completes."""
-        self._held += text
-        content: list[str] = []
-        calls: list[ToolCall] = []
-        while not (self._called and self._only_first):
-            if not self._held.startswith(TOOL_CALL_OPEN):
-                at = self._held.find(TOOL_CALL_OPEN)
-                if at < 0:
-                    at = len(self._held) - _held_back(self._held)
-                content.append(self._content(at))
-                if not self._held.startswith(TOOL_CALL_OPEN):
-                    break
-            if self._held[len(TOOL_CALL_OPEN) :].lstrip()[:1] not in ("", "{"):
-                # Plain text that mentions the tag: don't hold it back for an end that may never come.
-                content.append(self._content(len(TOOL_CALL_OPEN)))
+    def push(self, text: str) -> tuple[str, list[CallPiece]]:
+        """The content that ``text`` releases, and what it adds to calls."""
+        self._buffer += text
+        return self._advance()
+
+    def finish(self) -> tuple[str, list[CallPiece]]:
+        """The rest, at the end of the text."""
+        self._ended = True
+        return self._advance()
+
+    def _advance(self) -> tuple[str, list[CallPiece]]:
+        next(self._reading, None)
+        released = "".join(self._content), _joined(self._pieces)
+        self._content, self._pieces = [], []
+        return released
+
+    def _read(self) -> Generator[None]:
+        form = yield from self._text()
+        while form is not None:
+            if not (yield from self._call(form)):
+                self._say("".join(self._taken))
+                form = yield from self._text()
                 continue
-            end = self._block_end()
-            if end is None:
-                break
-            call = self._call(self._held[len(TOOL_CALL_OPEN) : end - len(TOOL_CALL_CLOSE)])
-            if call is None:
-                content.append(self._content(end))
-            else:
-                calls.append(call)
-                self._called, self._blank = True, ""
-                self._drop(end)
-        else:
-            self._held = ""
-        return "".join(content), calls
+            self._blank, self._in_content = "", False
+            if self._only_first:
+                while True:
+                    self._buffer = ""
+                    yield
+            self._taken = []
+            another = yield from self._any([form.another, form.closes])
+            form = form if another == 0 else (yield from self._text())
+        if not self._n_calls:
+            self._content.append(self._blank)
 
-    def finish(self) -> str:
-        """The content still held: a block without its end, or white space that no call follows."""
-        if self._called and self._only_first:
-            return ""
-        content = self._content(len(self._held))
-        if not self._called:
-            content += self._blank or ""
-        self._blank = None
-        return content
-
-    def _content(self, length: int) -> str:
-        """The first ``length`` held characters, without white space that a call may still follow."""
-        text = self._held[:length]
-        self._drop(length)
-        if self._blank is None:
-            return text
-        text = self._blank + text
-        if not text or text.isspace():
-            self._blank = text
-            return ""
-        self._blank = None
-        return text
-
-    def _drop(self, length: int) -> None:
-        self._held = self._held[length:]
-        self._searched, self._in_string = 0, False
-
-    def _block_end(self) -> int | None:
-        """The end of the held block: after the first closing tag outside JSON strings; ``None`` if there is none
-        yet."""
+    def _text(self) -> Generator[None, None, _Form | None]:
+        """Passes content on up to the next call, takes what opens that, and gives its form; ``None`` at the end."""
+        self._taken = []
         while True:
-            at = self._held.find(TOOL_CALL_CLOSE, self._searched)
-            if at < 0:
+            found = [form.find(self._buffer, self._content_so_far) for form in self._forms]
+            at, end, form = min(found, key=lambda place: place[0])
+            self._say(self._buffer[:at])
+            self._buffer = self._buffer[at:]
+            if end != _CUT:
+                self._take(end - at)
+                return form
+            if self._ended:
+                self._say(self._buffer)
+                self._buffer = ""
                 return None
-            end = at + len(TOOL_CALL_CLOSE)
-            quotes = _ESCAPE.sub("", self._held[self._searched : end]).count('"')
-            self._in_string ^= quotes % 2 == 1
-            self._searched = end
-            if not self._in_string:
-                return end
+            yield
 
-    def _call(self, block: str) -> ToolCall | None:
-        try:
-            value = orjson.loads(block)
-        except orjson.JSONDecodeError:
-            return None
-        if not isinstance(value, dict):
-            return None
-        name, arguments = value.get("name"), value.get("arguments", {})
-        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-            return None
-        try:
-            text = orjson.dumps(arguments).decode()
-        except orjson.JSONEncodeError:  # orjson reads deeper nesting than it writes.
-            return None
-        return ToolCall(self._new_id(), name, text)
+    @property
+    def _content_so_far(self) -> bool:
+        return self._in_content or self._n_calls > 0
+
+    def _call(self, form: _Form) -> Generator[None, None, bool]:
+        """Takes the rest of a call, and tells whether it is whole."""
+        index, name, call_id, begun = self._n_calls, "", "", False
+        for part, following in zip(form.rest, [*form.rest[1:], ()], strict=True):
+            match part:
+                case Slot.ARGUMENTS:
+                    begun = True
+                    self._n_calls += 1
+                    if not call_id or call_id in self._ids:
+                        call_id = self._new_id()
+                    self._ids.add(call_id)
+                    self._pieces.append(CallPiece(index, call_id, name))
+                    closing = () if isinstance(following, Slot) else following
+                    read = yield from self._arguments(index, form, self._tools[name], closing)
+                case Slot():
+                    written = yield from self._matching(_PATTERNS[part])
+                    read = bool(written)
+                    if part is Slot.NAME:
+                        read = written in self._tools and name in ("", written)
+                        name = written
+                    elif part is Slot.ID and not begun:
+                        call_id = written
+                case _:
+                    # Some models end their answer with the arguments.
+                    read = (yield from self._any([part], may_be_cut=begun)) is not None
+            if not read and not (begun and part is not Slot.ARGUMENTS and self._at_end):
+                return False
+        self._pieces.append(CallPiece(index, whole=True))
+        return True
+
+    def _arguments(self, index: int, form: _Form, tool: Tool, closing: Atoms) -> Generator[None, None, bool]:
+        """Passes a call's arguments on as JSON up to ``closing``, and tells whether they are whole."""
+        if form.parameters is None:
+            return (yield from self._json(index))
+        strings, parameters = string_parameters(tool.parameters), form.parameters
+        before = ""
+        self._pass(index, "{")
+        while not (yield from self._closed(closing)):
+            if before and form.between and (yield from self._any([form.between])) is None:
+                return False
+            if form.opens_key and (yield from self._any([form.opens_key])) is None:
+                return False
+            key, types = yield from self._key(form)
+            if not key:
+                return False
+            self._pass(index, f"{before}{json_text(key)}: ")
+            before = ", "
+            if parameters.quote:
+                read = yield from self._literal(index, parameters.quote, (form.between, closing))
+            else:
+                is_string = "string" in types and (len(types) == 1 or key in strings)
+                read = yield from self._raw(index, parameters, is_string=is_string)
+            if not read:
+                return False
+        self._pass(index, "}")
+        return True
+
+    def _json(self, index: int) -> Generator[None, None, bool]:
+        """Passes a JSON object on, and tells whether it is one."""
+        while not self._buffer.strip() and not self._at_end:
+            yield
+        self._take(len(self._buffer) - len(self._buffer.lstrip()))
+        text, depth, in_string, skipped = "", 0, False, 0
+        while True:
+            at, end = skipped, None
+            while end is None and (mark := _JSON_MARK.search(self._buffer, at)) is not None:
+                at = mark.end()
+                match mark[0]:
+                    case "\\":
+                        at += 1
+                    case '"':
+                        in_string = not in_string
+                    case _ if not in_string:
+                        depth += 1 if mark[0] in "{[" else -1
+                        end = at if depth <= 0 else None
+            new = self._buffer[:end]
+            # The character after a backslash may still be to come.
+            skipped = max(0, at - len(self._buffer))
+            if not text and not new.startswith("{"):
+                return False
+            text += new
+            self._pass(index, new)
+            self._take(len(new))
+            if end is not None:
+                return is_object(text)
+            if self._ended:
+                return False
+            yield
+
+    def _closed(self, closing: Atoms) -> Generator[None, None, bool]:
+        """Whether ``closing`` follows, which isn't taken, or the text's end."""
+        while True:
+            end = _match(closing, self._buffer) if closing else (None if self._buffer.strip() else _CUT)
+            if end != _CUT or self._ended:
+                return end is not None
+            yield
+
+    def _key(self, form: _Form) -> Generator[None, None, tuple[str, Sequence[str]]]:
+        """Takes a key and what is between it and its value; gives the key and the types that the value may have. An
+        empty key: there is none."""
+        while True:
+            for at in range(min(len(self._buffer), MAX_NAME)):
+                ends = [_match(before, self._buffer, at) for before, _types in form.before]
+                found = next((place for place in enumerate(ends) if place[1] not in (None, _CUT)), None)
+                if found is not None and found[1] is not None:
+                    key = self._buffer[:at].strip()
+                    self._take(found[1])
+                    return key, form.before[found[0]][1]
+                if _CUT in ends and not self._ended:
+                    break
+            else:
+                if self._ended or len(self._buffer) >= MAX_NAME:
+                    return "", ()
+            yield
+
+    def _raw(self, index: int, form: ParameterForm, *, is_string: bool) -> Generator[None, None, bool]:
+        """Passes a value on that ends at the form's closing: as a string, or as the JSON that it is."""
+        mark = form.closes.strip()
+        # White space that the form has around a value isn't part of it.
+        margin = form.closes[: len(form.closes) - len(form.closes.lstrip())]
+        yield from self._prefix(margin)
+        if form.cdata and (yield from self._prefix(CDATA_OPEN)):
+            mark = CDATA_CLOSE + mark
+        self._pass(index, '"' if is_string else "")
+        text = ""
+        while True:
+            at = self._buffer.find(mark)
+            # What may be the end is held back.
+            end = at if at >= 0 else max(0, len(self._buffer) - len(mark) - len(margin))
+            new = self._buffer[:end]
+            if at >= 0:
+                new = new.removesuffix(margin)
+            if is_string:
+                self._pass(index, json_text(new)[1:-1])
+            text += new
+            self._take(end)
+            if at >= 0:
+                self._take(len(mark))
+                break
+            if self._ended:
+                return False
+            yield
+        self._pass(index, '"' if is_string else json_of(text) or json_text(text))
+        return True
+
+    def _literal(self, index: int, quote: str, ends: Sequence[Atoms]) -> Generator[None, None, bool]:
+        """Passes a value on as JSON that is written with quotes, up to one of ``ends``, which isn't taken."""
+        quotes = [re.escape(mark) for mark in dict.fromkeys([quote, *("\"'" if len(quote) == 1 else "")])]
+        firsts = "|".join(re.escape(atoms[0]) for atoms in ends if atoms) or "(?!)"
+        mark_of = re.compile(rf"(?P<escape>\\.)|(?P<quote>{'|'.join(quotes)})|[\[\](){{}}]|{firsts}", re.DOTALL)
+        at, depth, inside = 0, 0, ""
+        while True:
+            # A mark at the end of the buffer may be longer than it looks.
+            limit = len(self._buffer) if self._ended else len(self._buffer) - max(map(len, [quote, *firsts.split("|")]))
+            while at < limit and (mark := mark_of.search(self._buffer, at)) is not None and mark.start() < limit:
+                at = mark.end()
+                if mark["quote"]:
+                    inside = "" if inside == mark["quote"] else inside or mark["quote"]
+                elif mark["escape"] and len(quote) > 1:
+                    at = mark.start() + 1
+                elif not inside and not mark["escape"]:
+                    if depth == 0 and mark[0] not in ("[", "{", "("):
+                        value = json_of(self._buffer[: mark.start()], quote)
+                        self._pass(index, value or "")
+                        self._take(mark.start())
+                        return value is not None
+                    depth += 1 if mark[0] in "[{(" else -1 if mark[0] in "]})" else 0
+            else:
+                at = max(at, limit)
+            if self._ended:
+                return False
+            yield
+
+    def _any(self, ways: Sequence[Atoms], *, may_be_cut: bool = False) -> Generator[None, None, int | None]:
+        """Takes the one of ``ways`` that follows, and gives its index. ``may_be_cut``: also one that the text's end
+        cuts off."""
+        while True:
+            ends = [_match(way, self._buffer) if way else None for way in ways]
+            if _CUT not in ends or self._ended:
+                for index, end in enumerate(ends):
+                    if end == _CUT and may_be_cut:
+                        end = len(self._buffer)
+                    if end is not None and end != _CUT:
+                        self._take(end)
+                        return index
+                return None
+            yield
+
+    def _prefix(self, text: str) -> Generator[None, None, bool]:
+        """Takes ``text`` if it follows exactly."""
+        while len(self._buffer) < len(text) and text.startswith(self._buffer) and not self._ended:
+            yield
+        follows = bool(text) and self._buffer.startswith(text)
+        self._take(len(text) if follows else 0)
+        return follows
+
+    def _matching(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
+        """Takes the longest text that matches ``pattern``, and gives it."""
+        while True:
+            found = pattern.match(self._buffer, _skip(self._buffer, 0))
+            assert found is not None
+            if found.end() < len(self._buffer) or self._ended or found.end() > MAX_NAME:
+                self._take(found.end())
+                return found[0]
+            yield
+
+    @property
+    def _at_end(self) -> bool:
+        return self._ended and not self._buffer.strip()
+
+    def _take(self, length: int) -> None:
+        self._taken.append(self._buffer[:length])
+        self._buffer = self._buffer[length:]
+
+    def _pass(self, index: int, arguments: str) -> None:
+        if arguments:
+            self._pieces.append(CallPiece(index, arguments=arguments))
+
+    def _say(self, text: str) -> None:
+        """``text`` is content, apart from white space that a call may still follow."""
+        if not self._in_content:
+            text = self._blank + text
+            self._in_content = bool(text) and not text.isspace()
+            self._blank = "" if self._in_content else text
+            if not self._in_content:
+                return
+        self._content.append(text)
 
 
-def _held_back(text: str) -> int:
-    """The length of the longest end of ``text`` that may be the start of an opening tag."""
-    lengths = range(min(len(text), len(TOOL_CALL_OPEN) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(TOOL_CALL_OPEN[:length])), 0)
+class _Form:
+    """A ``ToolForm`` in atoms."""
+
+    def __init__(self, form: ToolForm) -> None:
+        lead, rest = ("", form.call) if isinstance(form.call[0], Slot) else (form.call[0], form.call[1:])
+        self._opens = _atoms(form.opens + lead)
+        self._anywhere = form.anywhere
+        parts = [part if isinstance(part, Slot) else _atoms(part) for part in rest]
+        self.rest = [part for part in parts if part]
+        self.another = () if form.between is None else _atoms(form.between + lead)
+        self.closes = _atoms(form.closes)
+        self.parameters: ParameterForm | None = form.parameters
+        self.opens_key: Atoms = ()
+        self.between: Atoms = ()
+        self.before: list[tuple[Atoms, list[str]]] = []
+        if form.parameters is not None:
+            self.opens_key, self.between = _atoms(form.parameters.opens), _atoms(form.parameters.between)
+            texts = dict.fromkeys(text for _type, text in form.parameters.before)
+            self.before = [
+                (_atoms(text), [kind for kind, of in form.parameters.before if of == text]) for text in texts
+            ]
+
+    def find(self, text: str, content_so_far: bool) -> tuple[int, int, _Form]:
+        """Where the next call may begin in ``text``, and where what opens it ends."""
+        first = self._opens[0][0]
+        at = text.find(first)
+        if not self._anywhere:
+            at = _skip(text, 0)
+            if content_so_far or text[at : at + 1] not in ("", first):
+                return len(text), _CUT, self
+            return (0, end, self) if (end := _match(self._opens, text)) is not None else (len(text), _CUT, self)
+        while at >= 0:
+            end = _match(self._opens, text, at)
+            if end is not None:
+                return at, end, self
+            at = text.find(first, at + 1)
+        return len(text), _CUT, self
+
+
+def _atoms(text: str) -> Atoms:
+    return _ATOM.findall(text)
+
+
+def _match(atoms: Atoms, text: str, at: int = 0) -> int | None:
+    """Where ``atoms`` end that ``text`` has from ``at`` on, apart from white space; ``None`` if it has others."""
+    for atom in atoms:
+        at = _skip(text, at)
+        if not text.startswith(atom, at):
+            return _CUT if atom.startswith(text[at:]) else None
+        at += len(atom)
+    return at
+
+
+def _skip(text: str, at: int) -> int:
+    spaces = _SPACES.match(text, at, at + MAX_SPACES)
+    assert spaces is not None
+    return spaces.end()
+
+
+def _joined(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+    """``pieces`` with adjacent arguments of one call as one."""
+    joined: list[CallPiece] = []
+    for piece in pieces:
+        if joined and joined[-1].index == piece.index and joined[-1].arguments and piece.arguments:
+            joined[-1] = replace(joined[-1], arguments=joined[-1].arguments + piece.arguments)
+        else:
+            joined.append(piece)
+    return joined

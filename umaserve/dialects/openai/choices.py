@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.thinking import WithoutThinking
-from umaserve.dialects.tool_calls import ToolCallParser
-from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token, ToolCall
+from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
+from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token
 from umaserve.wire.pcm import pcm16, wav
 
 MIN_LOGPROB = -9999.0
@@ -28,30 +28,34 @@ class Part:
     text: str = ""
     sound: bytes = b""
     """16-bit samples, or the next bytes of a compressed file."""
-    calls: Sequence[ToolCall] = ()
+    calls: Sequence[CallPiece] = ()
     logprobs: Sequence[Logprobs] = ()
     finish_reason: str | None = None
 
 
 class ChatChoice:
-    """A message. ``tool_calls`` finds the calls in its text; ``None`` without tools."""
+    """A message. ``tool_calls`` makes the parser that finds the calls in its text; ``None`` without tools."""
 
-    def __init__(self, index: int, tool_calls: ToolCallParser | None) -> None:
+    def __init__(self, index: int, tool_calls: Callable[[], ToolCallParser] | None) -> None:
         self._index = index
-        self._tool_calls = tool_calls
+        self._new_parser = tool_calls
+        self._parser: ToolCallParser | None = None
         self._begun = False
-        self._n_found = 0
-        self._n_sent = 0
+        self._called = False
 
     def token(self, token: Token) -> Part:
-        text, calls = (token.text, []) if self._tool_calls is None else self._tool_calls.push(token.text)
-        self._n_found += len(calls)
+        # How the model writes calls is known once it is loaded, and so at the first token.
+        if self._parser is None and self._new_parser is not None:
+            self._parser = self._new_parser()
+        text, calls = (token.text, []) if self._parser is None else self._parser.push(token.text)
+        self._called |= any(piece.whole for piece in calls)
         return Part(text, calls=calls, logprobs=_scores(token))
 
     def finish(self, reason: FinishReason) -> Part:
-        held = "" if self._tool_calls is None else self._tool_calls.finish()
-        called = self._n_found and reason is FinishReason.STOP
-        return Part(held, finish_reason="tool_calls" if called else FINISH_REASONS[reason])
+        text, calls = ("", []) if self._parser is None else self._parser.finish()
+        self._called |= any(piece.whole for piece in calls)
+        called = self._called and reason is FinishReason.STOP
+        return Part(text, calls=calls, finish_reason="tool_calls" if called else FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         """The ``choices`` items for ``part`` in a stream; the role comes first."""
@@ -61,9 +65,7 @@ class ChatChoice:
             shaped.append(_chunk(self._index, {"role": "assistant", "content": ""}))
         if part.text or part.logprobs:
             shaped.append(_chunk(self._index, {"content": part.text}, _chat_logprobs(part.logprobs)))
-        for call in part.calls:
-            shaped.append(_chunk(self._index, {"tool_calls": [{"index": self._n_sent, **_call(call)}]}))
-            self._n_sent += 1
+        shaped += [_chunk(self._index, {"tool_calls": [_delta(piece)]}) for piece in part.calls if not piece.whole]
         if part.finish_reason is not None:
             shaped.append(_chunk(self._index, {}, finish_reason=part.finish_reason))
         return shaped
@@ -71,7 +73,7 @@ class ChatChoice:
     def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The one ``choices`` item that says all ``parts``."""
         text = "".join(part.text for part in parts)
-        calls = [_call(call) for part in parts for call in part.calls]
+        calls = _calls([piece for part in parts for piece in part.calls])
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = calls
@@ -203,8 +205,25 @@ def _scores(token: Token) -> tuple[Logprobs, ...]:
     return () if token.logprobs is None else (token.logprobs,)
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _delta(piece: CallPiece) -> dict[str, Any]:
+    """A call's first item in a stream has its id and its name, the others have more of its arguments."""
+    if piece.name:
+        return {"index": piece.index, **_call(piece.id, piece.name, "")}
+    return {"index": piece.index, "function": {"arguments": piece.arguments}}
+
+
+def _calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """The calls that became whole."""
+    whole = {piece.index for piece in pieces if piece.whole}
+    begun = [piece for piece in pieces if piece.name and piece.index in whole]
+    arguments: dict[int, str] = {}
+    for piece in pieces:
+        arguments[piece.index] = arguments.get(piece.index, "") + piece.arguments
+    return [_call(piece.id, piece.name, arguments[piece.index]) for piece in begun]
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:

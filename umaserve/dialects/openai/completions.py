@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,18 @@ from umaserve.dialects.openai.requests import CompletionRequest, chat_request, c
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.tool_calls import ToolCallParser
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Generate, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
+from umaserve.messages import (
+    TOLD_IN_WORDS,
+    Finished,
+    Generate,
+    ModelInfo,
+    Output,
+    Spoken,
+    Started,
+    Token,
+    Usage,
+    VoiceInfo,
+)
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after all choices have ended."""
@@ -175,11 +187,17 @@ class ChatBody(_OpenAIBody):
         unique = self._new_id.removeprefix("chatcmpl-")
         if asked.audio is not None:
             return SpokenChoice(f"audio_{unique}", self._created, asked.audio)
-        if not asked.choices[index].tools:
+        tools = asked.choices[index].tools
+        if not tools:
             return ChatChoice(index, None)
-        numbers = count()
-        stem = f"call_{unique}_{index}_"
-        return ChatChoice(index, ToolCallParser(lambda: f"{stem}{next(numbers)}", only_first=not asked.parallel_calls))
+        new_ids = map(_call_id, (f"{unique}_{index}_{number}" for number in count()))
+
+        def parser() -> ToolCallParser:
+            info = self._model()
+            form = TOLD_IN_WORDS if info is None else info.tool_form
+            return ToolCallParser(form, tools, lambda: next(new_ids), only_first=not asked.parallel_calls)
+
+        return ChatChoice(index, parser)
 
 
 class CompletionBody(_OpenAIBody):
@@ -192,6 +210,11 @@ class CompletionBody(_OpenAIBody):
         asked = completion_request(body, self._limits, self._new_id)
         echoes = [str(request.prompt) if asked.echo else "" for request in asked.choices]
         return self._take(asked, [TextChoice(index, echo) for index, echo in enumerate(echoes)])
+
+
+def _call_id(unique: str) -> str:
+    """An id of nine letters and digits: some models' chat templates refuse all others."""
+    return hashlib.blake2s(unique.encode()).hexdigest()[:9]
 
 
 def _timings(end: Finished) -> dict[str, float]:

@@ -1,0 +1,114 @@
+"""Values in tool calls that aren't written as JSON: what they are by the tool's schema, and their JSON text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+MAX_REFERENCES = 8
+"""How many references to other parts of a schema are followed for one parameter."""
+
+_NAMES = {"true": True, "false": False, "null": None}
+_BARE_KEY = re.compile(r"([{,]\s*)([^\s\"{}\[\],:]+)\s*:")
+_PYTHON_NAME = re.compile(r"\b(?:True|False|None)\b")
+_IN_JSON = {"True": "true", "False": "false", "None": "null"}
+
+
+def string_parameters(schema_text: str) -> frozenset[str]:
+    """The parameters that are always strings by a tool's schema (JSON text)."""
+    schema = orjson.loads(schema_text)
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return frozenset()
+    return frozenset(key for key, property_ in properties.items() if _is_string(property_, schema))
+
+
+def json_of(text: str, quote: str = "") -> str | None:
+    """A value in JSON, Python's syntax or, with ``quote``, one with bare keys and strings between ``quote``, as JSON
+    text; ``None`` if it is none of them."""
+    text = text.strip()
+    if len(quote) > 1:
+        text = _quoted(text, quote)
+    try:
+        orjson.loads(text)
+        return text
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.dumps(_value(ast.parse(text, mode="eval").body), ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    # Models write line breaks in strings as they are, and Python allows none.
+    is_string = len(text) > 1 and text[0] in "\"'" and text.find(text[0], 1) == len(text) - 1
+    return json_text(text[1:-1]) if is_string else None
+
+
+def json_text(text: str) -> str:
+    """``text`` as a JSON string."""
+    return orjson.dumps(text).decode()
+
+
+def is_object(text: str) -> bool:
+    """Whether ``text`` is one JSON object."""
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _is_string(schema: Any, root: dict[str, Any]) -> bool:
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            break
+        schema = _referred(schema["$ref"], root)
+    if not isinstance(schema, dict):
+        return False
+    if isinstance(schema.get("enum"), list):
+        return all(isinstance(value, str) for value in schema["enum"])
+    if isinstance(schema.get("anyOf"), list):
+        return bool(schema["anyOf"]) and all(_is_string(way, {}) for way in schema["anyOf"])
+    return schema.get("type") in ("string", ["string"]) or isinstance(schema.get("const"), str)
+
+
+def _referred(reference: object, root: dict[str, Any]) -> Any:
+    """What a JSON pointer (RFC 6901) within the schema points to; ``None`` for anything else."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for key in reference[2:].split("/"):
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
+def _quoted(text: str, quote: str) -> str:
+    """JSON text for one with bare keys and strings between ``quote``."""
+    return "".join(_json_pieces(text.split(quote)))
+
+
+def _json_pieces(pieces: list[str]) -> Iterator[str]:
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            yield orjson.dumps(piece).decode()
+        else:
+            yield _PYTHON_NAME.sub(lambda name: _IN_JSON[name[0]], _BARE_KEY.sub(r'\1"\2":', piece))
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a Python literal, in which JSON's names are allowed too."""
+    match node:
+        case ast.Constant(value=str() | int() | float() | bool() | None as value):
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+    raise ValueError("not a literal")
