@@ -45,7 +45,7 @@ ROOMS = {
         "system",
     }
     | {"errors", "messages", "metrics"},
-    "commands": {"access", "media", "net", "wire", "messages"},
+    "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""
 

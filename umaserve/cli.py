@@ -1,4 +1,5 @@
-"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``metrics`` and ``keys``."""
+"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``metrics``, ``keys`` and
+``tune``."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ commands ("umaserve COMMAND --help" explains each):
   chat      have a conversation with a daemon that serves HTTP, with images, sound and speech
   metrics   print the metrics of a running daemon
   keys      make, list and revoke API keys
+  tune      measure which settings make a model fastest on this box
 
 examples:
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
@@ -116,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "chat": _chat,
         "metrics": _metrics,
         "keys": _keys,
+        "tune": _tune,
     }
     command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
     try:
@@ -304,6 +307,17 @@ def _keys(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     return keys_cli.run(parser, arguments)
+
+
+def _tune(arguments: Sequence[str]) -> int:
+    # Imported here: no other command but serve needs llama.cpp.
+    from umaserve.commands import tune as tune_cli
+
+    parser = _Parser(
+        "umaserve tune", description=tune_cli.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    return tune_cli.run(parser, arguments, _write)
 
 
 def _refused(error: ServerError) -> int:
