@@ -56,6 +56,8 @@ def repack(sdist: Path, target: Path) -> None:
             name = PurePosixPath(member.name)
             if is_needed(name) and (member.isfile() or member.issym()):
                 member.name = str(PurePosixPath(*name.parts[2:]))
+                # Where the old name was too long for the header, it would count more than the new one.
+                member.pax_headers = {}
                 to.addfile(member, source.extractfile(member) if member.isfile() else None)
 
 

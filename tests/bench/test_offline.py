@@ -145,7 +145,9 @@ def test_a_bundle_has_what_umaserve_requires():
 
 
 def test_the_source_of_llama_cpp_is_packed_without_what_is_not_compiled(tmp_path):
+    long = f"{'kernels-' * 15}/instance.cu"
     files = {
+        f"llama_cpp_python-1/vendor/llama.cpp/{long}": b"__global__ void f();",
         "llama_cpp_python-1/vendor/llama.cpp/CMakeLists.txt": b"project(llama.cpp)",
         "llama_cpp_python-1/vendor/llama.cpp/tools/server/server.cpp": b"int main() {}",
         "llama_cpp_python-1/vendor/llama.cpp/models/large.gguf": b"GGUF",
@@ -153,7 +155,7 @@ def test_the_source_of_llama_cpp_is_packed_without_what_is_not_compiled(tmp_path
         "llama_cpp_python-1/.git/objects/pack/pack": b"history",
         "llama_cpp_python-1/llama_cpp/llama_cpp.py": b"import ctypes",
     }
-    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
+    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -162,6 +164,7 @@ def test_the_source_of_llama_cpp_is_packed_without_what_is_not_compiled(tmp_path
     with tarfile.open(tmp_path / "llama.cpp.tar.xz", "r:xz") as archive:
         packed = {member.name: archive.extractfile(member).read() for member in archive}
     assert packed == {
+        f"llama.cpp/{long}": b"__global__ void f();",
         "llama.cpp/CMakeLists.txt": b"project(llama.cpp)",
         "llama.cpp/tools/server/server.cpp": b"int main() {}",
     }
