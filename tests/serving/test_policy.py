@@ -205,7 +205,9 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     cost, cached = snapshot.cost, snapshot.cached
     # Those that gave way for the prompts were counted when the time was shared out.
     n_streams = len(the_plan.decode) + sum(stream.id in the_plan.preempt for stream in snapshot.streams)
-    seconds = cost.seconds(n_streams, prefilled(the_plan), cached)
+    # Without streams, the nearest number of whole tiles.
+    rows = prefilled(the_plan) if n_streams else max(0, prefilled(the_plan) - WIDE_ROWS // 2)
+    seconds = cost.seconds(n_streams, rows, cached)
     decode_s = cost.seconds(n_streams, 0, cached)
     if not n_streams:
         allowed = IDLE_TICK_S
@@ -232,9 +234,23 @@ def test_rule_2_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapsho
     assert rows >= min(PREFILL_FLOOR, snapshot.batch_tokens - n, wanted)
     decode_s = snapshot.cost.seconds(n, 0, snapshot.cached)
     if PREFILL_FLOOR <= rows < min(snapshot.batch_tokens - n, wanted):
-        one_more = snapshot.cost.seconds(n, rows + 1, snapshot.cached)
+        one_more = snapshot.cost.seconds(n, rows + 1 + (0 if streams else WIDE_ROWS // 2), snapshot.cached)
         least = IDLE_TICK_S if not streams else HEADROOM * target(streams)
         assert one_more >= max(least, 0 if not streams or decode_s <= target(streams) else decode_s) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("afforded", "rows"), [(20, 20), (40, 64), (90, 64), (100, 128), (300, 320)])
+def test_rule_4_without_streams_a_tick_has_whole_tiles_where_it_has_time_for_half_of_one(afforded: int, rows: int):
+    cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / (afforded + 0.5), attention_s=0.0)
+    waiting = [prompt(1, remaining=1000, started=True), prompt(2, remaining=1000, started=True)]
+    assert prefilled(plan(snapshot(waiting, cached=0, cost=cost))) == rows
+
+
+def test_in_a_decode_of_its_own_a_prompt_attends_to_its_own_tokens_only():
+    cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 128.5, attention_s=IDLE_TICK_S / 128.5)
+    new, long = prompt(1, remaining=1000, started=True), prompt(2, remaining=1000, started=True, computed=1000)
+    for first, apart, rows in ((new, True, 128), (long, True, 64), (new, False, 64)):
+        assert prefilled(plan(snapshot([first], cached=1000, cost=cost, prompts_apart=apart))) == rows
 
 
 @untimed
@@ -452,8 +468,8 @@ PLANS = {
     "nothing to do": (snapshot([]), did((), ())),
     "streams only": (snapshot([], [Stream(1, 0.1), Stream(2, 0.1)]), did((1, 2))),
     "more streams than rows": (snapshot([prompt(3)], [Stream(1, 0.1), Stream(2, 0.1)], batch_tokens=1), did((1,))),
-    # 0.2 s of a tick, less 0.002 fixed, at 3.05 ms a row
-    "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 64),))),
+    # 0.3 s, less 2 ms, at 3.05 ms a row: 97 rows, nearer to two tiles than to one
+    "a long prompt alone": (snapshot([prompt(1, remaining=999)]), did((), ((1, 128),))),
     # 0.95 * 0.1 s, less 0.002 + 2 * 4.05 ms, at 3.05 ms a row
     "beside two streams": (
         snapshot([prompt(3, remaining=999)], [Stream(1, 0.1), Stream(2, 0.5)]),
@@ -944,7 +960,7 @@ def test_a_cost_is_never_negative_whatever_was_seen(seen: list[tuple[int, int, i
 def test_the_most_rows_within_a_time_agree_with_the_time_they_take(
     cost: Cost, seconds: float, decode: int, cached: int
 ) -> None:
-    rows = cost.prefill_rows_within(seconds, decode, cached)
+    rows = cost.prefill_rows_within(seconds - cost.seconds(decode, 0, cached), cached)
     if rows > 0:
         assert cost.seconds(decode, rows, cached) <= seconds * (1 + 1e-9)
     assert rows >= 0
@@ -952,4 +968,4 @@ def test_the_most_rows_within_a_time_agree_with_the_time_they_take(
 
 
 def test_rows_that_cost_nothing_are_not_believed() -> None:
-    assert Cost(0.001, 0.001, 0.0, 0.0).prefill_rows_within(1.0, 1, 100) == 0
+    assert Cost(0.001, 0.001, 0.0, 0.0).prefill_rows_within(1.0, 100) == 0

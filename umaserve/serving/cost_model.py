@@ -51,11 +51,10 @@ class Cost:
             factor * self.fixed_s, factor * self.decode_row_s, factor * self.prefill_row_s, factor * self.attention_s
         )
 
-    def prefill_rows_within(self, seconds: float, decode_rows: int, cached: int, decodes: int = 1) -> int:
-        """The most prefill rows with which the tick keeps to ``seconds``; may be 0."""
-        left = seconds - self.seconds(decode_rows, 0, cached, decodes)
+    def prefill_rows_within(self, seconds: float, cached: int) -> int:
+        """The most prefill rows that take ``seconds``, without what their decode takes besides its rows; may be 0."""
         row_s = self.prefill_row_s + self.attention_s * cached / 1000
-        return max(0, int(left / row_s)) if row_s > 0 else 0
+        return max(0, int(seconds / row_s)) if row_s > 0 else 0
 
 
 class CostModel:

@@ -60,7 +60,7 @@ class Work:
     decodes: int
     """How many decodes it takes."""
     cached: int
-    """KV cells that each row attends to, at most, before it."""
+    """KV cells that a row attends to, on average, before it."""
     budget_s: float | None
     """The shortest target time between tokens of its streams; ``None`` without streams."""
     throttled: bool
@@ -337,6 +337,7 @@ class Planning:
             started=started,
             cells=session.cells if started else self._promises.to_start(session),
             resumes=_resumes(session),
+            computed=session.computed if started else session.reusable,
             adapters=prepared.adapters,
         )
 
@@ -364,7 +365,7 @@ class Planning:
             decode_rows=decode_runs + sum([draft_tokens for _, draft_tokens in the_plan.decode]),
             prefill_rows=sum([len(run.tokens) for run in runs[decode_runs:]]),
             decodes=self._decodes(runs),
-            cached=snapshot.cached,
+            cached=self._attended(snapshot, runs),
             budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
             throttled=the_plan.throttled,
         )
@@ -372,8 +373,16 @@ class Planning:
     def _decodes(self, runs: Sequence[Run]) -> int:
         if not self._capacity.prompts_apart:
             return 1
-        prompts = [run for run in runs if len(run.tokens) != 1 + run.draft_tokens]
+        prompts = _prompts(runs)
         return len(prompts) + (len(prompts) < len(runs))
+
+    def _attended(self, snapshot: Snapshot, runs: Sequence[Run]) -> int:
+        prompts = _prompts(runs) if self._capacity.prompts_apart else ()
+        if not prompts:
+            return snapshot.cached
+        own = sum([len(run.tokens) * run.start for run in prompts])
+        apart, rows = sum([len(run.tokens) for run in prompts]), sum([len(run.tokens) for run in runs])
+        return (own + (rows - apart) * snapshot.cached) // rows
 
     def _decode(self, session: Session, n_draft_tokens: int) -> tuple[Run, int]:
         """The run, and the number of draft tokens that the draft model is to add."""
@@ -411,6 +420,11 @@ class Planning:
         slot = self.slots.take(session, Room(cells, _sequence(session), self._scope(session)))
         self._started(session)
         return slot
+
+
+def _prompts(runs: Sequence[Run]) -> list[Run]:
+    """Those with more than a token and its draft tokens, which have decodes of their own on a CPU."""
+    return [run for run in runs if len(run.tokens) != 1 + run.draft_tokens]
 
 
 def _resumes(session: Session) -> bool:

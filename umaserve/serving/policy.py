@@ -11,8 +11,9 @@ The rules, and why:
 3. If decoding alone exceeds that target, it can't be kept, and the deadlines for first tokens decide: prefill gets the
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
-4. Without streams, a tick is limited by ``IDLE_TICK_S`` only, so that cancels and new requests are seen soon. (Nothing
-   is lost: on a CPU, the time for a prompt token is constant from some 16 tokens a batch on.) If there is only one
+4. Without streams, a tick is limited by ``IDLE_TICK_S`` only, so that cancels and new requests are seen soon. It has
+   whole tiles of ``WIDE_ROWS`` rows: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as long as one in 128, and
+   rows beyond a tile cost as much as another. If there is only one
    prompt, the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds
    differently, and equal requests on an idle daemon are to get equal answers.
 5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
@@ -51,9 +52,12 @@ from umaserve.serving.ticks import Adapters
 PREFILL_FLOOR = 1
 MIN_SHARE, MAX_SHARE = 0.15, 0.6
 MAX_SLOWDOWN = 0.25
-IDLE_TICK_S = 0.2
+IDLE_TICK_S = 0.3
+LATE_TICK_S = 0.2
+"""For streams and prefill together, where the streams alone miss their target."""
 WIDE_ROWS = 64
-"""From this number of rows in a decode on, llama.cpp's attention on a CPU uses a kernel that rounds differently."""
+"""llama.cpp's attention on a CPU computes so many rows of a decode together, in another kernel, which rounds
+differently."""
 AGING_S = 30.0
 MIN_ROWS = 16
 """Fewer rows of a prompt are computed only if they are its last or the first of a tick: each decode has its price."""
@@ -99,6 +103,8 @@ class Prompt(NamedTuple):
     """KV cells promised to it, or to be promised when it starts."""
     resumes: bool = False
     """Whether it was preempted: its tokens are restored or computed again."""
+    computed: int = 0
+    """Its tokens in KV cells: all that its rows attend to, where it has a decode of its own."""
     adapters: Adapters = ()
 
 
@@ -366,11 +372,14 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     decode_s = cost.seconds(decode_rows, 0, cached)
     if decode_rows and decode_s > target:
         share = _needed_share(snapshot, prompts)
-        # Where decoding alone takes nearly IDLE_TICK_S or more, prefill still gets MIN_SHARE.
-        seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), IDLE_TICK_S))
+        # Where decoding alone takes nearly LATE_TICK_S or more, prefill still gets MIN_SHARE.
+        seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), LATE_TICK_S))
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
-    rows = cost.prefill_rows_within(seconds, decode_rows, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
+    left = seconds - cost.seconds(decode_rows, 0, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
+    rows = cost.prefill_rows_within(left, prompts[0].computed if snapshot.prompts_apart and prompts else cached)
+    if not decode_rows and rows >= WIDE_ROWS // 2:
+        rows = max(1, round(rows / WIDE_ROWS)) * WIDE_ROWS
     # Where streams leave hardly the time for another decode, a prompt gets enough for its price, if that doesn't double
     # the tick: a few streams with a short target keep it.
     full = snapshot.prompts_apart and decode_s > max(FULL * target, cost.seconds(0, MIN_ROWS, cached))
