@@ -27,7 +27,7 @@ def test_what_it_prints_is_a_configuration_file(small: str, tmp_path: Path) -> N
     head, _units, first, *_others = done.stderr.splitlines()
     assert head.startswith("settings  ")
     assert "  2 streams  " in head
-    assert first.startswith("at the start ")
+    assert first.startswith("present settings ")
     assert done.stderr.count(" best\n") == 1
     tuned = tmp_path / "tuned.toml"
     tuned.write_text(done.stdout)
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_it_while_it_measures(small: str) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
     os.close(terminal)
     shown = b""
-    while b"at the start" not in shown:
+    while b"present settings" not in shown:
         shown += os.read(ours, 4096)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)

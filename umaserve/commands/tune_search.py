@@ -16,11 +16,13 @@ from umaserve.system.program import ProgramError
 TUNED = ("weights", "threads", "threads_batch", "flash_attn", "kv_type", "n_ubatch")
 """The settings that may change. A larger ``n_batch`` gains nothing: a prompt gets a part of a tick, whatever it is."""
 MIN_GAIN = 0.05
-MAX_LOSS = 0.05
+MAX_LOSS = 0.25
+"""Of one speed since the start, for the sake of the others."""
 RULE = f"""\
-How the best is found: one setting is changed at a time, from the best so far. The change is kept if the three speeds
-together (their geometric mean) rise by {MIN_GAIN:.0%} or more and none of them falls by more than {MAX_LOSS:.0%},
-and this again after both are measured once more, where the faster of two measurements counts. If not, it is undone."""
+How the best is found: one setting is changed at a time, from the best so far. The change is kept if the
+three speeds together (their geometric mean) rise by {MIN_GAIN:.0%} or more and none is more than {MAX_LOSS:.0%}
+below that of the present settings, and this again after both are measured once more, where the faster
+of the two measurements counts."""
 
 Change = Mapping[str, Any]
 """Values of ``TUNED`` that differ from those at the start."""
@@ -76,7 +78,7 @@ def search(config: Config, cores: int, converted: bool, measure: Measure, found:
         except ProgramError as error:
             row = Row(change, None, str(error))
         found.rows.append(row)
-        if _is_confirmed(row, found.rows[found.best], measure):
+        if _is_confirmed(row, found, measure):
             found.best = len(found.rows) - 1
 
 
@@ -85,33 +87,36 @@ def together(speeds: Speeds, start: Speeds) -> float:
     return math.prod(_ratios(speeds, start)) ** (1 / 3)
 
 
-def is_better(speeds: Speeds, best: Speeds) -> bool:
-    """By ``RULE``, from one measurement of both."""
-    return together(speeds, best) >= 1 + MIN_GAIN and min(_ratios(speeds, best)) >= 1 - MAX_LOSS
+def is_better(speeds: Speeds, best: Speeds, start: Speeds) -> bool:
+    """By ``RULE``, from one measurement of each."""
+    return together(speeds, best) >= 1 + MIN_GAIN and min(_ratios(speeds, start)) >= 1 - MAX_LOSS
 
 
 def _ratios(speeds: Speeds, start: Speeds) -> tuple[float, float, float]:
     return speeds.one / start.one, speeds.many / start.many, speeds.prompt / start.prompt
 
 
-def _is_confirmed(row: Row, best: Row, measure: Measure) -> bool:
-    """Whether ``row`` is better than ``best``, also after a second measurement of both. Other programs can only make a
+def _is_confirmed(row: Row, found: Found, measure: Measure) -> bool:
+    """Whether ``row`` is better than the best, also after a second measurement of both. Other programs can only make a
     measurement slower, so the faster of two is nearer to the truth."""
+    start, best = found.rows[0], found.rows[found.best]
+    assert start.speeds is not None
     assert best.speeds is not None
-    if row.speeds is None or not is_better(row.speeds, best.speeds):
+    if row.speeds is None or not is_better(row.speeds, best.speeds, start.speeds):
         return False
     try:
         for one in (best, row):
             assert one.speeds is not None
             again = measure(one.change, one.speeds.prompt_tokens)
-            one.speeds = Speeds._make(map(max, one.speeds, again))
+            others = min(one.speeds.others, again.others)
+            one.speeds = Speeds._make(map(max, one.speeds, again))._replace(others=others)
     except NoTimeLeft:
         row.note = "no time left to measure it again"
         return False
     except ProgramError as error:
         row.note = f"measured again: {error}"
         return False
-    return is_better(row.speeds, best.speeds)
+    return is_better(row.speeds, best.speeds, start.speeds)
 
 
 def _steps(config: Config, cores: int, converted: bool, prompt_tokens: int, found: Found) -> Iterator[Change]:

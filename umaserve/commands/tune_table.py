@@ -9,7 +9,7 @@ from umaserve.commands.tune_search import TUNED, Change, Found, Row, together
 from umaserve.engine.speeds import Speeds
 from umaserve.settings.daemon import SETTINGS, Config
 
-AT_THE_START = "at the start"
+PRESENT = "present settings"
 BAR = 20
 """Characters of the longest bar."""
 _BUSY_CORES = 0.2
@@ -20,7 +20,7 @@ def named(change: Change) -> str:
     """A change in one line, as in a configuration file."""
     # 0 threads of a batch are those of one token.
     shown = {key: value for key, value in change.items() if (key, value) != ("threads_batch", 0)}
-    return ", ".join(f"{key} = {_value(key, value)}" for key, value in shown.items()) or AT_THE_START
+    return ", ".join(f"{key} = {_value(key, value)}" for key, value in shown.items()) or PRESENT
 
 
 def table(found: Found, streams: int) -> str:
@@ -33,9 +33,13 @@ def table(found: Found, streams: int) -> str:
     units = ["", "tokens/s", "tokens/s", "tokens/s", "MiB", ""]
     lines = [heads, units]
     for index, (row, ratio) in enumerate(zip(found.rows, ratios, strict=True)):
-        bar = f"{'█' * round(BAR * ratio / max(ratios)):<{BAR}} {ratio:4.0%}" if row.speeds else f"failed: {row.note}"
-        note = row.note and row.speeds and f" ({row.note})"
-        lines.append([named(row.change), *_numbers(row), bar + (note or "") + " best" * (index == found.best)])
+        if row.speeds is None:
+            shown = f"failed: {row.note}"
+        else:
+            marks = ["best"] * (index == found.best) + ["busy"] * (row.speeds.others >= _BUSY_CORES) + [row.note]
+            bar = "█" * round(BAR * ratio / max(ratios))
+            shown = f"{bar:<{BAR}} {ratio:4.0%} {', '.join(filter(None, marks))}"
+        lines.append([named(row.change), *_numbers(row), shown])
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads) - 1)]
     return "\n".join(_aligned(line, widths) for line in lines)
 
@@ -50,8 +54,8 @@ def notes(found: Found) -> str:
     busy = max(speeds.others for speeds in measured)
     if busy >= _BUSY_CORES:
         lines.append(
-            f"Other programs used up to {busy:.1f} cores meanwhile, so these numbers are too low and may mislead: stop "
-            "them, and tune again."
+            f"Busy: other programs used up to {busy:.1f} cores meanwhile, so these numbers are too low and may "
+            "mislead. Stop those programs, and tune again."
         )
     best = found.rows[found.best]
     if str(best.change.get("kv_type", "")).startswith("q"):
