@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import orjson
@@ -21,6 +22,7 @@ from bench.report import load_average, machine, number, progress, table
 from bench.sides import OURS
 from bench.time_limit import OutOfTime, time_limit
 from bench.trace import Measures, measures, medians
+from umaserve.client import Client
 from umaserve.engine.model import CELLS_ROUNDED_TO, find
 from umaserve.errors import ConfigError, ModelError
 from umaserve.settings.daemon import SETTINGS
@@ -67,7 +69,8 @@ class Load:
     def measure(self, at: Served, round_: int) -> Measures:
         """Run it once; each round has prompts of its own."""
         numbers = self.clients, self.words, self.tokens, self.turns, round_
-        return measures(trace_of("bench.scenarios", "growing", at.http, *numbers), later=self.turns > 1)
+        found = measures(trace_of("bench.scenarios", "growing", at.http, *numbers), later=self.turns > 1)
+        return replace(found, tick_ms=float(Client(at.socket).metrics()["decode_ms_ewma"])) if at.socket else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,17 @@ def _report(found: Mapping[Load, Found]) -> str:
         if rows:
             titles = [title for goal in goals for title in (goal.title, "rival's", "ratio")]
             parts.append(table(["clients", "words", "tokens", "rival", *titles], rows))
+    ticks = [(load, of[OURS]) for load, of in found.items() if not math.isnan(of[OURS].tick_ms)]
+    if ticks:
+        rows = [
+            [str(load.clients), load.prompts, str(load.tokens), number(ours.gap_p50), number(ours.tick_ms)]
+            for load, ours in ticks
+        ]
+        parts.append(
+            "Where the time of umaserve's tokens goes: a tick is decode and sampling, without what is between\n"
+            "two ticks; the mean of the last ones of each load, in ms.\n"
+        )
+        parts.append(table(["clients", "words", "tokens", "gap p50", "tick"], rows))
     if found:
         busiest = max(measured.observer_cores for of in found.values() for measured in of.values())
         parts.append(f"The load generator took at most {busiest:.2f} of a core.\n")

@@ -49,6 +49,7 @@ _SETTINGS = {
     "UMA_SPECULATION": "false",
 }
 _WIDE = {"UMA_N_BATCH": "2048", "UMA_N_UBATCH": "2048"}
+ROWS = ("rows.jsonl", "rows-wide.jsonl")
 _LOG_LINES = 30
 _POLL_S = 0.2
 _SHOWN_EVERY_S = 10.0
@@ -83,22 +84,23 @@ def planned(wanted: Sequence[Measurement], left_s: float) -> list[tuple[Measurem
     return []
 
 
-def measurements(model: Path, clients: Sequence[int], on_gpu: bool, picture: Path) -> list[Measurement]:
-    """The most useful first."""
+def measurements(model: Path, clients: Sequence[int], on_gpu: bool, work: Path) -> list[Measurement]:
+    """The most useful first. The rows of each matrix are also kept in a file of ``ROWS``."""
     loads = ["--models", str(model), "--words", "24", "300", "--tokens", "128", "--no-talks", "--repeats", "1"]
-    loads += ["--layouts", "-np N", "-np N -kvu", "--picture", str(picture)]
+    loads += ["--layouts", "-np N", "-np N -kvu", "--picture", str(work / "matrix.png")]
+    rows, rows_wide = (["--results", str(work / name)] for name in ROWS)
     numbers = [str(number) for number in clients]
     streams = [str(number) for number in sorted(clients)]
     size = ("--cells", "450", "--prompt", "1536") if on_gpu else ("--cells", "100", "--prompt", "128")
     found = [
-        Measurement("the matrix", "bench.matrix", [*loads, "--clients", *numbers], weight=8),
+        Measurement("the matrix", "bench.matrix", [*loads, *rows, "--clients", *numbers], weight=8),
         Measurement("single decodes", "bench.decodes", ["--streams", *streams, *size], weight=2),
     ]
     if on_gpu:
         wide = "with passes of up to 2048 rows"
         some = ["--clients", *numbers[:2]]
         found += [
-            Measurement(f"the matrix {wide}", "bench.matrix", [*loads, *some], weight=4, settings=_WIDE),
+            Measurement(f"the matrix {wide}", "bench.matrix", [*loads, *rows_wide, *some], weight=4, settings=_WIDE),
             Measurement(f"decodes {wide}", "bench.decodes", ["--streams", *streams, *size], weight=2, settings=_WIDE),
         ]
     return found
@@ -341,6 +343,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--head-size", choices=("64", "128"), default="64", help="default: %(default)s")
     sizes = f"the first ones first (default: {_spaced(CLIENTS_ON_GPU)}, without a GPU {_spaced(CLIENTS_ON_CPU)})"
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help=sizes)
+    parser.add_argument("--go-on", action="store_true", help="measure only those loads that the last run left out")
     return parser
 
 
@@ -364,7 +367,10 @@ def _measure(options: argparse.Namespace, clock: Clock) -> int:
     parameters = options.parameters or (ON_GPU if on_gpu else ON_CPU)
     model = machine.model(python, parameters, options.weights, options.head_size)
     clients = options.clients or (CLIENTS_ON_GPU if on_gpu else CLIENTS_ON_CPU)
-    waiting = measurements(model, clients, on_gpu, work / "matrix.png")
+    waiting = measurements(model, clients, on_gpu, work)
+    if not options.go_on:
+        for name in ROWS:
+            (work / name).unlink(missing_ok=True)
     (work / "report.md").write_text(f"{gpu}\n\n" if gpu else "")
     problems = []
     # Planned anew each time: what one does not need of its time is the others'.

@@ -57,6 +57,8 @@ class Measures:
     gap_p95: float
     gap_max: float
     observer_cores: float
+    tick_ms: float = math.nan
+    """Of umaserve: what its last ticks took, by its own metrics: decode and sampling."""
 
 
 def measures(trace: Trace, *, later: bool = False) -> Measures:

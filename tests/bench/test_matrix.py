@@ -19,7 +19,7 @@ from bench.sides import OURS
 from bench.time_limit import OutOfTime, time_limit
 from bench.trace import Measures, Stream, Trace, measures
 
-MEASURED = Measures(100.0, 100.0, 500.0, 500.0, 500.0, 20.0, 20.0, 20.0, 0.1)
+MEASURED = Measures(100.0, 100.0, 500.0, 500.0, 500.0, 20.0, 20.0, 20.0, 0.1, 10.0)
 
 
 def measured(**values: float) -> Measures:
@@ -39,6 +39,21 @@ def test_a_row_names_the_rival_with_the_highest_rate_and_marks_what_misses_its_g
         "30.0", "20.0", "1.50 !",
         "20.0", "20.0", "1.00",
     ]  # fmt: skip
+
+
+def test_what_a_tick_takes_of_a_gap_is_shown_where_it_is_known():
+    loads = {Load(8, 24, 32): {OURS: measured(tick_ms=17.5), "theirs": MEASURED}}
+    assert ["8", "24", "32", "20.0", "17.5"] in [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in matrix._report(loads).splitlines()
+    ]
+    unknown = {Load(8, 24, 32): {OURS: measured(tick_ms=math.nan), "theirs": MEASURED}}
+    assert "gap p50" not in matrix._report(unknown)
+
+
+def test_the_daemon_tells_what_its_ticks_take_and_a_server_without_a_socket_does_not():
+    with daemon("bench.standin") as at:
+        assert Load(1, 10, 4).measure(at, 0).tick_ms >= 0
+        assert math.isnan(Load(1, 10, 4).measure(at._replace(socket=""), 1).tick_ms)
 
 
 def test_conversations_have_goals_of_their_own():

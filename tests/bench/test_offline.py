@@ -35,7 +35,7 @@ def test_the_last_ones_are_left_out_and_their_time_is_given_to_the_first():
 
 @pytest.mark.parametrize(("on_gpu", "clients"), [(True, offline.CLIENTS_ON_GPU), (False, offline.CLIENTS_ON_CPU)])
 def test_every_measurement_is_one_that_its_program_takes(on_gpu, clients, monkeypatch):
-    found = offline.measurements(Path("model.gguf"), clients, on_gpu, Path("x.png"))
+    found = offline.measurements(Path("model.gguf"), clients, on_gpu, Path("work"))
     assert found[0].module == "bench.matrix"
     for one in found:
         settings = {**offline.environment(Path("model.gguf")), **one.settings}
@@ -49,12 +49,13 @@ def test_every_measurement_is_one_that_its_program_takes(on_gpu, clients, monkey
         else:
             assert options.clients == list(clients)[: len(options.clients)]
             assert set(options.layouts) == {"-np N", "-np N -kvu"}
+            assert options.results.name in offline.ROWS
             SETTINGS.load({}, {**os.environ, "UMA_PARALLEL": str(max(options.clients))})
 
 
 def test_both_widths_of_a_pass_are_tried_on_a_gpu_only():
     widths = [
-        {one.settings.get("UMA_N_UBATCH") for one in offline.measurements(Path("m"), [1], on_gpu, Path("x"))}
+        {one.settings.get("UMA_N_UBATCH") for one in offline.measurements(Path("m"), [1], on_gpu, Path("work"))}
         for on_gpu in (True, False)
     ]
     assert widths == [{None, "2048"}, {None}]
@@ -196,9 +197,9 @@ def test_one_command_writes_a_model_measures_it_beside_a_server_and_reports(tmp_
     monkeypatch.setattr(offline, "_gpu", lambda: "")
     small = ["--words", "24", "--tokens", "4", "--no-talks", "--repeats", "1", "--layouts", "-np N", "--clients", "2"]
 
-    def small_ones(model, clients, on_gpu, picture):
+    def small_ones(model, clients, on_gpu, work):
         assert (list(clients), on_gpu) == ([2], False)
-        loads = [*small, "--models", str(model), "--picture", str(picture)]
+        loads = [*small, "--models", str(model), "--picture", str(work / "x.png")]
         streams = ["--streams", "2", "--cells", "20", "--prompt", "8", "--repeats", "1"]
         return [
             Measurement("the matrix", "bench.matrix", loads, weight=1),
@@ -217,8 +218,14 @@ def test_one_command_writes_a_model_measures_it_beside_a_server_and_reports(tmp_
     assert report in said.out
     assert "left out, since too little time was left: too much" in said.err
     written = (work / "random-10M-Q8_0-64.gguf").stat().st_mtime_ns
+    rows = [work / name for name in offline.ROWS]
     monkeypatch.setattr(offline, "measurements", lambda *_: [])
+    for file in rows:
+        file.write_bytes(b"")
+    assert offline.main([*flags, "--go-on"]) == 0
+    assert all(file.exists() for file in rows)
     assert offline.main(flags) == 0
+    assert not any(file.exists() for file in rows)
     assert (work / "random-10M-Q8_0-64.gguf").stat().st_mtime_ns == written
 
 
