@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -140,10 +141,12 @@ def _serve(arguments: Sequence[str]) -> int:
         return 0
     # Imported here: the clients need no llama.cpp.
     from umaserve.daemon.server import Server
+    from umaserve.engine import chat_template
     from umaserve.engine.engine import load
     from umaserve.engine.llama_voice import LlamaVoice
 
-    return Server(config, load, LlamaVoice).run()
+    template = chat_template.read(config.chat_template) if config.chat_template else None
+    return Server(config, functools.partial(load, chat_template=template), LlamaVoice).run()
 
 
 def _relay(arguments: Sequence[str]) -> int:

@@ -111,6 +111,8 @@ class ChatTurn:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """The call that a turn of the role "tool" answers."""
+    thoughts: str = ""
+    """What the assistant thought before its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,9 @@ class Generate:
     cache_prompt: bool = True
     """Whether it may reuse a cached prefix of another request, and leave its own in the cache."""
     enable_thinking: bool | None = None
-    """For chat templates with a variable of this name; ``None``: the template's default."""
+    """For chat templates with a variable of this name; ``None``: true for models that think."""
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    """Values for other variables of the chat template, by name, as parsed from JSON."""
     continue_final_message: bool | None = None
     """Whether the answer continues the last turn; ``None``: if that is the assistant's."""
     add_generation_prompt: bool = True

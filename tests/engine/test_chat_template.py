@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
-from umaserve.engine.chat_template import MAX_GROWTH_BYTES, ChatTemplate
-from umaserve.errors import RequestError
+from umaserve.engine.chat_template import MAX_TEMPLATE, ChatTemplate, read
+from umaserve.engine.template import MAX_GROWTH
+from umaserve.errors import ConfigError, RequestError
 from umaserve.messages import ChatTurn, Tool, ToolCall
 
 PLAIN = (
@@ -108,10 +111,10 @@ def test_a_plain_template_has_the_tools_described_in_one_system_turn(system: tup
 
 
 def test_the_cap_on_growth_counts_tools_and_calls():
-    schema = json.dumps({"description": "x" * MAX_GROWTH_BYTES})
-    assert len(plain((ChatTurn("user", "Hi"),), (Tool("t", "", schema),))) > MAX_GROWTH_BYTES
-    call = ToolCall("c", "t", json.dumps({"x": "y" * MAX_GROWTH_BYTES}))
-    assert len(plain((ChatTurn("assistant", "", (call,)),))) > MAX_GROWTH_BYTES
+    schema = json.dumps({"description": "x" * MAX_GROWTH})
+    assert len(plain((ChatTurn("user", "Hi"),), (Tool("t", "", schema),))) > MAX_GROWTH
+    call = ToolCall("c", "t", json.dumps({"x": "y" * MAX_GROWTH}))
+    assert len(plain((ChatTurn("assistant", "", (call,)),))) > MAX_GROWTH
     with pytest.raises(RequestError, match="made too much text"):
         ChatTemplate("{% for _ in range(99999) %}{{ messages[0].content }}{% endfor %}", "", "").render(
             (ChatTurn("user", "Hello"),)
@@ -123,7 +126,7 @@ def test_the_cap_on_growth_counts_tools_and_calls():
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content + 1 }}", "concatenate"),
-        ("{{ messages[0].absent.absent }}", "absent"),
+        ("{{ messages[0].absent() }}", "absent"),
         ("{{ 1 / (messages | length - 1) }}", "division"),
     ],
 )
@@ -132,10 +135,15 @@ def test_a_template_that_fails_on_the_turns_refuses_them(source: str, said: str)
         ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),))
 
 
-@pytest.mark.parametrize(("wanted", "told"), [(None, "as ever"), (True, "think"), (False, "don't")])
-def test_thinking_is_a_variable_that_is_undefined_where_nobody_says(wanted: bool | None, told: str):
-    source = "{% if enable_thinking is not defined %}as ever{% elif enable_thinking %}think{% else %}don't{% endif %}"
+@pytest.mark.parametrize(("wanted", "told"), [(None, "think"), (True, "think"), (False, "don't")])
+def test_a_model_that_can_think_does_so_unless_told_otherwise(wanted: bool | None, told: str):
+    source = "{# <think> #}{% if enable_thinking %}think{% else %}don't{% endif %}"
     assert ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),), enable_thinking=wanted) == told
+
+
+def test_a_model_that_cannot_think_is_not_told_to():
+    source = "{% if enable_thinking %}think{% else %}don't{% endif %}"
+    assert ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),)) == "don't"
 
 
 BEGUN = (ChatTurn("user", "Hi"), ChatTurn("assistant", "Hel"))
@@ -176,3 +184,183 @@ def test_what_cannot_be_continued_is_refused(turns: tuple[ChatTurn, ...], wanted
 
 def test_after_the_assistants_calls_a_new_turn_begins():
     assert ChatTemplate(PLAIN, "", "").render(CALLED).endswith("</assistant>>")
+
+
+HI = (ChatTurn("user", "Hi"),)
+BRIEF = (ChatTurn("system", "Be brief."), *HI)
+
+
+def told(source: str, turns: tuple[ChatTurn, ...] = HI, **options: object) -> str:
+    return ChatTemplate(source, "<s>", "</s>").render(turns, continue_final_message=False, **options)
+
+
+def test_the_mark_of_the_text_to_train_on_changes_nothing():
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration %}{% endfor %}."
+    assert told(source, BRIEF) == "Be brief.Hi."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("", '{"b": "é<", "a": [1]}'),
+        ("(ensure_ascii=True)", '{"b": "\\u00e9<", "a": [1]}'),
+        ("(ensure_ascii=False, separators=(',', ':'))", '{"b":"é<","a":[1]}'),
+        ("(sort_keys=True)", '{"a": [1], "b": "é<"}'),
+        ("(indent=1)", '{\n "b": "é<",\n "a": [\n  1\n ]\n}'),
+    ],
+)
+def test_json_is_written_as_templates_ask(arguments: str, text: str):
+    assert told(f"{{{{ {{'b': 'é<', 'a': [1]}} | tojson{arguments} }}}}") == text
+
+
+def test_what_filters_make_is_written_as_json():
+    assert told("{{ messages | map(attribute='role') | tojson }} {{ absent | tojson }}") == '["user"] null'
+
+
+def test_what_is_absent_adds_nothing():
+    assert told("{{ 'a' + messages[0].name + 'b' }}{{ messages[0].function.name }}") == "ab"
+
+
+def test_what_the_sandbox_hides_is_absent():
+    assert told("{{ ''.__class__.__mro__ }}{{ strftime_now.__globals__ }}.") == "."
+
+
+def test_a_list_of_the_template_may_grow():
+    assert told("{% set found = [] %}{% set _ = found.append('x') %}{{ found | length }}{{ found.pop() }}") == "1x"
+
+
+def test_without_a_place_for_it_the_system_message_begins_the_first_turn():
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+    assert told(source, BRIEF) == "<user>Be brief.\nHi</user>>"
+
+
+def test_a_template_that_reads_parts_gets_parts():
+    source = "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}"
+    assert told(source, BRIEF) == "Be brief.|Hi|"
+
+
+@pytest.mark.parametrize(("key", "text"), [("reasoning_content", "2+2"), ("thinking", "2+2"), ("other", "")])
+def test_earlier_thoughts_stand_where_the_template_looks_for_them(key: str, text: str):
+    source = f"{{% for m in messages %}}{{{{ m.{key} }}}}{{% endfor %}}"
+    assert told(source, (*HI, ChatTurn("assistant", "4", thoughts="2+2"))) == text
+
+
+def test_arguments_are_text_where_the_template_takes_no_object():
+    source = FORM + (
+        "{% if tools %}{% endif %}{% for m in messages %}{% for call in m.tool_calls %}"
+        "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    assert told(source, CONVERSATION, tools=[WEATHER]) == 'weather{"city": "Köln"}weathernot JSON'
+
+
+def test_results_stand_in_the_message_with_the_calls_where_the_template_looks_for_them():
+    source = FORM + (
+        "{% if tools %}{% endif %}{% for m in messages if m.role != 'tool' %}{{ m.role }}:"
+        "{% for r in m.tool_responses %}{{ r.name }}={{ r.response }};{% endfor %}{{ m.content }} {% endfor %}"
+    )
+    assert told(source, CONVERSATION, tools=[WEATHER]) == (
+        "user:Is it warm? assistant:weather=20 °C;weather=unknown;Rather. "
+    )
+
+
+def test_switches_are_variables_of_the_template():
+    source = "{{ documents[0] }} {{ reasoning_strength }} {{ clear_thinking }} {{ preserve_thinking }}"
+    assert told(source, switches={"documents": ["d"], "reasoning_effort": "low"}) == "d low False True"
+    assert told(source, switches={"preserve_reasoning": False}).split() == ["True", "False"]
+    assert told(source, switches={"clear_thinking": True}).split() == ["True", "True"]
+
+
+def test_the_date_is_todays():
+    source = "{{ strftime_now('%Y-%m-%d') }} {{ date_string }} {{ datetime }}"
+    template = ChatTemplate(source, "", "", now=lambda: datetime(2031, 2, 3))
+    assert template.render(HI) == "2031-02-03 03 Feb 2031 Feb 03 2031"
+
+
+@pytest.mark.parametrize(("adds", "prompt"), [(False, "<s>Hi</s>"), (True, "Hi")])
+def test_the_tokens_at_start_and_end_stand_once(adds: bool, prompt: str):
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    assert ChatTemplate(source, "<s>", "</s>", adds_bos=adds, adds_eos=adds).render(HI) == prompt
+
+
+def test_conversations_with_tools_have_a_template_of_their_own():
+    template = ChatTemplate("plain", "", "", with_tools=FORM + "{{ tools[0].function.name }}")
+    assert (template.render(HI), template.render(HI, [WEATHER])) == ("plain", "weather")
+
+
+def test_a_template_that_cannot_be_parsed_refuses_chat_and_nothing_else(caplog: pytest.LogCaptureFixture):
+    template = ChatTemplate("{{ 'a' }}\n{% if %}", "", "")
+    assert "chat requests are refused: the model's chat template can't be used: line 2:" in caplog.text
+    with pytest.raises(
+        RequestError, match=r"chat: .* can't be used: line 2: .* name another file with --chat-template"
+    ):
+        template.render(HI)
+
+
+def test_tools_get_the_common_template_where_theirs_cannot_be_parsed(caplog: pytest.LogCaptureFixture):
+    template = ChatTemplate(FORM + "{% if tools %}common{% endif %}", "", "", with_tools="{% if %}")
+    assert template.render(HI, [WEATHER]) == "common"
+    assert "tools get the chat template for all conversations" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 10000 + "1" + ")" * 10000 + " }}",
+        "{% if a %}" * 150 + "{% endif %}" * 150,
+        " " * (MAX_TEMPLATE + 1),
+    ],
+    ids=["parentheses", "blocks", "long"],
+)
+def test_a_template_that_nests_too_deep_or_is_too_long_is_refused(source: str):
+    with pytest.raises(RequestError, match="the model's chat template can't be used"):
+        ChatTemplate(source, "", "").render(HI)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "too many steps"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+            "too many steps",
+        ),
+        ("{{ 'a' * 1000000 }}", "multiplies by more than 65536"),
+        ("{% set x = 9 ** 999999 %}", "multiplies by more than 65536"),
+        (
+            "{% set n = namespace(s='abc') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "a text of more than",
+        ),
+        (
+            "{% set n = namespace(s='abc') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+            "a text of more than",
+        ),
+        ("{{ messages.clear() }}", "unsafe"),
+    ],
+)
+def test_what_would_take_too_long_or_leave_the_sandbox_is_refused(source: str, said: str):
+    with pytest.raises(RequestError, match=f"rejected it: .*{said}"):
+        told(source)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"{% if %}", "line 1: "),
+        (b"\xff", "can't decode"),
+        (b" " * (MAX_TEMPLATE + 1), f"larger than {MAX_TEMPLATE} bytes"),
+        (None, "No such file"),
+    ],
+    ids=["syntax", "encoding", "long", "absent"],
+)
+def test_an_operators_template_is_checked(data: bytes | None, said: str, tmp_path: Path):
+    path = tmp_path / "chat.jinja"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"chat_template .*: .*{said}.*: name a "):
+        read(str(path))
+
+
+def test_an_operators_template_is_read(tmp_path: Path):
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ 1 }}é")
+    assert read(str(path)) == "{{ 1 }}é"

@@ -1,39 +1,66 @@
-"""The model's own chat template, rendered in a sandbox."""
+"""The prompt of a conversation, made by the model's chat templates."""
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
-import jinja2
 import jinja2.meta
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from umaserve.engine.tools import arguments, in_words, signatures
-from umaserve.errors import Fault, RequestError
+from umaserve.engine.template import MAX_GROWTH, Template
+from umaserve.engine.template_sandbox import FAILURES
+from umaserve.engine.tools import in_words, signatures
+from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.messages import TOOL_CALL_OPEN, ChatTurn, Tool
 
-MAX_GROWTH_BYTES = 256 * 1024
-"""How much longer than twice the text of turns and tools a rendered prompt may be."""
+log = logging.getLogger(__name__)
+
+MAX_TEMPLATE = 1 << 20
+"""Characters in a template; the longest known has 20,000."""
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What most models without a template were trained with."""
+
+_KEPT_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
+_KEPT_THOUGHTS |= {"drop_thinking": False}
 
 
 class ChatTemplate:
-    """The jinja2 template from the GGUF file; requests can't supply one."""
+    """The templates of one model. Where one can't be used, ``render`` says so to every chat request.
 
-    def __init__(self, source: str, bos: str, eos: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._template = environment.from_string(source)
-        # A template with another format of tool calls would make the model write calls that we don't parse.
-        names = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        self._knows_tools = "tools" in names and TOOL_CALL_OPEN in source
-        self._tokens = {"bos_token": bos, "eos_token": eos}
+    ``source`` is the template for all conversations, ``with_tools`` a separate one for those with tools, if there is
+    one. ``bos`` and ``eos`` are the texts of the tokens at a text's start and end; where ``adds_bos`` or ``adds_eos``,
+    tokenizing adds them, and so the prompt has none.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        bos: str,
+        eos: str,
+        *,
+        with_tools: str | None = None,
+        adds_bos: bool = False,
+        adds_eos: bool = False,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._start = bos if adds_bos else ""
+        self._end = eos if adds_eos else ""
+        self._problem = ""
+        self._template = self._compiled(source, bos, eos, now)
+        self._with_tools = self._template
+        if with_tools is not None:
+            self._with_tools = self._compiled(with_tools, bos, eos, now) or self._template
+        if self._template is None:
+            log.warning("chat requests are refused: %s", self._problem)
+        elif self._problem:
+            log.warning("tools get the chat template for all conversations: %s", self._problem)
 
     def render(
         self,
@@ -41,44 +68,92 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
         *,
+        switches: Mapping[str, Any] | None = None,
         continue_final_message: bool | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt for ``turns``; raises ``RequestError``.
 
         Where the template knows no ``tools``, or another format of tool calls, the tools and the calls in ``turns``
-        are written as plain text. ``enable_thinking`` is a variable that some templates use; ``None`` leaves it
-        undefined. The last two arguments are as in ``messages.Generate``.
+        are written as plain text. ``switches`` are variables of the template, and ``enable_thinking`` is the one that
+        most models that think have; ``None``: they think. The last two arguments are as in ``messages.Generate``.
         """
-        if _is_continued(turns, continue_final_message):
-            return self._render(turns[:-1], tools, enable_thinking, open_answer=True) + turns[-1].content
-        return self._render(turns, tools, enable_thinking, open_answer=add_generation_prompt)
-
-    def _render(
-        self, turns: Sequence[ChatTurn], tools: Sequence[Tool], enable_thinking: bool | None, *, open_answer: bool
-    ) -> str:
-        limit = _size(turns, tools) * 2 + MAX_GROWTH_BYTES
-        if not self._knows_tools:
-            turns, tools = in_words(turns, tools), ()
-        values = {
-            "messages": [_message(turn) for turn in turns],
-            "tools": signatures(tools) or None,
-            "add_generation_prompt": open_answer,
-            **self._tokens,
-        }
+        values: dict[str, Any] = dict(switches or {})
         if enable_thinking is not None:
             values["enable_thinking"] = enable_thinking
-        parts, length = [], 0
+        if _is_continued(turns, continue_final_message):
+            return self._render(turns[:-1], tools, values, opens_answer=True) + turns[-1].content
+        return self._render(turns, tools, values, opens_answer=add_generation_prompt)
+
+    def _render(
+        self, turns: Sequence[ChatTurn], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
+    ) -> str:
+        template = self._with_tools if tools else self._template
+        if template is None:
+            raise RequestError(Fault.BAD_REQUEST, "chat", self._problem)
+        limit = _size(turns, tools) * 2 + MAX_GROWTH
+        if not _knows_tools(template):
+            turns, tools = in_words(turns, tools), ()
+        messages = [_message(turn) for turn in turns]
+        values = {**_usual(template, switches), **switches}
+        prompt = template.prompt(messages, signatures(tools), values, opens_answer=opens_answer, limit=limit)
+        return prompt.removeprefix(self._start).removesuffix(self._end)
+
+    def _compiled(self, source: str, bos: str, eos: str, now: Callable[[], datetime]) -> Template | None:
+        """The template; ``None`` for one that can't be used."""
         try:
-            for part in self._template.generate(values):
-                parts.append(part)
-                length += len(part)
-                if length > limit:
-                    raise RequestError(Fault.BAD_REQUEST, "chat", "the model's chat template made too much text")
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            # Templates raise on purpose, and raise Python's errors on turns that their author didn't expect.
-            raise RequestError(Fault.BAD_REQUEST, "chat", f"the model's chat template rejected it: {error}") from None
-        return "".join(parts)
+            if len(source) > MAX_TEMPLATE:
+                raise ValueError(f"it has more than {MAX_TEMPLATE} characters")
+            return Template(source, bos, eos, now)
+        except (*FAILURES, SyntaxError, MemoryError) as error:
+            # Python's parser has limits of its own, which it reports as syntax errors.
+            self._problem = f"the model's chat template can't be used: {_in_one_line(error)}: name another file "
+            self._problem += "with --chat-template"
+            return None
+
+
+def read(path: str) -> str:
+    """The template in a file that the operator named; raises ``ConfigError`` where it can't be used."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_TEMPLATE + 1)
+        source = data.decode()
+    except (OSError, ValueError) as error:
+        raise _refused(path, _in_one_line(error), "name a text file in UTF-8") from None
+    if len(data) > MAX_TEMPLATE:
+        raise _refused(path, f"larger than {MAX_TEMPLATE} bytes", "name a file with one jinja2 template")
+    try:
+        Template(source, "", "")
+    except (*FAILURES, SyntaxError, MemoryError) as error:
+        raise _refused(path, _in_one_line(error), "name a file with one jinja2 template") from None
+    return source
+
+
+def _refused(path: str, problem: str, advice: str) -> ConfigError:
+    return ConfigError(f"chat_template {path!r}: {problem}: {advice}")
+
+
+def _in_one_line(error: BaseException) -> str:
+    line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    return line + " ".join(str(error).split())[:300]
+
+
+def _usual(template: Template, switches: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that a request doesn't set: models think where they can, and their earlier thoughts are kept.
+
+    The names are of several templates; a request sets all of them by ``preserve_reasoning`` and ``reasoning_effort``.
+    """
+    keeps = switches.get("preserve_reasoning") is not False
+    usual: dict[str, Any] = {name: kept is keeps for name, kept in _KEPT_THOUGHTS.items()}
+    usual["enable_thinking"] = template.thinks
+    if "reasoning_effort" in switches:
+        usual["reasoning_strength"] = switches["reasoning_effort"]
+    return usual
+
+
+def _knows_tools(template: Template) -> bool:
+    # A template with another format of tool calls would make the model write calls that we don't parse.
+    return "tools" in template.variables and TOOL_CALL_OPEN in template.source
 
 
 def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
@@ -102,26 +177,20 @@ def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
 def _size(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> int:
     size = sum(len(tool.name) + len(tool.description) + len(tool.parameters) for tool in tools)
     for turn in turns:
-        size += len(turn.content) + sum(len(call.name) + len(call.arguments) for call in turn.tool_calls)
+        size += len(turn.content) + len(turn.thoughts)
+        size += sum(len(call.name) + len(call.arguments) for call in turn.tool_calls)
     return size
 
 
 def _message(turn: ChatTurn) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.thoughts:
+        message["reasoning_content"] = turn.thoughts
     if turn.tool_calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments(call)}}
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}, "id": call.id}
             for call in turn.tool_calls
         ]
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
     return message
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    # jinja2's own filter escapes HTML characters, which models were not trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)

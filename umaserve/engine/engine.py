@@ -19,7 +19,7 @@ from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.engine.cells import Cells, saved_bytes
-from umaserve.engine.chat_template import ChatTemplate
+from umaserve.engine.chat_template import CHATML, ChatTemplate
 from umaserve.engine.constraint import Constraint
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
@@ -41,6 +41,7 @@ from umaserve.messages import (
     Embedded,
     Generate,
     Logprobs,
+    ModelInfo,
     Query,
     Sampling,
     TokenIds,
@@ -72,9 +73,10 @@ CHOOSING = 0.9
 """The share of the loading time in which a copy of the weights is made, if one must be."""
 
 
-def load(config: Config, progress: Callable[[float], bool]) -> LlamaEngine:
-    """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``."""
-    return LlamaEngine(_load_model(find(config.model), config, progress), config)
+def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
+    """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
+    ``chat_template`` takes the place of the model's own."""
+    return LlamaEngine(_load_model(find(config.model), config, progress), config, chat_template)
 
 
 def _load_model(path: str, config: Config, progress: Callable[[float], bool]) -> Model:
@@ -104,7 +106,7 @@ def _load_model(path: str, config: Config, progress: Callable[[float], bool]) ->
 class LlamaEngine:
     """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is called on the compute thread, ``close`` after it."""
 
-    def __init__(self, model: Model, config: Config) -> None:
+    def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
         self._model = model
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
@@ -144,7 +146,8 @@ class LlamaEngine:
         self._embedder = Embedder(model, self._batch, most) if embeds else None
         self.end_tokens = model.end_tokens
         self.name = model.name
-        self.info = model.info(self.capacity.sequence_tokens)
+        info = model.info(self.capacity.sequence_tokens)
+        self.info = dataclasses.replace(info, chat_template=chat_template or info.chat_template)
         self._projector = Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0) if config.mmproj else None
         self._media = MediaReader(
             model,
@@ -154,8 +157,7 @@ class LlamaEngine:
             cache_bytes=config.media_cache_bytes,
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
-        template = self.info.chat_template
-        self._template = None if template is None else ChatTemplate(template, self.info.bos, self.info.eos)
+        self._template = _chat_template(model, self.info, chat_template)
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if not self._generates:
@@ -253,15 +255,11 @@ class LlamaEngine:
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
         if isinstance(request.prompt, str | TokenIds):
             return Prompt(self._tokens(request.prompt, "prompt"), ())
-        template = self._template
-        if template is None:
-            raise RequestError(
-                Fault.BAD_REQUEST, "chat", "expected to be absent, since this model has no chat template"
-            )
         render = functools.partial(
-            template.render,
+            self._template.render,
             tools=request.tools,
             enable_thinking=request.enable_thinking,
+            switches=request.chat_template_kwargs,
             continue_final_message=request.continue_final_message,
             add_generation_prompt=request.add_generation_prompt,
         )
@@ -423,6 +421,20 @@ class LlamaEngine:
         if self._projector is not None:
             self._projector.free()
         self._model.free()
+
+
+def _chat_template(model: Model, info: ModelInfo, chosen: str | None) -> ChatTemplate:
+    """The operator's ``chosen`` template, else the model's own, else ChatML."""
+    of_model, with_tools = model.chat_template(), model.chat_template("tool_use")
+    if chosen:
+        log.info("chat template: the file of --chat-template")
+        with_tools = None
+    elif of_model is None and with_tools is None:
+        log.info("chat template: ChatML, since the model has none; name one with --chat-template")
+    source = chosen or of_model or with_tools or CHATML
+    return ChatTemplate(
+        source, info.bos, info.eos, with_tools=with_tools, adds_bos=model.adds_bos, adds_eos=model.adds_eos
+    )
 
 
 def _text_tokens(tokens: Sequence[int]) -> list[int]:

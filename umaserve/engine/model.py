@@ -118,6 +118,9 @@ class Model:
         self.n_ctx: int = llama_cpp.llama_n_ctx(self.context)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
         self.n_seq_max: int = llama_cpp.llama_n_seq_max(self.context)
+        self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.vocab)
+        """Whether tokenizing a prompt adds the start token."""
+        self.adds_eos: bool = llama_cpp.llama_vocab_get_add_eos(self.vocab)
         self.pieces = [self._shown(token) for token in range(self.n_vocab)]
         self.end_tokens = frozenset(
             token for token in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, token)
@@ -131,9 +134,9 @@ class Model:
         recurrent = llama_cpp.llama_model_is_recurrent(native) or llama_cpp.llama_model_is_hybrid(native)
         return not recurrent and llama_cpp.llama_model_n_swa(native) == 0
 
-    @property
-    def chat_template(self) -> str | None:
-        source = llama_cpp.llama_model_chat_template(self.native, None)
+    def chat_template(self, purpose: str | None = None) -> str | None:
+        """The file's chat template, or the one for a ``purpose`` such as tool_use."""
+        source = llama_cpp.llama_model_chat_template(self.native, None if purpose is None else purpose.encode())
         return None if source is None else source.decode(errors="replace")
 
     def info(self, context_tokens: int) -> ModelInfo:
@@ -151,7 +154,7 @@ class Model:
             training_tokens=self.n_ctx_train,
             vocabulary=self.n_vocab,
             embedding_length=llama_cpp.llama_model_n_embd_out(self.native),
-            chat_template=self.chat_template,
+            chat_template=self.chat_template(),
             bos=self.special_text(llama_cpp.llama_vocab_bos(self.vocab)),
             eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
         )

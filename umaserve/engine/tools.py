@@ -45,7 +45,8 @@ def in_words(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> list[ChatTurn]
                 response = f"{told.pop().content}\n{response}"
             told.append(ChatTurn("user", response))
         else:
-            told.append(ChatTurn(turn.role, "\n".join(filter(None, [turn.content, *map(_call, turn.tool_calls)]))))
+            content = "\n".join(filter(None, [turn.content, *map(_call, turn.tool_calls)]))
+            told.append(ChatTurn(turn.role, content, thoughts=turn.thoughts))
         before = turn.role
     if not tools:
         return told

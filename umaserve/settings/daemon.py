@@ -202,6 +202,9 @@ class Config:
     mmproj: str = setting(
         "", path(or_empty=True), "engine", "GGUF file of the model's projector, for images and sounds; empty: none"
     )
+    chat_template: str = setting(
+        "", path(or_empty=True), "engine", "file of a chat template (jinja2) to use instead of the model's own"
+    )
     n_ctx: int = setting(
         16384,
         whole(64, 4194304, or_zero=True),

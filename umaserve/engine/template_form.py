@@ -1,0 +1,190 @@
+"""The form in which one chat template takes messages, learned by rendering short conversations with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Message = dict[str, Any]
+"""One message or one tool, in the form of OpenAI's API."""
+Render = Callable[[Sequence[Message], Sequence[Message]], str]
+"""The prompt for messages and tools; empty where the template refuses them."""
+
+_MARK = "Zq4Zq4"
+_USER: Message = {"role": "user", "content": "Hi"}
+_DONE: Message = {"role": "assistant", "content": "Done"}
+_KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key"}}, "required": ["key"]}
+_TOOL: Message = {"type": "function", "function": {"name": "tool1", "description": "A tool", "parameters": _KEY}}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a template takes messages, where templates differ."""
+
+    system: bool
+    """It writes system messages."""
+    parts: bool
+    """Content is an array of parts, never a string."""
+    objects: bool
+    """A call's arguments are an object, not JSON text."""
+    tools: bool
+    """It writes the tools that may be called."""
+    results: Literal["messages", "responses"]
+    """The results of calls are messages of the role tool, or ``tool_responses`` of the message with the calls."""
+    thoughts: Literal["reasoning_content", "thinking", "part"]
+    """An assistant's thoughts stand under this key, or are the first part of the content."""
+    shows_thoughts: bool
+    """It writes the thoughts of earlier turns."""
+
+    def shaped(self, messages: Sequence[Message]) -> list[Message]:
+        """``messages`` as the template takes them; given are content as a string, arguments as JSON text, and thoughts
+        as ``reasoning_content``."""
+        shaped = [self._shaped(message) for message in messages]
+        if not self.system and shaped and shaped[0]["role"] == "system":
+            told = shaped.pop(0)["content"]
+            if shaped:
+                shaped[0]["content"] = f"{told}\n{shaped[0]['content']}"
+        if self.results == "responses":
+            shaped = _with_responses(shaped)
+        if self.parts:
+            shaped = [_in_parts(message) for message in shaped]
+        if self.thoughts == "part":
+            for message in shaped:
+                _part_of_thoughts(message)
+        return shaped
+
+    def _shaped(self, message: Message) -> Message:
+        shaped = dict(message)
+        if self.thoughts == "thinking" and "reasoning_content" in shaped:
+            shaped["thinking"] = shaped["reasoning_content"]
+        if self.objects and "tool_calls" in shaped:
+            shaped["tool_calls"] = [_with_object(call) for call in shaped["tool_calls"]]
+        return shaped
+
+
+def learned(render: Render) -> Form:
+    """The form that a template takes, which ``render`` applies."""
+    user = {"role": "user", "content": _MARK}
+    parts = _MARK not in render([user], ()) and _MARK in render([_in_parts(user)], ())
+    if parts:
+        given = render
+        render = lambda messages, tools: given([_in_parts(message) for message in messages], tools)  # noqa: E731
+    shows = _shows(render)
+    objects, written = True, render(_calling({"key": _MARK}), [_TOOL])
+    if _MARK not in written or f"{{'key': '{_MARK}'}}" in written:
+        objects = not shows(*_calling(f'{{"key": "{_MARK}"}}'), tools=[_TOOL])
+    arguments: object = {"key": "value"} if objects else '{"key": "value"}'
+    thoughts = _thoughts(render, arguments)
+    return Form(
+        system=shows({"role": "system", "content": _MARK}, _USER),
+        parts=parts,
+        objects=objects,
+        tools=_TOOL["function"]["name"] in render([_USER], [_TOOL]),
+        results=_results(render, arguments),
+        thoughts=thoughts or "reasoning_content",
+        shows_thoughts=thoughts is not None,
+    )
+
+
+def _shows(render: Render) -> Callable[..., bool]:
+    def shows(*messages: Message, tools: Sequence[Message] = ()) -> bool:
+        return _MARK in render(messages, tools)
+
+    return shows
+
+
+def _in_parts(message: Message) -> Message:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
+
+
+def _results(render: Render, arguments: object) -> Literal["messages", "responses"]:
+    called, result = _called(arguments), {"role": "tool", "content": _MARK, "tool_call_id": "call00001"}
+    inside = render([_USER, *_with_responses([called, result])], [_TOOL])
+    if _MARK not in inside or "tool_responses" in inside:  # A template that writes messages as JSON shows their keys.
+        return "messages"
+    return "messages" if inside == render([_USER, called, result], [_TOOL]) else "responses"
+
+
+def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content", "thinking", "part"] | None:
+    shows = _shows(render)
+    result = {"role": "tool", "content": "1", "tool_call_id": "call00001"}
+    for key in ("reasoning_content", "thinking"):
+        said = {**_DONE, key: _MARK}
+        called = {**_called(arguments), key: _MARK}
+        if shows(_USER, said) or shows(_USER, said, _USER) or shows(_USER, called, result, tools=[_TOOL]):
+            return key
+    part = _part_of_thoughts({**_DONE, "reasoning_content": _MARK})
+    shown = [render([_USER, part], ()), render([_USER, part, _USER], ())]
+    # A template that knows no parts writes them as they are.
+    return "part" if any(_MARK in text and '"thinking' not in text.replace("'", '"') for text in shown) else None
+
+
+def _calling(arguments: object) -> list[Message]:
+    result = {"role": "tool", "content": "1", "tool_call_id": "call00001"}
+    return [_USER, _called(arguments), result, _DONE, _USER]
+
+
+def _called(arguments: object) -> Message:
+    function = {"name": "tool1", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function, "id": "call00001"}],
+    }
+
+
+def _with_object(call: Message) -> Message:
+    """The call with its arguments as an object, where their text is one."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _part_of_thoughts(message: Message) -> Message:
+    """Changes ``message`` so that its thoughts are the first part of its content."""
+    thoughts = message.pop("reasoning_content", None)
+    if thoughts is not None:
+        message["content"] = [{"type": "thinking", "thinking": thoughts}, *_in_parts(message)["content"]]
+    return message
+
+
+def _with_responses(messages: Sequence[Message]) -> list[Message]:
+    """``messages`` with the results of calls, and the answer after them, in the message that has the calls."""
+    together: list[Message] = []
+    calling: Message | None = None
+    for message in messages:
+        if calling is not None and message["role"] == "tool":
+            calls, responses = calling["tool_calls"], calling.setdefault("tool_responses", [])
+            called = calls[len(responses)]["function"]["name"] if len(responses) < len(calls) else ""
+            name = called or message.get("tool_call_id", "")
+            responses.append({"name": name, "response": _value(message["content"])})
+            continue
+        if (
+            calling is not None
+            and message["role"] == "assistant"
+            and message["content"]
+            and "tool_calls" not in message
+        ):
+            calling["content"] = message["content"]
+            calling = None
+            continue
+        calling = None
+        if message.get("tool_calls"):
+            calling = message = dict(message)
+            # What is said before the calls would stand after their results.
+            calling["content"] = ""
+        together.append(message)
+    return together
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
