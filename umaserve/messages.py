@@ -227,6 +227,8 @@ class Generate:
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     """Whether the answer must be a tool call; otherwise the model chooses."""
+    parallel_calls: bool = True
+    """Whether an answer may have several tool calls."""
     recorded: bytes | None = None
     """The client's payload, if the operator records conversations."""
     cache_prompt: bool = True

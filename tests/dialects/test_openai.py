@@ -145,6 +145,10 @@ def completion_refusal(**wanted: Any) -> RequestError:
     return raised.value
 
 
+def allowed(mode: str, *names: str) -> Wanted:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [function(name) for name in names]}}
+
+
 def function(name: str, **more: Any) -> Wanted:
     return {"type": "function", "function": {"name": name, **more}}
 
@@ -208,6 +212,7 @@ def test_chat_with_every_field() -> None:
         stop=("\n", "##"),
         logprobs=20,
         tools=(F, G),
+        parallel_calls=False,
         cache_prompt=False,
         lora=(("style", 0.5),),
         priority=Priority.BACKGROUND,
@@ -404,11 +409,19 @@ EXTENSIONS_REFUSED = [
         ({"tools": [function(f"f{i}", description="x" * 32768) for i in range(2)]}, "tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
-        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": TOOLS, "tool_choice": allowed("none", "f")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("auto", "f", "h")},
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
+        ({"tools": [function("f", strict="yes")]}, "tools[0].function.strict"),
         ({"tools": TOOLS, "tool_choice": function("h")}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": function("f")}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "required", "json_schema": {}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "grammar": "root ::= x"}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": []}, "functions"),
@@ -461,11 +474,38 @@ def test_chat_logprobs(wanted: Wanted, logprobs: int | None) -> None:
         ("none", (), False),
         ("required", (F, G), True),
         (function("g"), (G,), True),
+        (allowed("auto", "g"), (G,), False),
+        (allowed("required", "g", "f"), (F, G), True),
     ],
 )
 def test_tool_choice_leaves_tools(choice: object, tools: tuple[Tool, ...], must_call: bool) -> None:
     request = chat_request(tools=TOOLS, tool_choice=choice)
     assert (request.tools, request.must_call) == (tools, must_call)
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "several"),
+    [
+        ("auto", None, True),
+        ("auto", True, True),
+        ("auto", False, False),
+        ("required", None, False),
+        ("required", True, True),
+        (function("f"), None, False),
+    ],
+)
+def test_a_required_call_is_one_unless_more_are_asked_for(choice: object, parallel: object, several: bool) -> None:
+    asked = chat_request(tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel)
+    assert asked.parallel_calls is several
+
+
+def test_a_response_format_is_that_of_answers_in_words() -> None:
+    wanted = {
+        "tools": TOOLS,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    }
+    assert chat_request(**wanted).sampling.json_schema == SCHEMA_TEXT
+    assert chat_request(**wanted, tool_choice="required").sampling.json_schema is None
 
 
 def test_tools_reach_up_to_their_caps() -> None:

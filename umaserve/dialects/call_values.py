@@ -13,6 +13,7 @@ import orjson
 MAX_REFERENCES = 8
 """How many references to other parts of a schema are followed for one parameter."""
 
+_KINDS = {str: "string", bool: "boolean", int: "number", float: "number", dict: "object", list: "array"}
 _NAMES = {"true": True, "false": False, "null": None}
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s\"{}\[\],:]+)\s*:")
 _PYTHON_NAME = re.compile(r"\b(?:True|False|None)\b")
@@ -25,7 +26,31 @@ def string_parameters(schema_text: str) -> frozenset[str]:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return frozenset()
-    return frozenset(key for key, property_ in properties.items() if _is_string(property_, schema))
+    return frozenset(key for key, of_key in properties.items() if kinds(of_key, schema) == ["string"])
+
+
+def kinds(schema: Any, root: dict[str, Any]) -> list[str]:
+    """The JSON types of the values that ``schema``, a part of ``root``, allows; none where it doesn't say."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict):
+        return []
+    if isinstance(schema.get("enum"), list) or "const" in schema:
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]]
+        return list(dict.fromkeys(_KINDS.get(type(value), "null") for value in values))
+    if isinstance(schema.get("anyOf"), list):
+        ways = [kinds(way, {}) for way in schema["anyOf"]]
+        return list(dict.fromkeys(kind for way in ways for kind in way)) if all(ways) else []
+    named = schema.get("type", [])
+    return [named] if isinstance(named, str) else list(named) if isinstance(named, list) else []
+
+
+def resolved(schema: Any, root: dict[str, Any]) -> Any:
+    """``schema``, or what it refers to within ``root``."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            break
+        schema = _referred(schema["$ref"], root)
+    return schema
 
 
 def json_of(text: str, quote: str = "") -> str | None:
@@ -59,20 +84,6 @@ def is_object(text: str) -> bool:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
         return False
-
-
-def _is_string(schema: Any, root: dict[str, Any]) -> bool:
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(schema, dict) or "$ref" not in schema:
-            break
-        schema = _referred(schema["$ref"], root)
-    if not isinstance(schema, dict):
-        return False
-    if isinstance(schema.get("enum"), list):
-        return all(isinstance(value, str) for value in schema["enum"])
-    if isinstance(schema.get("anyOf"), list):
-        return bool(schema["anyOf"]) and all(_is_string(way, {}) for way in schema["anyOf"])
-    return schema.get("type") in ("string", ["string"]) or isinstance(schema.get("const"), str)
 
 
 def _referred(reference: object, root: dict[str, Any]) -> Any:

@@ -187,7 +187,8 @@ class ChatBody(_OpenAIBody):
         unique = self._new_id.removeprefix("chatcmpl-")
         if asked.audio is not None:
             return SpokenChoice(f"audio_{unique}", self._created, asked.audio)
-        tools = asked.choices[index].tools
+        request = asked.choices[index]
+        tools, only_first = request.tools, not request.parallel_calls
         if not tools:
             return ChatChoice(index, None)
         new_ids = map(_call_id, (f"{unique}_{index}_{number}" for number in count()))
@@ -195,7 +196,7 @@ class ChatBody(_OpenAIBody):
         def parser() -> ToolCallParser:
             info = self._model()
             form = TOLD_IN_WORDS if info is None else info.tool_form
-            return ToolCallParser(form, tools, lambda: next(new_ids), only_first=not asked.parallel_calls)
+            return ToolCallParser(form, tools, lambda: next(new_ids), only_first=only_first)
 
         return ChatChoice(index, parser)
 

@@ -46,7 +46,6 @@ class CompletionRequest:
     choices_each: int
     stream: bool
     include_usage: bool
-    parallel_calls: bool = True
     echo: bool = False
     audio: str | None = None
     """The format of a spoken answer; ``None``: text only."""
@@ -59,14 +58,13 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
     for legacy in ("functions", "function_call"):
         if fields.values.get(legacy) is not None:
             raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
-    offered, must_call = chosen_tools(fields, tools(fields))
-    chosen = _sampling(fields, _response_schema(fields))
+    offered, must_call, parallel_calls = chosen_tools(fields, tools(fields))
+    response_schema = _response_schema(fields)
+    # The format is that of answers in words.
+    chosen = _sampling(fields, None if must_call else response_schema)
     if must_call and (chosen.grammar is not None or chosen.json_schema is not None):
-        raise RequestError(
-            Fault.BAD_REQUEST,
-            "tool_choice",
-            "expected no required call with response_format, json_schema or grammar, got both",
-        )
+        problem = "expected no required call with json_schema or grammar, got both"
+        raise RequestError(Fault.BAD_REQUEST, "tool_choice", problem)
     max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
     continues, opens = _continuation(fields)
     one = Generate(
@@ -78,13 +76,13 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         logprobs=_chat_logprobs(fields),
         tools=offered,
         must_call=must_call,
+        parallel_calls=parallel_calls,
         continue_final_message=continues,
         add_generation_prompt=opens,
     )
-    parallel_calls = fields.boolean("parallel_tool_calls", True)
     audio = wanted_audio(fields, voice)
     if audio is None:
-        return _asked(fields, (one,), parallel_calls=parallel_calls)
+        return _asked(fields, (one,))
     if offered:
         raise RequestError(Fault.BAD_REQUEST, "tools", "expected none where audio is asked for")
     if (n := _n_choices(fields)) != 1:
@@ -100,7 +98,7 @@ def _continuation(fields: Fields) -> tuple[bool | None, bool]:
         continues = fields.boolean("continue_final_message", False)
     if continues and fields.boolean("add_generation_prompt", False):
         problem = "expected false where continue_final_message is true, got true"
-        raise RequestError(Fault.BAD_REQUEST, "add_generation_prompt", f"{problem}")
+        raise RequestError(Fault.BAD_REQUEST, "add_generation_prompt", problem)
     return continues, fields.boolean("add_generation_prompt", True)
 
 
@@ -155,9 +153,7 @@ def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds:
     return text
 
 
-def _asked(
-    fields: Fields, requests: tuple[Generate, ...], *, parallel_calls: bool = True, echo: bool = False
-) -> CompletionRequest:
+def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
     n = _n_choices(fields)
     stream_options = fields.object("stream_options") or Fields({})
     cache_prompt, adapters = fields.boolean("cache_prompt", True), lora(fields)
@@ -173,7 +169,6 @@ def _asked(
         choices_each=n,
         stream=fields.boolean("stream", False),
         include_usage=stream_options.boolean("include_usage", False),
-        parallel_calls=parallel_calls,
         echo=echo,
     )
 

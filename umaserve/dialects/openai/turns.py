@@ -57,28 +57,47 @@ def tools(fields: Fields) -> tuple[Tool, ...]:
     return read
 
 
-def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool]:
-    """The tools in ``offered`` that ``tool_choice`` allows, and whether one of them must be called."""
+def chosen_tools(fields: Fields, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], bool, bool]:
+    """The tools in ``offered`` that ``tool_choice`` allows, whether one of them must be called, and whether there may
+    be several calls."""
     choice = fields.values.get("tool_choice")
+    names: set[str] | None = None
     if not isinstance(choice, dict):
-        kept, must_call = fields.choice(
-            "tool_choice",
-            {"none": ((), False), "auto": (offered, False), "required": (offered, True)},
-            (offered, False),
-        )
+        ways = {"none": (False, set[str]()), "auto": (False, None), "required": (True, None)}
+        must_call, names = fields.choice("tool_choice", ways, (False, None))
     else:
         named = Fields.of(choice, fields.name("tool_choice"))
-        _function_type(named)
-        function = _function(named)
-        name = _name(function)
-        kept, must_call = tuple(tool for tool in offered if tool.name == name), True
-        if offered and not kept:
-            raise out_of_range(function.name("name"), "the name of one of the tools", f'"{name}"')
+        if named.one_of("type", ("function", "allowed_tools")) == "allowed_tools":
+            must_call, names = _allowed(named, offered)
+        else:
+            must_call, names = True, {_known(named, offered)}
+    kept = offered if names is None else tuple(tool for tool in offered if tool.name in names)
     if must_call and not offered:
         raise RequestError(
             Fault.BAD_REQUEST, "tool_choice", 'expected "auto", "none" or null where there are no tools, got another'
         )
-    return kept, must_call
+    # Small models that have to call go on calling: unless asked for more, one call is enough.
+    several = fields.boolean("parallel_tool_calls", not must_call)
+    return kept, must_call, several
+
+
+def _allowed(named: Fields, offered: tuple[Tool, ...]) -> tuple[bool, set[str]]:
+    """Whether a call is required, and the names of the tools that are allowed."""
+    allowed = Fields.of(named.values.get("allowed_tools"), named.name("allowed_tools"))
+    must_call = allowed.required_choice("mode", {"auto": False, "required": True})
+    path = allowed.name("tools")
+    items = array(allowed.values.get("tools"), path, 1, MAX_TOOLS, "tools")
+    return must_call, {_known(Fields.of(item, f"{path}[{i}]"), offered) for i, item in enumerate(items)}
+
+
+def _known(named: Fields, offered: tuple[Tool, ...]) -> str:
+    """The name of one of the tools in ``offered``."""
+    _function_type(named)
+    function = _function(named)
+    name = _name(function)
+    if offered and all(tool.name != name for tool in offered):
+        raise out_of_range(function.name("name"), "the name of one of the tools", f'"{name}"')
+    return name
 
 
 def _turn(fields: Fields) -> ChatTurn:
@@ -178,6 +197,7 @@ def _tool(fields: Fields) -> Tool:
     _function_type(fields)
     function = _function(fields)
     description = function.string("description", max_bytes=MAX_GRAMMAR_BYTES, empty=True) or ""
+    function.boolean("strict", False)  # Not used further: all calls follow their schema.
     parameters = function.object("parameters")
     if parameters is None:
         return Tool(_name(function), description, _NO_PARAMETERS)
