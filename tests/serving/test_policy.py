@@ -205,8 +205,8 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     cost, cached = snapshot.cost, snapshot.cached
     # Those that gave way for the prompts were counted when the time was shared out.
     n_streams = len(the_plan.decode) + sum(stream.id in the_plan.preempt for stream in snapshot.streams)
-    # Without streams, the nearest number of whole tiles.
-    rows = prefilled(the_plan) if n_streams else max(0, prefilled(the_plan) - WIDE_ROWS // 2)
+    # Without streams, the nearest number of whole tiles, and less than half a one that would remain.
+    rows = prefilled(the_plan) if n_streams else max(0, prefilled(the_plan) - WIDE_ROWS)
     seconds = cost.seconds(n_streams, rows, cached)
     decode_s = cost.seconds(n_streams, 0, cached)
     if not n_streams:
@@ -244,6 +244,20 @@ def test_rule_4_without_streams_a_tick_has_whole_tiles_where_it_has_time_for_hal
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / (afforded + 0.5), attention_s=0.0)
     waiting = [prompt(1, remaining=1000, started=True), prompt(2, remaining=1000, started=True)]
     assert prefilled(plan(snapshot(waiting, cached=0, cost=cost))) == rows
+
+
+@pytest.mark.parametrize(("remaining", "rows"), [(64, 64), (65, 65), (95, 95), (96, 64), (128, 64), (1000, 64)])
+def test_rule_4_the_rest_of_a_prompt_is_not_left_for_a_tick_without_a_tile(remaining: int, rows: int):
+    cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 64.5, attention_s=0.0)
+    waiting = [prompt(1, remaining=remaining, started=True), prompt(2, remaining=1000, arrived_at=NOW + 1)]
+    done = plan(snapshot(waiting, cached=0, cost=cost))
+    assert done.prefill[0] == (1, rows)
+
+
+def test_the_rest_of_a_prompt_is_left_where_the_batch_is_full():
+    fast = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=1e-6, attention_s=0.0)
+    waiting = [prompt(id_, remaining=70, started=True) for id_ in (1, 2)]
+    assert plan(snapshot(waiting, cost=fast, batch_tokens=134)).prefill == ((1, 70), (2, 64))
 
 
 def test_in_a_decode_of_its_own_a_prompt_attends_to_its_own_tokens_only():

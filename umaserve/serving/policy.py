@@ -12,10 +12,10 @@ The rules, and why:
    share of the time that they need, from ``MIN_SHARE`` to ``MAX_SHARE``. Once a prompt has missed its deadline, prefill
    gets ``MIN_SHARE`` in any case; otherwise streams that barely keep their target would keep all prompts waiting.
 4. Without streams, a tick is limited by ``IDLE_TICK_S`` only, so that cancels and new requests are seen soon. It has
-   whole tiles of ``WIDE_ROWS`` rows: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as long as one in 128, and
-   rows beyond a tile cost as much as another. If there is only one
-   prompt, the last token of a wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds
-   differently, and equal requests on an idle daemon are to get equal answers.
+   whole tiles of ``WIDE_ROWS`` rows: a prompt token in 32 takes 1.4 times, in 64 1.1 times, as long as one in 128;
+   behind 300 others one in 32 takes 2.4 times as long as one in 64. If there is only one prompt, the last token of a
+   wide batch has its own tick, as it has when the prompt is repeated: a wide batch rounds differently, and equal
+   requests on an idle daemon are to get equal answers.
 5. Prompts are ordered by class; within a class, preempted streams go first, since their clients wait in the middle of
    an answer; then by deadline. Prompts that have missed their deadline go behind those that can still keep it;
    otherwise an overloaded daemon would serve everybody late. No deadline is later than ``AGING_S`` after arrival. A
@@ -236,6 +236,8 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
             rows = 0
         elif prompt.started or room.make(prompt):
             tokens = min(prompt.remaining, rows)
+            if not snapshot.streams and _leaves_little(prompt, tokens):
+                tokens = min(prompt.remaining, snapshot.batch_tokens - sum([n for _, n in prefill]))
             waiting += tokens < prompt.remaining
             tokens -= burst.keeps_last(prompt, tokens)
             prefill.append((prompt.id, tokens))
@@ -384,6 +386,11 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
     # the tick: a few streams with a short target keep it.
     full = snapshot.prompts_apart and decode_s > max(FULL * target, cost.seconds(0, MIN_ROWS, cached))
     return min(max(rows, MIN_ROWS if full else PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
+
+
+def _leaves_little(prompt: Prompt, tokens: int) -> bool:
+    """Whether less than half a tile would remain behind whole ones: alone, it takes longer (rule 4)."""
+    return tokens >= WIDE_ROWS and prompt.remaining - tokens < WIDE_ROWS // 2
 
 
 def _rows_of_a_decode(snapshot: Snapshot) -> int:
