@@ -320,7 +320,7 @@ def story(default: Computer) -> tuple[list[int], int, list[np.ndarray]]:
 
 def test_what_was_saved_and_loaded_goes_on_exactly_as_it_was(default: Computer, story):
     tokens, part, expected = story
-    fixed, each = default.saved_bytes
+    fixed, each, *_ = default.saved_bytes
     size = fixed + each * part
     default.clear()
     default.run([], [Run(0, 0, tokens[:part], None)])
@@ -333,7 +333,7 @@ def test_what_was_saved_and_loaded_goes_on_exactly_as_it_was(default: Computer, 
 
 def test_what_is_loaded_among_other_sequences_goes_on_exactly_as_it_was(default: Computer, story):
     tokens, part, expected = story
-    fixed, each = default.saved_bytes
+    fixed, each, *_ = default.saved_bytes
     size = fixed + each * part
     default.clear()
     default.run([], [Run(0, 0, tokens[:part], None)])
@@ -378,7 +378,7 @@ def test_a_copy_outlives_its_source(default: Computer, story):
 
 
 def test_what_is_saved_takes_what_was_learned_from_two_lengths(default: Computer):
-    fixed, each = default.saved_bytes
+    fixed, each, *_ = default.saved_bytes
     default.clear()
     for length in (MIN_REUSED, 100, N_CTX):
         default.run([Release(0)], [Run(0, 0, [3] * length, None)])
@@ -398,7 +398,7 @@ def divided() -> Iterator[Computer]:
 @pytest.mark.parametrize(("before", "after"), [(0, 4), (4, 0), (4, 2), (2, 4), (4, 4)])
 def test_what_is_saved_fits_every_division(divided: Computer, story, before: int, after: int):
     tokens, part, expected = story
-    fixed, each = divided.saved_bytes
+    fixed, each, *_ = divided.saved_bytes
     size = fixed + each * part
     divided.run([Divide(before)], [])
     for slot in range(2):

@@ -206,7 +206,7 @@ def test_what_is_copied_saved_and_brought_back_goes_on_as_it_was(
     for run in runs(request, 1, most=1):
         if run.start < behind:
             assert engine.run(Tick((), [run])).outcome is Outcome.DONE
-    fixed, each = engine.capacity.saved_bytes
+    fixed, each, *_ = engine.capacity.saved_bytes
     size = fixed + each * behind
     kv_operations = [Copy(1, 2, behind), Save(1, 0, size), Release(1), Load(0, size, 3), Release(1)]
     assert engine.run(Tick(kv_operations, ())).outcome is Outcome.DONE

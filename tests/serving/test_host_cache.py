@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.serving.host_cache import HostCache, Place
+from umaserve.serving.ticks import SavedBytes
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 OWNERS = st.sampled_from(["one", "two"])
@@ -33,7 +34,7 @@ def test_places_are_apart_and_the_oldest_go_first(
     n_bytes: int, saved_bytes: tuple[int, int], steps: list[tuple[str, tuple[int, ...]] | None]
 ) -> None:
     """``None`` clears it."""
-    cache = HostCache(n_bytes, saved_bytes)
+    cache = HostCache(n_bytes, SavedBytes(*saved_bytes))
     live: dict[int, tuple[str, tuple[int, ...], Place]] = {}
     """By key, the oldest first."""
     for step in steps:
@@ -66,14 +67,14 @@ def test_places_are_apart_and_the_oldest_go_first(
 
 
 def test_nothing_goes_before_its_place_is_wanted() -> None:
-    cache = HostCache(30, (0, 1))
+    cache = HostCache(30, SavedBytes(0, 1))
     places = [cache.put("", [number] * 10) for number in range(5)]
     assert [place and place.offset for place in places] == [0, 10, 20, 0, 10]
     assert [cache.match("", [number] * 10) is not None for number in range(5)] == [False, False, True, True, True]
 
 
 def test_one_that_does_not_fit_behind_the_last_goes_to_the_beginning() -> None:
-    cache = HostCache(30, (0, 1))
+    cache = HostCache(30, SavedBytes(0, 1))
     for number, length in enumerate((10, 15, 10)):
         cache.put("", [number] * length)
     assert cache.place(key_of(cache, "", (2,) * 10)) == Place(0, 10, 10)
@@ -84,5 +85,21 @@ def test_one_that_does_not_fit_behind_the_last_goes_to_the_beginning() -> None:
 
 @pytest.mark.parametrize(("tokens", "fits"), [(10, True), (11, False)])
 def test_what_is_longer_than_the_memory_is_not_saved(tokens: int, fits: bool) -> None:
-    cache = HostCache(25, (5, 2))
+    cache = HostCache(25, SavedBytes(5, 2))
     assert (cache.put("", [1] * tokens) is not None) == fits
+
+
+def test_what_is_only_of_use_whole_is_found_only_whole_and_saved_beside_what_is_longer():
+    cache = HostCache(60, SavedBytes(0, 1), entire=True)
+    assert cache.put("one", [1, 2, 3, 4, 5]) is not None
+    assert cache.match("one", [1, 2, 3, 4]) is None
+    assert cache.common("one", [1, 2, 3, 7]) == 3
+    assert cache.put("one", [1, 2, 3]) is not None
+    assert cache.put("one", [1, 2, 3]) is None
+    for tokens, length in (([1, 2, 3, 4], 3), ([1, 2, 3], 3), ([1, 2, 3, 4, 5, 6], 5), ([1, 2, 9], 0)):
+        found = cache.match("one", tokens)
+        assert (0 if found is None else found.length) == length
+
+
+def test_a_window_limits_what_is_saved_for_each_token():
+    assert [SavedBytes(10, 2, 5, 3).of(tokens) for tokens in (0, 1, 3, 4, 100)] == [10, 17, 31, 33, 225]

@@ -14,7 +14,7 @@ from standin import SAVED_BYTES, StandInMemory
 
 from umaserve.serving.sessions import Caller, Session
 from umaserve.serving.slots import MIN_REUSED, Room, Slots
-from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, Shed
+from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, SavedBytes, Shed
 
 TOKEN = st.integers(0, 1)
 OWNERS = st.sampled_from(["one", "two"])
@@ -35,9 +35,10 @@ def capacity(
     sequences: int = 0,
     cached_cells: int = 0,
     host_bytes: int = 0,
+    takes_back: bool = True,
     divisions: Sequence[tuple[int, int]] = (),
 ) -> Capacity:
-    saved_bytes = SAVED_BYTES if host_bytes else (0, 0)
+    saved_bytes = SAVED_BYTES if host_bytes else SavedBytes()
     return Capacity(
         slots,
         cells,
@@ -45,6 +46,7 @@ def capacity(
         16,
         sequences=sequences or slots,
         cached_cells=cached_cells,
+        takes_back=takes_back,
         host_bytes=host_bytes,
         saved_bytes=saved_bytes,
         divisions=divisions,
@@ -70,14 +72,19 @@ class Played(RuleBasedStateMachine):
         cached_cells=st.sampled_from([30, 60, 12, 1, 0]),
         host_bytes=st.sampled_from([0, 30, 70, 200]),
         divided=st.booleans(),
+        takes_back=st.booleans(),
     )
-    def begin(self, slots: int, more: int, cells: int, cached_cells: int, host_bytes: int, divided: bool) -> None:
+    def begin(
+        self, slots: int, more: int, cells: int, cached_cells: int, host_bytes: int, divided: bool, takes_back: bool
+    ) -> None:
+        divided &= cached_cells > 0
         self.capacity = capacity(
             slots=slots,
             cells=cells,
             sequences=slots + more,
             cached_cells=min(cached_cells, cells),
-            host_bytes=host_bytes if cached_cells else 0,
+            host_bytes=host_bytes,
+            takes_back=takes_back or cached_cells > 0,
             divisions=[(parts, cells // parts) for parts in (3, 2) if divided and parts <= slots + more],
         )
         self.slots = Slots(self.capacity)
@@ -102,11 +109,12 @@ class Played(RuleBasedStateMachine):
     def compute(self, player: Player, count: int) -> None:
         self.tick()
         at = player.session.computed
+        end = self.slots.before_checkpoint(player.session, min(at + count, len(player.tokens)))
         assert player.session.slot is not None
-        self.memory.add(player.session.slot, player.tokens[at : at + count], player.scope)
-        player.session.computed = min(at + count, len(player.tokens))
-        if at < player.prompt <= player.session.computed:
-            self.slots.share(player.session, player.tokens[: player.session.computed])
+        self.memory.add(player.session.slot, player.tokens[at:end], player.scope)
+        player.session.computed = end
+        if at < player.prompt:
+            self.slots.share(player.session, player.tokens[:end], whole=end >= player.prompt)
 
     @precondition(lambda self: self.slots.free and self.slots.free_cells > 1)
     @rule(scope=OWNERS, tokens=PROMPTS, extra=st.integers(1, 8))
@@ -145,6 +153,7 @@ class Played(RuleBasedStateMachine):
     @rule(index=INDEX, keep=st.booleans(), unsure=st.integers(0, 3))
     def give_up(self, index: int, keep: bool, unsure: int) -> None:
         """``unsure``: so many of the last tokens are not the sequence's."""
+        unsure *= self.capacity.takes_back
         player = self.players.pop(index % len(self.players))
         self.slots.give_up(player.session, player.tokens[: max(0, player.session.computed - unsure)], keep=keep)
         assert (player.session.slot, player.session.cells) == (None, 0)
@@ -350,3 +359,84 @@ def test_a_slot_is_given_up_once() -> None:
     slots.give_up(one, EIGHT, keep=True)
     with pytest.raises(RuntimeError, match="session 1 has no slot"):
         slots.give_up(one, EIGHT, keep=True)
+
+
+# -- sequences that can't be cut ---------------------------------------------------------------------------------------
+
+
+class Uncut:
+    """Sessions on slots whose sequences can't be cut, each with so much prompt that checkpoints pay."""
+
+    def __init__(self) -> None:
+        self.capacity = Capacity(3, 20000, 10000, 16, sequences=3, host_bytes=10**6, saved_bytes=SAVED_BYTES)
+        self.slots = Slots(self.capacity)
+        self.memory = StandInMemory(self.capacity)
+        self.numbers = itertools.count()
+
+    def take(self, tokens: list[int], **room: bool) -> Session:
+        one = session(next(self.numbers))
+        self.slots.take(one, Room(len(tokens) + 8, tokens, "", **room))
+        return one
+
+    def compute(self, one: Session, tokens: list[int], end: int) -> list[int]:
+        """Compute up to ``end``; returns where the runs end."""
+        ends = []
+        while one.computed < end:
+            self.memory.move(self.slots.take_kv_operations())
+            until = self.slots.before_checkpoint(one, end)
+            assert one.slot is not None
+            self.memory.add(one.slot, tokens[one.computed : until], "")
+            one.computed = until
+            self.slots.share(one, tokens[:until], whole=until == len(tokens))
+            ends.append(until)
+        return ends
+
+    def run(self, tokens: list[int], **room: bool) -> tuple[int, list[int]]:
+        """One session from start to end; returns how much it reused, and where its runs ended."""
+        one = self.take(tokens, **room)
+        reused = one.computed
+        ends = self.compute(one, tokens, len(tokens))
+        self.slots.give_up(one, tokens, keep=True)
+        self.memory.move(self.slots.take_kv_operations())
+        return reused, ends
+
+
+def test_what_can_not_be_cut_is_saved_shortly_before_its_prompts_end_and_at_its_end():
+    world = Uncut()
+    prompt = list(range(1, 101))
+    assert world.run(prompt) == (0, [96, 100])
+    assert world.run(prompt) == (96, [100])
+    assert world.run([*prompt, 7, 7]) == (100, [102])
+    assert world.run([*prompt[:97], *[0] * 40]) == (96, [133, 137])
+
+
+def test_a_long_prompt_is_saved_at_doubling_lengths():
+    world = Uncut()
+    prompt = [1 + number % 250 for number in range(5000)]
+    assert world.run(prompt) == (0, [1024, 2048, 4096, 4996, 5000])
+    assert world.run([*prompt[:3000], 0, *prompt[3000:]])[0] == 2048
+
+
+def test_where_prompts_part_the_second_is_saved_for_the_third():
+    world = Uncut()
+    system = list(range(1, 61))
+    assert world.run([*system, *[100] * 40]) == (0, [96, 100])
+    assert world.run([*system, *[101] * 40]) == (0, [60, 96, 100])
+    assert world.run([*system, *[102] * 40]) == (60, [96, 100])
+
+
+def test_where_a_prompt_parts_from_one_in_prefill_that_one_is_saved():
+    world = Uncut()
+    system = list(range(1, 61))
+    first, second = [*system, *[100] * 40], [*system, *[101] * 40]
+    one = world.take(first)
+    assert world.compute(one, first, 20) == [20]
+    assert world.slots.coming("", second) == (one.id, 60)
+    assert world.compute(one, first, 100) == [60, 96, 100]
+    assert world.slots.reusable("", second) == 60
+    assert world.run(second) == (60, [96, 100])
+
+
+def test_what_nobody_may_reuse_has_no_checkpoints():
+    world = Uncut()
+    assert world.run(list(range(1, 101)), shared=False) == (0, [100])

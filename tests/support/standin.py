@@ -45,6 +45,7 @@ from umaserve.serving.ticks import (
     Release,
     Run,
     Save,
+    SavedBytes,
     Shed,
     Span,
     Tick,
@@ -63,8 +64,9 @@ ECHO = "~"
 ECHOED = 5
 UNKNOWN = -1
 """Stands in a sequence for what a failed decode left there."""
-SAVED_BYTES = (3, 2)
-"""What a saved sequence takes: in any case, and for each token."""
+SAVED_BYTES = SavedBytes(3, 2)
+MAX_TAKEN_BACK = 8
+"""The most tokens of one decode that are removed again."""
 
 # A token is a byte: prompts are their own tokens, and answers are small letters.
 PIECES = [bytes([token]) for token in range(256)]
@@ -139,7 +141,9 @@ class StandInMemory:
         for move in kv_operations:
             match move:
                 case Release(slot, start):
-                    assert start == 0 or self._capacity.cached_cells, "cut short where no sequence can be"
+                    taken_back = len(self.sequences[slot]) - start
+                    possible = self._capacity.takes_back and taken_back <= MAX_TAKEN_BACK
+                    assert start == 0 or self._capacity.cached_cells or possible, "cut short where no sequence can be"
                     del self.sequences[slot][start:]
                 case Copy(source, target, length):
                     assert not self.sequences[target], "copied onto something"
@@ -165,8 +169,7 @@ class StandInMemory:
             self._check()
 
     def _save(self, sequence: list[Cell], offset: int, size: int) -> None:
-        fixed, each = self._capacity.saved_bytes
-        assert size == fixed + each * len(sequence) > 0, "a place of another size"
+        assert size == self._capacity.saved_bytes.of(len(sequence)) > 0, "a place of another size"
         assert 0 <= offset <= offset + size <= self._capacity.host_bytes, "saved outside of the memory"
         for begin, length in list(self.saved):
             if begin < offset + size and offset < begin + length:
@@ -229,7 +232,8 @@ class StandInEngine:
             sequences=max(slots, sequences),
             cached_cells=cached_cells,
             host_bytes=host_bytes,
-            saved_bytes=SAVED_BYTES if host_bytes else (0, 0),
+            takes_back=cached_cells > 0,
+            saved_bytes=SAVED_BYTES if host_bytes else SavedBytes(),
             drafts=drafts,
         )
         self.end_tokens = frozenset({END})

@@ -12,7 +12,7 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.host_memory import HostMemory, Scratch
 from umaserve.engine.model import Model
 from umaserve.engine.positions import Positions
-from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Run, Save, Shed
+from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Run, Save, SavedBytes, Shed
 
 CALIBRATED = (1, 2)
 """Lengths, in tokens, of the two sequences that saved sizes are measured with."""
@@ -21,6 +21,7 @@ _HEAD = struct.Struct("<II")
 """What llama.cpp begins the state of a sequence with: a magic number and its version."""
 _COUNT = struct.Struct("<I")
 MAX_PARTS = 256
+_WITHOUT_FULL_ATTENTION = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 MARGIN = _COUNT.size * MAX_PARTS
 """Bytes before and behind a saved sequence, see ``Cells._save``."""
 
@@ -98,7 +99,8 @@ class Cells:
         written = llama_cpp.llama_state_seq_get_data(self._model.context, begin, size, slot)
         # The head is where it belongs without a division.
         ctypes.memmove(ctypes.addressof(place) + MARGIN, begin, _HEAD.size)
-        return bool(written == size)
+        # A sliding window or a division may have less to save than its most.
+        return 0 < int(written) <= size
 
     def _load(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
         parts = self._model.parts or 1
@@ -113,7 +115,7 @@ class Cells:
         read = llama_cpp.llama_state_seq_set_data(self._model.context, begin, size, slot)
         # It may be loaded again.
         ctypes.memmove(ctypes.addressof(place) + MARGIN, head, len(head))
-        return bool(read == size)
+        return 0 < int(read) <= size
 
 
 def _divided_bytes(model: Model) -> int:
@@ -121,14 +123,22 @@ def _divided_bytes(model: Model) -> int:
     return _COUNT.size * (model.parts - 1) if model.parts else 0
 
 
-def saved_bytes(model: Model, batch: Batch) -> tuple[int, int]:
-    """Bytes of a saved sequence: the constant part, and the part for each token. Decodes a few tokens to measure."""
-    sizes = []
+def saved_bytes(model: Model, batch: Batch) -> SavedBytes:
+    """Bytes of a saved sequence. Decodes a few tokens to measure."""
+    sizes, in_windows = [], []
     for length in CALIBRATED:
         batch.fill([Run(0, 0, [0] * length, None)])
         if llama_cpp.llama_decode(model.context, batch.native):
             raise RuntimeError("llama.cpp can't decode a first token")
         sizes.append(llama_cpp.llama_state_seq_get_size(model.context, 0))
+        in_windows.append(llama_cpp.llama_state_seq_get_size_ext(model.context, 0, _WITHOUT_FULL_ATTENTION))
         llama_cpp.llama_memory_seq_rm(model.memory, 0, -1, -1)
-    each = (sizes[1] - sizes[0]) // (CALIBRATED[1] - CALIBRATED[0])
-    return sizes[0] - CALIBRATED[0] * each - _divided_bytes(model) + 2 * MARGIN, each
+    each = _growth(sizes)
+    fixed = sizes[0] - CALIBRATED[0] * each - _divided_bytes(model) + 2 * MARGIN
+    # Where all is full attention, llama.cpp leaves nothing out.
+    last = _growth(in_windows) if model.window and in_windows[0] < sizes[0] else 0
+    return SavedBytes(fixed, each - last, last, model.window)
+
+
+def _growth(sizes: Sequence[int]) -> int:
+    return (sizes[1] - sizes[0]) // (CALIBRATED[1] - CALIBRATED[0])

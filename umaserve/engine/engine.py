@@ -57,6 +57,7 @@ from umaserve.serving.ticks import (
     Prepared,
     Release,
     Run,
+    SavedBytes,
     Tick,
     TickResult,
     YieldPoint,
@@ -115,11 +116,11 @@ class LlamaEngine:
         embeds = pools(model)
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
-        reuses = self._generates and model.sequences_can_be_cut
-        host_bytes = config.host_cache_bytes if reuses else 0
+        cuttable = self._generates and model.sequences_can_be_cut
+        host_bytes = config.host_cache_bytes if self._generates else 0
         on_cpu = not llama_cpp.llama_supports_gpu_offload() or config.n_gpu_layers == 0
         # Without host memory, cached prefixes need cells that nobody else waits for.
-        divisions = model.divisions() if on_cpu and host_bytes and not embeds else []
+        divisions = model.divisions() if on_cpu and host_bytes and cuttable and not embeds else []
         if divisions:
             model.divide(divisions[0][0])
         self._cells = Cells(model, host_bytes)
@@ -132,9 +133,10 @@ class LlamaEngine:
             threads=max(model.n_threads, model.n_threads_batch),
             sequences=model.n_seq_max - embeds,
             # Embeddings need free cells too, and the scheduler evicts nothing for them.
-            cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if reuses else 0,
+            cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if cuttable else 0,
+            takes_back=self._generates and _takes_back(model, config),
             host_bytes=host_bytes,
-            saved_bytes=saved_bytes(model, self._batch) if host_bytes else (0, 0),
+            saved_bytes=saved_bytes(model, self._batch) if host_bytes else SavedBytes(),
             drafts=self._drafter is not None,
             # A CPU takes up to five times as long for 64 rows or more of several sequences as for each sequence alone:
             # all rows walk over each other's cells. A GPU reads the weights once for all rows.
@@ -441,6 +443,12 @@ def _text_tokens(tokens: Sequence[int]) -> list[int]:
     """The last tokens that are not media, for the penalties."""
     last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), PENALTY_WINDOW))
     return last[::-1]
+
+
+def _takes_back(model: Model, config: Config) -> bool:
+    """A decode of one pass overwrites only what is outside of the sliding windows of all its tokens; a second pass
+    would overwrite what is outside of those of later tokens, which may be removed."""
+    return not model.has_recurrent_state and (model.window == 0 or config.n_ubatch >= config.n_batch)
 
 
 def _cached_cells(model: Model, host_bytes: int) -> int:

@@ -127,12 +127,20 @@ class Model:
         )
 
     @property
+    def has_recurrent_state(self) -> bool:
+        """Whether a sequence has a state for its last position only, in some layers or all."""
+        return bool(llama_cpp.llama_model_is_recurrent(self.native) or llama_cpp.llama_model_is_hybrid(self.native))
+
+    @property
+    def window(self) -> int:
+        """The tokens that sliding-window attention sees; 0 if the model has none."""
+        return int(llama_cpp.llama_model_n_swa(self.native))
+
+    @property
     def sequences_can_be_cut(self) -> bool:
         """Whether prefixes of a sequence can be shared and its end removed at any position: recurrent states exist only
         for the last position, and a sliding window drops earlier tokens."""
-        native = self.native
-        recurrent = llama_cpp.llama_model_is_recurrent(native) or llama_cpp.llama_model_is_hybrid(native)
-        return not recurrent and llama_cpp.llama_model_n_swa(native) == 0
+        return not self.has_recurrent_state and self.window == 0
 
     def chat_template(self, purpose: str | None = None) -> str | None:
         """The file's chat template, or the one for a ``purpose`` such as tool_use."""
@@ -241,9 +249,12 @@ class Model:
         params.n_ubatch = config.n_ubatch
         # One more for embeddings, which are computed between ticks. With more sequences than tokens in a batch,
         # llama.cpp would abort the process.
-        wanted = config.parallel + KEPT_SEQUENCES + 1
+        kept = KEPT_SEQUENCES if self.sequences_can_be_cut else 0
+        wanted = config.parallel + kept + 1
         params.n_seq_max = min(wanted, params.n_batch, llama_cpp.llama_max_parallel_sequences())
         params.pooling_type = _POOLING[config.pooling]
+        # The full size would serve to cut sequences; but only the window is ever saved.
+        params.swa_full = False
         params.kv_unified = not self.parts
         if self.parts:
             params.n_seq_max = self.parts

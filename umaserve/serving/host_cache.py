@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from umaserve.serving.prefix_cache import Match, PrefixCache
+from umaserve.serving.ticks import SavedBytes
 
 
 class Place(NamedTuple):
@@ -24,10 +25,11 @@ class HostCache:
     The same memory is reused, since on many boxes getting fresh pages from the kernel takes longer than copying.
     """
 
-    def __init__(self, n_bytes: int, saved_bytes: tuple[int, int]) -> None:
-        """``saved_bytes``: the size of a saved sequence, fixed and for each token."""
+    def __init__(self, n_bytes: int, saved_bytes: SavedBytes, *, entire: bool = False) -> None:
+        """``entire``: a saved sequence is of use only as a whole."""
         self._bytes = n_bytes
-        self._fixed, self._each = saved_bytes
+        self._saved_bytes = saved_bytes
+        self._entire = entire
         self._head = 0
         self._ring: deque[int] = deque()
         """Keys, the oldest first."""
@@ -41,8 +43,8 @@ class HostCache:
 
     def put(self, scope: str, tokens: Sequence[int]) -> Place | None:
         """Where to save a sequence of these tokens; ``None`` if it is saved already, or too long."""
-        size = self._fixed + self._each * len(tokens)
-        known = self._prefixes.match(scope, tokens)
+        size = self._saved_bytes.of(len(tokens))
+        known = self.match(scope, tokens)
         if size > self._bytes or (known is not None and known.length == len(tokens)):
             return None
         if self._head + size > self._bytes:
@@ -57,8 +59,13 @@ class HostCache:
         return place
 
     def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """The saved sequence that shares the longest prefix with ``tokens``."""
-        return self._prefixes.match(scope, tokens)
+        """The saved sequence with the longest usable prefix of ``tokens``."""
+        return self._prefixes.match(scope, tokens, entire=self._entire)
+
+    def common(self, scope: str, tokens: Sequence[int]) -> int:
+        """Length of the longest prefix of ``tokens`` that a saved sequence begins with, usable or not."""
+        found = self._prefixes.match(scope, tokens)
+        return 0 if found is None else found.length
 
     def place(self, key: int) -> Place | None:
         """Where the sequence that ``match`` found is saved; ``None`` if it is overwritten."""

@@ -403,7 +403,7 @@ class Planning:
         runs: list[Run] = []
         start = session.computed
         # Fewer than planned if more of it is reused than the last lookup found.
-        last = min(start + n_tokens, session.length)
+        last = self.slots.before_checkpoint(session, min(start + n_tokens, session.length))
         while start < last:
             end, span = _piece(prepared, start, last)
             if span is not None and (runs or not span.chunk.encoded):
@@ -416,8 +416,10 @@ class Planning:
         return runs
 
     def _start(self, session: Session) -> int:
+        assert session.request is not None
         cells = self._promises.to_start(session)
-        slot = self.slots.take(session, Room(cells, _sequence(session), self._scope(session)))
+        room = Room(cells, _sequence(session), self._scope(session), session.request.cache_prompt)
+        slot = self.slots.take(session, room)
         self._started(session)
         return slot
 

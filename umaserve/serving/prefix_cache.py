@@ -61,8 +61,9 @@ class PrefixCache:
         """The scope and the tokens of ``holder``; both empty if it holds nothing."""
         return self._held.get(holder, ("", ()))
 
-    def match(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """The longest prefix of ``tokens`` in this scope; of several holders, the one added last."""
+    def match(self, scope: str, tokens: Sequence[int], *, entire: bool = False) -> Match | None:
+        """The longest prefix of ``tokens`` in this scope; of several holders, the one added last. ``entire``: only
+        holders of nothing else."""
         whole = tuple(tokens)
         node = self._roots.get(scope)
         found, at = None, 0
@@ -72,10 +73,16 @@ class PrefixCache:
                 break
             common = _common(node.edge, whole, at)
             at += common
-            found = Match(next(reversed(node.holders)), at)
+            if not entire:
+                found = Match(next(reversed(node.holders)), at)
             if common < len(node.edge):
                 break
+            if entire and (holder := self._ending(node, at)) is not None:
+                found = Match(holder, at)
         return found
+
+    def _ending(self, node: _Node, at: int) -> int | None:
+        return next((holder for holder in reversed(node.holders) if len(self._held[holder][1]) == at), None)
 
     def remove(self, holder: int) -> None:
         """``holder`` holds nothing any more."""

@@ -54,8 +54,7 @@ class Scheduler:
         self._compute = compute
         self._targets = targets
         self._now = clock
-        # Rejected draft tokens are removed, which needs sequences that can be cut short.
-        speculates = draft_tokens and engine.capacity.cached_cells > 0
+        speculates = draft_tokens and engine.capacity.takes_back
         self._preparing, self._preparing_media = (
             Preparing(
                 sessions,

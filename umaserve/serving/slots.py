@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,17 @@ from umaserve.serving.ticks import (
 MIN_REUSED = 4
 """The shortest prefix that is reused: computing fewer tokens again is as fast."""
 
+# Where a saved sequence can only be reused whole, prompts are also saved at checkpoints.
+
+BEFORE_END = 4
+"""The last checkpoint lies so many tokens before a prompt's end: where the same prompt comes again, the last token is
+to be computed, and in the next turn, some templates write the beginning of the answer otherwise."""
+FIRST_CHECKPOINT = 1024
+"""The checkpoints of a long prompt: here, and each at twice the length of the one before. A prompt that differs further
+on computes at most half of the rest again, and all of them together take no more memory than twice the prompt."""
+MIN_CHECKPOINT = 16
+"""The fewest tokens that a checkpoint saves over the one before."""
+
 
 class Room(NamedTuple):
     """What a session needs: the cells to promise to it, the tokens to compute, and the scope of its cache entries."""
@@ -32,6 +44,8 @@ class Room(NamedTuple):
     cells: int
     tokens: Sequence[int]
     scope: str
+    shared: bool = True
+    """Whether later sessions may reuse its tokens."""
 
 
 class _Source(NamedTuple):
@@ -57,12 +71,18 @@ class Slots:
     When a session ends, its sequence stays cached for prompts with the same prefix until its cells or its slot are
     needed. The least recently used one is evicted first, to host memory if there is some. Cached cells count in full
     beside promised ones, even where they are shared, so that promises always hold.
+
+    Sequences that can't be cut to a prefix (``Capacity.cached_cells``) are only cached in host memory: at their ends,
+    and at the checkpoints of their prompts.
     """
 
     def __init__(self, capacity: Capacity) -> None:
         self._cells = capacity.cells
         self._max_slots = capacity.slots
         self._max_cached = capacity.cached_cells
+        self._cuttable = capacity.cached_cells > 0
+        self._reuses = self._cuttable or capacity.host_bytes > 0
+        self._takes_back = capacity.takes_back
         self._sequences = max(capacity.sequences, capacity.slots)
         self._ways = dict(capacity.divisions)
         self._parts = capacity.divisions[0][0] if capacity.divisions else SHARED
@@ -78,7 +98,11 @@ class Slots:
         self._prefixes = PrefixCache()
         self._coming = PrefixCache()
         """By session id: prompts in prefill."""
-        self._host = HostCache(capacity.host_bytes, capacity.saved_bytes) if capacity.host_bytes else None
+        self._checkpoints: dict[int, list[int]] = {}
+        """By session id: the lengths at which its prompt is saved, in order, including those already passed."""
+        self._host = None
+        if capacity.host_bytes:
+            self._host = HostCache(capacity.host_bytes, capacity.saved_bytes, entire=not self._cuttable)
         self._promised = 0
         self._cached_cells = 0
         self.version = 0
@@ -130,9 +154,29 @@ class Slots:
         return self._source(scope, tokens).length
 
     def coming(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """The session that is now computing the longest prefix of ``tokens``; ``None`` if too short to reuse."""
+        """The session that is now computing the longest prefix of ``tokens``; ``None`` if too short to reuse.
+
+        Where sequences can't be cut, that session gets a checkpoint at the end of the prefix.
+        """
         found = self._coming.match(scope, tokens[:-1])
-        return found if found is not None and found.length >= MIN_REUSED else None
+        if found is None or found.length < MIN_REUSED:
+            return None
+        if self._cuttable:
+            return found
+        checkpoints = self._checkpoints[found.holder]
+        length = without_parts(tokens, found.length)
+        before = bisect.bisect_right(checkpoints, length)
+        reached = max(self._holders[found.holder].computed, *checkpoints[:before], 0)
+        if length - reached >= MIN_CHECKPOINT:
+            checkpoints.insert(before, length)
+            return found._replace(length=length)
+        return found._replace(length=checkpoints[before - 1]) if before else None
+
+    def before_checkpoint(self, session: Session, end: int) -> int:
+        """``end``, or the next checkpoint of the session's prompt, if that comes before."""
+        checkpoints = self._checkpoints.get(session.id, [])
+        following = bisect.bisect_right(checkpoints, session.computed)
+        return min(end, checkpoints[following]) if following < len(checkpoints) else end
 
     def take(self, session: Session, room: Room) -> int:
         """Give ``session`` its cells and a slot, which must be free; sets ``session.computed`` to the tokens reused."""
@@ -148,10 +192,11 @@ class Slots:
         self._rooms[slot] = room
         session.slot, session.cells, session.computed = slot, room.cells, length
         self._promised += room.cells
-        if length:
+        if length and self._cuttable:
             # Later KV operations find it in place: others may copy it at once.
             self._prefixes.put(slot, room.scope, room.tokens[:length])
-        if self._max_cached:
+        if self._reuses:
+            self._checkpoints[session.id] = self._new_checkpoints(room, length)
             self._coming.put(session.id, room.scope, room.tokens)
             self.version += 1
         return slot
@@ -168,11 +213,16 @@ class Slots:
 
     def share(self, session: Session, tokens: Sequence[int], *, whole: bool = True) -> None:
         """Let others reuse ``tokens``, which ``session`` has computed. ``whole``: its prompt is complete."""
-        if self._max_cached and session.slot is not None:
-            if whole:
-                self._coming.remove(session.id)
-            self._prefixes.put(session.slot, self._rooms[session.slot].scope, tokens)
-            self.version += 1
+        if not self._reuses or session.slot is None:
+            return
+        if whole:
+            self._coming.remove(session.id)
+        scope = self._rooms[session.slot].scope
+        if self._cuttable:
+            self._prefixes.put(session.slot, scope, tokens)
+        elif len(tokens) in self._checkpoints[session.id]:
+            self._save(session.slot, scope, tokens)
+        self.version += 1
 
     def give_up(self, session: Session, tokens: Sequence[int], *, keep: bool) -> None:
         """Take the slot back; cache its ``tokens`` if ``keep``. Without tokens, its content is unknown."""
@@ -180,17 +230,19 @@ class Slots:
         if slot is None:
             raise RuntimeError(f"session {session.id} has no slot")
         self._coming.remove(session.id)
+        self._checkpoints.pop(session.id, None)
         self.version += 1
         room = self._rooms.pop(slot)
         del self._holders[session.id]
         self._promised -= session.cells
         session.cells = 0
         session.slot = None
-        if not keep or len(tokens) < MIN_REUSED or not self._max_cached:
+        if not keep or len(tokens) < MIN_REUSED or not self._reuses:
             self._release(slot)
             return
-        # It may hold more: draft tokens that were accepted behind the answer's end.
-        self._kv_operations.append(Release(slot, len(tokens)))
+        if self._takes_back:
+            # It may hold more: draft tokens that were accepted behind the answer's end.
+            self._kv_operations.append(Release(slot, len(tokens)))
         if len(tokens) > self._max_cached:
             self._save(slot, room.scope, tokens)
             self._release(slot)
@@ -270,7 +322,8 @@ class Slots:
         saved = None if self._host is None else _whole(self._host.match(scope, before_last), tokens)
         place = None if self._host is None or saved is None else self._host.place(saved.holder)
         if saved is not None and place is not None and saved.length > source.length and self._can_load(place):
-            source = _Source(None, saved.holder, saved.length, place.tokens)
+            usable = self._cuttable or saved.length == place.tokens
+            source = _Source(None, saved.holder, saved.length, place.tokens) if usable else source
         return source if source.length >= MIN_REUSED else _Source()
 
     def _can_load(self, place: Place) -> bool:
@@ -287,8 +340,27 @@ class Slots:
         place = None if self._host is None or source.saved is None else self._host.place(source.saved)
         if place is None:
             return 0
-        self._kv_operations += [Load(place.offset, place.size, slot), Release(slot, source.length)]
+        self._kv_operations.append(Load(place.offset, place.size, slot))
+        if source.length < place.tokens:
+            self._kv_operations.append(Release(slot, source.length))
         return source.length
+
+    def _new_checkpoints(self, room: Room, reused: int) -> list[int]:
+        """The lengths at which this prompt is to be saved, beyond the ``reused`` tokens: before its end, at doubling
+        lengths, and where it leaves the tokens of a saved sequence, which others may share too."""
+        if self._cuttable or self._host is None or not room.shared:
+            return []
+        last = len(room.tokens) - BEFORE_END
+        wanted = {last, self._host.common(room.scope, room.tokens[:last])}
+        length = FIRST_CHECKPOINT
+        while length < last:
+            wanted.add(length)
+            length *= 2
+        checkpoints: list[int] = []
+        for length in sorted(without_parts(room.tokens, length) for length in wanted):
+            if length - max([reused, *checkpoints[-1:]]) >= MIN_CHECKPOINT:
+                checkpoints.append(length)
+        return checkpoints
 
     # -- cached sequences ----------------------------------------------------------------------------------------
 

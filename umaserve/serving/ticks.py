@@ -126,7 +126,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy a whole sequence to the ``size`` bytes of host memory at ``offset``."""
+    """Copy a whole sequence to the ``size`` bytes of host memory at ``offset``; it may need fewer."""
 
     slot: int
     offset: int
@@ -209,6 +209,21 @@ class TickResult:
     """Time that it took for them, before the decode."""
 
 
+class SavedBytes(NamedTuple):
+    """The size of a saved sequence."""
+
+    fixed: int = 0
+    each: int = 0
+    """For each token."""
+    last: int = 0
+    """For each of the last ``window`` tokens, besides."""
+    window: int = 0
+
+    def of(self, tokens: int) -> int:
+        """The bytes of a sequence of so many tokens, at most."""
+        return self.fixed + self.each * tokens + self.last * min(tokens, self.window)
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The limits of an engine."""
@@ -225,11 +240,13 @@ class Capacity:
     sequences: int = 0
     """Sequences that the KV cache can hold, cached ones included."""
     cached_cells: int = 0
-    """KV cells that cached sequences may take; 0 if sequences can't share cells or be cut short."""
+    """KV cells that cached sequences may take; 0 if sequences can't share cells or be cut to a prefix. Then a saved
+    sequence is only reused whole."""
+    takes_back: bool = False
+    """Whether the tokens of the latest decode can be removed, as draft tokens are."""
     host_bytes: int = 0
     """Host memory for ``Save``."""
-    saved_bytes: tuple[int, int] = (0, 0)
-    """The size of a saved sequence: fixed, and for each token."""
+    saved_bytes: SavedBytes = field(default_factory=SavedBytes)
     drafts: bool = False
     """Whether there is a draft model."""
     prompts_apart: bool = False

@@ -1,0 +1,85 @@
+"""A scheduler with the real engine on the test's own thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from standin import SteppedWorker
+
+from umaserve.engine.engine import load
+from umaserve.errors import RequestError
+from umaserve.messages import Finished, FinishReason, Generate, Output, Sampling, TokenIds
+from umaserve.serving.planning import Targets
+from umaserve.serving.scheduler import Scheduler
+from umaserve.serving.sessions import Caller, SessionManager
+from umaserve.settings.daemon import Config
+
+CALLER = Caller("uds", "uid:1000")
+SETTINGS = {"n_ctx": 2048, "parallel": 4, "threads": 1, "weights": "as-is", "n_batch": 256, "n_ubatch": 256}
+GREEDY = Sampling(temperature=0.0)
+
+
+class Answer:
+    """What came of one request."""
+
+    def __init__(self) -> None:
+        self.tokens: Sequence[int] = ()
+        self.reused = 0
+        self.end: FinishReason | RequestError | None = None
+
+
+class EngineWorld:
+    def __init__(self, model: str, **settings: object) -> None:
+        self.engine = load(Config(model=model, **(SETTINGS | settings)), lambda _fraction: True)
+        self._compute, self._preparing = SteppedWorker(), SteppedWorker()
+        self._sessions = SessionManager(clock=time.monotonic)
+        self.scheduler = Scheduler(
+            self._sessions,
+            self.engine,
+            self._compute,
+            self._preparing,
+            self._preparing,
+            Targets(1.0, 0.1),
+            time.monotonic,
+        )
+        self._asked = 0
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def ask(self, prompt: str | Sequence[int], max_tokens: int = 12, **fields: object) -> Answer:
+        """Start a request for a greedy answer."""
+        answer = Answer()
+
+        def receive(output: Output | RequestError) -> None:
+            if isinstance(output, Finished | RequestError):
+                answer.end = output if isinstance(output, RequestError) else output.reason
+                answer.tokens, answer.reused = list(session.generated), session.reused
+
+        session = self._sessions.open(receive, CALLER)
+        self._asked += 1
+        ids = prompt if isinstance(prompt, str) else TokenIds(prompt)
+        request = Generate(f"r{self._asked}", ids, max_tokens, sampling=GREEDY, **fields)
+        self._sessions.request(session, request, time.monotonic())
+        return answer
+
+    def turn(self) -> None:
+        self._preparing.step()
+        self.scheduler.pump()
+        self._compute.step()
+        self.scheduler.deliver()
+
+    def finish(self) -> None:
+        """Turn until all that was asked is answered and saved."""
+        for _ in range(5000):
+            self.turn()
+            if self.scheduler.idle and not self._compute.jobs:
+                return
+        raise AssertionError("it never came to an end")
+
+    def answer(self, prompt: str | Sequence[int], max_tokens: int = 12, **fields: object) -> Answer:
+        """Ask alone, and wait for the end."""
+        answer = self.ask(prompt, max_tokens, **fields)
+        self.finish()
+        return answer

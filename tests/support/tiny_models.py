@@ -1,0 +1,267 @@
+"""Tiny models of many architectures, with random weights: llama.cpp itself says which tensors each one has."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from gguf import GGUFWriter
+from llama_cpp._ggml import libggml
+
+N_CTX = 1024
+WIDTH, HEADS, LAYERS, FF = 64, 2, 2, 96
+HEAD = WIDTH // HEADS
+WINDOW = 32
+"""Of sliding-window attention."""
+
+Value = int | float | bool | str | Sequence[int] | Sequence[float]
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789<>|\n▁")
+"""Each is a token of its own, so that every text has exactly one row of tokens."""
+BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+"""Never likely. Without them, llama.cpp ends the process at a text that its vocabulary can't write."""
+TEMPLATE = "{% for m in messages %}<{{ m.role }}|{{ m.content }}>{% endfor %}<assistant|"
+
+_UNUSUAL = ("scale", "rope_freqs.weight", "attn_qkv.bias")
+"""Tensors that llama.cpp would take, and that few models have."""
+_PER_LAYER = [HEADS, 0]
+"""Attention in the first layer, a recurrent state in the second."""
+_MOE = {
+    "expert_count": 2,
+    "expert_used_count": 2,
+    "expert_shared_count": 1,
+    "expert_feed_forward_length": FF,
+    "expert_shared_feed_forward_length": FF,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 1.0,
+    "leading_dense_block_count": 1,
+    "interleave_moe_layer_step": 2,
+}
+_SSM = {"ssm.inner_size": 2 * WIDTH, "ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.time_step_rank": 2}
+_SWA = {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2}
+_HYBRID = {"attention.head_count": _PER_LAYER, "attention.head_count_kv": _PER_LAYER}
+_DELTA_NET = {
+    "ssm.inner_size": 64,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 2,
+    "ssm.group_count": 2,
+    "full_attention_interval": 2,
+    "rope.dimension_sections": [4, 4, 4, 4],
+}
+_MLA = {
+    "block_count": 2,
+    "attention.head_count": 1,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 96,
+    "attention.value_length": 64,
+    "attention.key_length_mla": 64,
+    "attention.value_length_mla": 32,
+    "attention.kv_lora_rank": 64,
+    "attention.q_lora_rank": 32,
+    "rope.dimension_count": 32,
+}
+
+ARCHITECTURES: dict[str, dict[str, Value]] = {
+    "llama": {},
+    "mistral3": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3moe": _MOE,
+    "gemma2": _SWA,
+    "gemma3": _SWA,
+    "phi3": {},
+    "granite": {"logit_scale": 1.0, "attention.scale": 0.2, "residual_scale": 1.0, "embedding_scale": 1.0},
+    "granitehybrid": _HYBRID | _SSM | {"ssm.group_count": 2},
+    "deepseek2": _MOE | _MLA,
+    "glm4moe": _MOE,
+    "minimax-m2": _MOE,
+    "gpt-oss": _MOE | _SWA,
+    "llama4": _MOE | {"block_count": 4, "attention.chunk_size": WINDOW},
+    "cohere2": _SWA | {"logit_scale": 1.0},
+    "olmo2": {},
+    "exaone4": _SWA,
+    "smollm3": {},
+    "lfm2": _HYBRID | {"shortconv.l_cache": 3},
+    "qwen35": _DELTA_NET,
+    "qwen3next": _DELTA_NET | _MOE,
+    "mamba": _SSM,
+    "mamba2": _SSM | {"ssm.group_count": 2},
+    "jamba": _HYBRID | _SSM,
+    "nemotron_h": _SSM
+    | {
+        "ssm.group_count": 2,
+        "block_count": 3,
+        "attention.head_count": [HEADS, 0, 0],
+        "attention.head_count_kv": [HEADS, 0, 0],
+        "feed_forward_length": [0, 0, FF],
+    },
+    "falcon-h1": _SSM | {"ssm.group_count": 2},
+    "rwkv6": {"wkv.head_size": HEAD, "time_mix_extra_dim": 16, "time_decay_extra_dim": 16},
+    "rwkv7": {
+        "wkv.head_size": HEAD,
+        "attention.decay_lora_rank": 16,
+        "attention.iclr_lora_rank": 16,
+        "attention.value_residual_mix_lora_rank": 16,
+        "attention.gate_lora_rank": 16,
+    },
+    "gemma": {},
+    "phi2": {},
+    "gpt2": {},
+    "gptneox": {"use_parallel_residual": True},
+    "falcon": {},
+    "starcoder2": {},
+    "stablelm": {"use_parallel_residual": False},
+    "command-r": {"logit_scale": 1.0},
+    "olmoe": _MOE,
+    "internlm2": {},
+    "glm4": {},
+    "seed_oss": {},
+    "ernie4_5": {},
+    "hunyuan-dense": {},
+    "minicpm": {"embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
+    "plamo2": _HYBRID | _SSM | {"ssm.group_count": 0},
+    "gemma4": _SWA
+    | {
+        "block_count": 5,
+        "attention.sliding_window_pattern": 5,
+        "embedding_length_per_layer_input": 32,
+        "attention.shared_kv_layers": 0,
+        "attention.key_length_swa": HEAD,
+        "attention.value_length_swa": HEAD,
+        "rope.freq_base_swa": 10000.0,
+    },
+    "kimi-linear": _MOE
+    | _MLA
+    | {"attention.head_count_kv": [1, 0], "attention.head_count": [1, 0], "kda.head_dim": 32, "ssm.conv_kernel": 4},
+    "lfm2moe": _MOE | _HYBRID | {"shortconv.l_cache": 3},
+    "qwen35moe": _DELTA_NET | _MOE,
+    "t5": {"attention.relative_buckets_count": 8},
+    "dream": {},
+    "llada": {},
+    "nomic-bert": {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2},
+    "modern-bert": _SWA | {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2},
+    "bert": {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2},
+}
+"""The keys of each architecture, beside those that all have."""
+
+_COMMON: dict[str, Value] = {
+    "context_length": N_CTX,
+    "embedding_length": WIDTH,
+    "block_count": LAYERS,
+    "feed_forward_length": FF,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": HEADS,
+    "attention.layer_norm_epsilon": 1e-5,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def tiny_model(path: Path, architecture: str, seed: int = 1, **keys: Value) -> str:
+    """Write a model of ``architecture`` to ``path``; ``keys`` replace keys of its own, with ``__`` for a dot."""
+    values = _COMMON | ARCHITECTURES[architecture] | {key.replace("__", "."): value for key, value in keys.items()}
+    _write(path, architecture, values, [], seed)
+    _write(path, architecture, values, _tensors(path), seed)
+    return str(path)
+
+
+def _write(
+    path: Path, architecture: str, values: dict[str, Value], tensors: list[tuple[str, tuple[int, ...]]], seed: int
+) -> None:
+    writer = GGUFWriter(path, architecture)
+    for key, value in values.items():
+        name = key if key.startswith("tokenizer.") else f"{architecture}.{key}"
+        match value:
+            case bool():
+                writer.add_bool(name, value)
+            case int():
+                writer.add_uint32(name, value)
+            case float():
+                writer.add_float32(name, value)
+            case str():
+                writer.add_string(name, value)
+            case _:
+                writer.add_array(name, value)
+    _add_vocabulary(writer, "bert" if architecture.endswith("bert") else "llama")
+    random = np.random.default_rng(seed)
+    for name, shape in tensors:
+        writer.add_tensor(name, _random(random, name, shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_vocabulary(writer: GGUFWriter, kind: str) -> None:
+    tokens = [*SPECIAL, *LETTERS, *(BYTES if kind == "llama" else ())]
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([2, 3, 3] + [1] * len(LETTERS) + [6] * (len(tokens) - len(SPECIAL) - len(LETTERS)))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(TEMPLATE)
+    if kind == "bert":
+        for special in (writer.add_sep_token_id, writer.add_pad_token_id, writer.add_unk_token_id):
+            special(0)
+
+
+def _random(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers with which every token changes what follows, and two tokens are seldom nearly as likely."""
+    values = random.standard_normal(shape).astype(np.float32)
+    if "norm" in name and name.endswith("weight"):
+        return 1 + 0.1 * values
+    if "ssm_a" in name:
+        return -np.abs(values)  # The state decays.
+    if name in ("token_embd.weight", "output.weight"):
+        values[: len(SPECIAL)] = values[len(SPECIAL) + len(LETTERS) :] = 0  # Only letters are generated.
+        return values
+    return values * np.float32(1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of ``ggml_tensor``."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+@llama_cpp.llama_log_callback
+def _no_log(_level: int, _text: bytes, _user_data: object) -> None:
+    """The model logs what it finds when it is loaded."""
+
+
+_name_of = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("ggml_get_name", libggml))
+_open = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, _InitParams)(("gguf_init_from_file", libggml))
+_close = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("gguf_free", libggml))
+
+
+def _tensors(path: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """The tensors that llama.cpp wants for the keys in this file, each with its shape in numpy's order."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    @llama_cpp.llama_model_set_tensor_data_t
+    def note(tensor: int, _user_data: object) -> None:
+        dims = list(_Tensor.from_address(tensor).ne)
+        while len(dims) > 1 and dims[-1] == 1:
+            dims.pop()
+        name = _name_of(tensor).decode()
+        if not name.endswith(_UNUSUAL):
+            found[name] = tuple(reversed(dims))
+
+    llama_cpp.llama_log_set(_no_log, ctypes.c_void_p())
+    metadata = _open(str(path).encode(), _InitParams(True, None))
+    model = llama_cpp.llama_model_init_from_user(metadata, note, None, llama_cpp.llama_model_default_params())
+    _close(metadata)
+    if not model:
+        raise RuntimeError(f"llama.cpp makes no model of the keys in {path}")
+    llama_cpp.llama_model_free(model)
+    return list(found.items())
