@@ -31,7 +31,8 @@ class Answer:
 
 class EngineWorld:
     def __init__(self, model: str, **settings: object) -> None:
-        self.engine = load(Config(model=model, **(SETTINGS | settings)), lambda _fraction: True)
+        config = Config(model=model, **(SETTINGS | settings))
+        self.engine = load(config, lambda _fraction: True)
         self._compute, self._preparing = SteppedWorker(), SteppedWorker()
         self._sessions = SessionManager(clock=time.monotonic)
         self.scheduler = Scheduler(
@@ -42,6 +43,7 @@ class EngineWorld:
             self._preparing,
             Targets(1.0, 0.1),
             time.monotonic,
+            draft_tokens=config.speculation,
         )
         self._asked = 0
 

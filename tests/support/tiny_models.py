@@ -1,4 +1,5 @@
-"""Tiny models of many architectures, with random weights: llama.cpp itself says which tensors each one has."""
+"""Tiny models of many architectures, with random weights: llama.cpp itself says which tensors each one has, so an
+architecture takes no more than its keys."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 """Never likely. Without them, llama.cpp ends the process at a text that its vocabulary can't write."""
 TEMPLATE = "{% for m in messages %}<{{ m.role }}|{{ m.content }}>{% endfor %}<assistant|"
 
-_UNUSUAL = ("scale", "rope_freqs.weight", "attn_qkv.bias")
+_UNUSUAL = ("scale", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "attn_qkv.bias")
 """Tensors that llama.cpp would take, and that few models have."""
 _PER_LAYER = [HEADS, 0]
 """Attention in the first layer, a recurrent state in the second."""
-_MOE = {
+_MOE: dict[str, Value] = {
     "expert_count": 2,
     "expert_used_count": 2,
     "expert_shared_count": 1,
@@ -41,10 +42,15 @@ _MOE = {
     "leading_dense_block_count": 1,
     "interleave_moe_layer_step": 2,
 }
-_SSM = {"ssm.inner_size": 2 * WIDTH, "ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.time_step_rank": 2}
-_SWA = {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2}
-_HYBRID = {"attention.head_count": _PER_LAYER, "attention.head_count_kv": _PER_LAYER}
-_DELTA_NET = {
+_SSM: dict[str, Value] = {
+    "ssm.inner_size": 2 * WIDTH,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 2,
+}
+_SWA: dict[str, Value] = {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2}
+_HYBRID: dict[str, Value] = {"attention.head_count": _PER_LAYER, "attention.head_count_kv": _PER_LAYER}
+_DELTA_NET: dict[str, Value] = {
     "ssm.inner_size": 64,
     "ssm.conv_kernel": 4,
     "ssm.state_size": 32,
@@ -53,8 +59,7 @@ _DELTA_NET = {
     "full_attention_interval": 2,
     "rope.dimension_sections": [4, 4, 4, 4],
 }
-_MLA = {
-    "block_count": 2,
+_MLA: dict[str, Value] = {
     "attention.head_count": 1,
     "attention.head_count_kv": 1,
     "attention.key_length": 96,
@@ -66,32 +71,55 @@ _MLA = {
     "rope.dimension_count": 32,
 }
 
-ARCHITECTURES: dict[str, dict[str, Value]] = {
+_SCALES: dict[str, Value] = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
+_BERT: dict[str, Value] = {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2}
+
+FULL_ATTENTION: dict[str, dict[str, Value]] = {
+    "command-r": {"logit_scale": 1.0},
+    "deepseek2": _MOE | _MLA,
+    "ernie4_5": {},
+    "falcon": {},
+    "gemma": {},
+    "glm4": {},
+    "glm4moe": _MOE,
+    "granite": _SCALES | {"attention.scale": 0.2},
+    "hunyuan-dense": {},
+    "internlm2": {},
     "llama": {},
+    "minicpm": _SCALES,
+    "minimax-m2": _MOE,
     "mistral3": {},
+    "olmo2": {},
+    "olmoe": _MOE,
+    "phi2": {},
+    "phi3": {},
     "qwen2": {},
     "qwen3": {},
     "qwen3moe": _MOE,
+    "seed_oss": {},
+    "smollm3": {},
+    "stablelm": {"use_parallel_residual": False},
+    "starcoder2": {},
+}
+SLIDING_WINDOW: dict[str, dict[str, Value]] = {
+    "cohere2": _SWA | {"logit_scale": 1.0},
+    "exaone4": _SWA,
     "gemma2": _SWA,
     "gemma3": _SWA,
-    "phi3": {},
-    "granite": {"logit_scale": 1.0, "attention.scale": 0.2, "residual_scale": 1.0, "embedding_scale": 1.0},
-    "granitehybrid": _HYBRID | _SSM | {"ssm.group_count": 2},
-    "deepseek2": _MOE | _MLA,
-    "glm4moe": _MOE,
-    "minimax-m2": _MOE,
     "gpt-oss": _MOE | _SWA,
-    "llama4": _MOE | {"block_count": 4, "attention.chunk_size": WINDOW},
-    "cohere2": _SWA | {"logit_scale": 1.0},
-    "olmo2": {},
-    "exaone4": _SWA,
-    "smollm3": {},
+    "llama4": _MOE | {"block_count": 4},
+}
+RECURRENT: dict[str, dict[str, Value]] = {
+    "falcon-h1": _SSM | {"ssm.group_count": 2},
+    "granitehybrid": _HYBRID | _SSM | {"ssm.group_count": 2},
+    "jamba": _HYBRID | _SSM,
+    "kimi-linear": _MOE
+    | _MLA
+    | {"attention.head_count": [1, 0], "attention.head_count_kv": [1, 0], "kda.head_dim": 32, "ssm.conv_kernel": 4},
     "lfm2": _HYBRID | {"shortconv.l_cache": 3},
-    "qwen35": _DELTA_NET,
-    "qwen3next": _DELTA_NET | _MOE,
+    "lfm2moe": _MOE | _HYBRID | {"shortconv.l_cache": 3},
     "mamba": _SSM,
     "mamba2": _SSM | {"ssm.group_count": 2},
-    "jamba": _HYBRID | _SSM,
     "nemotron_h": _SSM
     | {
         "ssm.group_count": 2,
@@ -100,54 +128,25 @@ ARCHITECTURES: dict[str, dict[str, Value]] = {
         "attention.head_count_kv": [HEADS, 0, 0],
         "feed_forward_length": [0, 0, FF],
     },
-    "falcon-h1": _SSM | {"ssm.group_count": 2},
+    "qwen35": _DELTA_NET,
+    "qwen35moe": _DELTA_NET | _MOE,
+    "qwen3next": _DELTA_NET | _MOE,
     "rwkv6": {"wkv.head_size": HEAD, "time_mix_extra_dim": 16, "time_decay_extra_dim": 16},
     "rwkv7": {
-        "wkv.head_size": HEAD,
+        "embedding_length": 128,
+        "wkv.head_size": 64,
         "attention.decay_lora_rank": 16,
         "attention.iclr_lora_rank": 16,
         "attention.value_residual_mix_lora_rank": 16,
         "attention.gate_lora_rank": 16,
     },
-    "gemma": {},
-    "phi2": {},
-    "gpt2": {},
-    "gptneox": {"use_parallel_residual": True},
-    "falcon": {},
-    "starcoder2": {},
-    "stablelm": {"use_parallel_residual": False},
-    "command-r": {"logit_scale": 1.0},
-    "olmoe": _MOE,
-    "internlm2": {},
-    "glm4": {},
-    "seed_oss": {},
-    "ernie4_5": {},
-    "hunyuan-dense": {},
-    "minicpm": {"embedding_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0},
-    "plamo2": _HYBRID | _SSM | {"ssm.group_count": 0},
-    "gemma4": _SWA
-    | {
-        "block_count": 5,
-        "attention.sliding_window_pattern": 5,
-        "embedding_length_per_layer_input": 32,
-        "attention.shared_kv_layers": 0,
-        "attention.key_length_swa": HEAD,
-        "attention.value_length_swa": HEAD,
-        "rope.freq_base_swa": 10000.0,
-    },
-    "kimi-linear": _MOE
-    | _MLA
-    | {"attention.head_count_kv": [1, 0], "attention.head_count": [1, 0], "kda.head_dim": 32, "ssm.conv_kernel": 4},
-    "lfm2moe": _MOE | _HYBRID | {"shortconv.l_cache": 3},
-    "qwen35moe": _DELTA_NET | _MOE,
-    "t5": {"attention.relative_buckets_count": 8},
+}
+EMBEDDING: dict[str, dict[str, Value]] = {"bert": _BERT, "modern-bert": _BERT | _SWA, "nomic-bert": _BERT}
+OTHERS: dict[str, dict[str, Value]] = {
     "dream": {},
     "llada": {},
-    "nomic-bert": {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2},
-    "modern-bert": _SWA | {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2},
-    "bert": {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2},
+    "t5": {"attention.relative_buckets_count": 8},
 }
-"""The keys of each architecture, beside those that all have."""
 
 _COMMON: dict[str, Value] = {
     "context_length": N_CTX,
@@ -163,7 +162,8 @@ _COMMON: dict[str, Value] = {
 
 def tiny_model(path: Path, architecture: str, seed: int = 1, **keys: Value) -> str:
     """Write a model of ``architecture`` to ``path``; ``keys`` replace keys of its own, with ``__`` for a dot."""
-    values = _COMMON | ARCHITECTURES[architecture] | {key.replace("__", "."): value for key, value in keys.items()}
+    own = (FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | EMBEDDING | OTHERS)[architecture]
+    values = _COMMON | own | {key.replace("__", "."): value for key, value in keys.items()}
     _write(path, architecture, values, [], seed)
     _write(path, architecture, values, _tensors(path), seed)
     return str(path)

@@ -247,10 +247,10 @@ class Model:
         params.n_ctx = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
         params.n_batch = min(config.n_batch, params.n_ctx)
         params.n_ubatch = config.n_ubatch
-        # One more for embeddings, which are computed between ticks. With more sequences than tokens in a batch,
+        # A recurrent state takes its memory whether it is used or not. With more sequences than tokens in a batch,
         # llama.cpp would abort the process.
         kept = KEPT_SEQUENCES if self.sequences_can_be_cut else 0
-        wanted = config.parallel + kept + 1
+        wanted = config.parallel + kept + self._pools(config)
         params.n_seq_max = min(wanted, params.n_batch, llama_cpp.llama_max_parallel_sequences())
         params.pooling_type = _POOLING[config.pooling]
         # The full size would serve to cut sequences; but only the window is ever saved.
@@ -270,6 +270,13 @@ class Model:
                 "with --log-level debug to see why"
             )
         return context
+
+    def _pools(self, config: Config) -> bool:
+        """Whether embeddings are computed between ticks, which takes a sequence of their own."""
+        if config.pooling != "model":
+            return True
+        kind = self._metadata(self._metadata(b"general.architecture").encode() + b".pooling_type")
+        return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE), str(llama_cpp.LLAMA_POOLING_TYPE_RANK))
 
     def _metadata(self, key: bytes) -> str:
         buffer = ctypes.create_string_buffer(256)

@@ -1,0 +1,56 @@
+"""llama.cpp's own server, to compare with; LLAMA_SERVER names the program."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+READY_S = 120
+
+
+class LlamaServer:
+    """Serves one model on four slots."""
+
+    def __init__(self, program: str, model: str, log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._origin = f"http://127.0.0.1:{free.getsockname()[1]}"
+        port = self._origin.rpartition(":")[2]
+        exact = ("-ctk", "f32", "-ctv", "f32", "-fa", "off", "--kv-unified")
+        flags = ("-c", "2048", "-np", "4", "-t", "1", "--no-warmup", "--port", port, *exact)
+        with log.open("wb") as out:
+            self._process = subprocess.Popen([program, "-m", model, *flags], stdout=out, stderr=out)
+        deadline = time.monotonic() + READY_S
+        while not self._ready():
+            assert self._process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def answer(self, prompt: Sequence[int], max_tokens: int = 12, *, reuse: bool = True) -> tuple[list[int], int]:
+        """The greedy answer, and how many tokens of the prompt were reused."""
+        body = {"prompt": prompt, "n_predict": max_tokens, "temperature": 0, "return_tokens": True}
+        request = urllib.request.Request(
+            f"{self._origin}/completion",
+            json.dumps(body | {"cache_prompt": reuse}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=READY_S) as response:
+            reply = json.load(response)
+        return reply["tokens"], reply["timings"]["cache_n"]
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._origin}/health", timeout=READY_S):
+                return True
+        except (urllib.error.URLError, ConnectionError):
+            return False
