@@ -135,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = Path(model).name
         of = dict(sorted(measured.items(), key=lambda item: astuple(item[0])))
         print(f"## The matrix: {name}, runs: {options.repeats}\n\n{_report(of)}")
-        print(_left_out([load for load in loads if load not in of]))
+        if left_out := [load for load in loads if load not in of]:
+            print(f"Left out: {'; '.join(map(str, left_out))}.\n")
         if ratios := {load: _ratio(GOALS[0], found) for load, found in of.items() if load.turns == 1}:
             grids[name] = _grid(ratios)
     print(_NOTES.format(layouts=", ".join(options.layouts), repeats=options.repeats))
@@ -239,21 +240,14 @@ def _report(found: Mapping[Load, Found]) -> str:
             for load, ours in ticks
         ]
         parts.append(
-            "Where the time of umaserve's tokens goes: a tick is decode and sampling, without what is between\n"
-            "two ticks; the mean of the last ones of each load, in ms.\n"
+            "umaserve's gaps and ticks, in ms. A tick is decode and sampling, the mean of the last ones of each load;\n"
+            "the rest of a gap is what umaserve does between two ticks.\n"
         )
         parts.append(table(["clients", "words", "tokens", "gap p50", "tick"], rows))
     if found:
         busiest = max(measured.observer_cores for of in found.values() for measured in of.values())
         parts.append(f"The load generator took at most {busiest:.2f} of a core.\n")
     return "\n".join(parts)
-
-
-def _left_out(loads: Sequence[Load]) -> str:
-    """A line for the report: which loads were not measured."""
-    if not loads:
-        return ""
-    return f"Left out: {'; '.join(map(str, loads))}.\n"
 
 
 def _row(load: Load, found: Found, goals: Sequence[Goal]) -> list[str]:

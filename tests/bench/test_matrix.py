@@ -118,7 +118,7 @@ def test_what_was_measured_in_time_is_shown_and_what_was_not_is_named(monkeypatc
     sizes = ["--clients", "16", "64", "1", "--words", "24", "300", "--tokens", "32", "--no-talks"]
     assert matrix.main([*sizes, "--limit", "3600", "--picture", str(tmp_path / "x.png")]) == 0
     said = capsys.readouterr()
-    (_, _, *rows) = [line.split() for line in said.out.split("Where the time")[0].splitlines() if line.startswith("|")]
+    (_, _, *rows) = [line.split() for line in said.out.split("umaserve's gaps")[0].splitlines() if line.startswith("|")]
     assert [(row[1], row[3]) for row in rows] == [("16", "24"), ("16", "300"), ("64", "24")]
     assert "Left out: 64 x 300 words, 32 tokens; 1 x 24 words, 32 tokens; 1 x 300 words, 32 tokens." in said.out
     assert "The load generator took at most 0.50 of a core." in said.out
