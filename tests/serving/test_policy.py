@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.messages import Priority
-from umaserve.serving.cost_model import Cost, CostModel
+from umaserve.serving.cost_model import Cost, CostModel, MovingCost
 from umaserve.serving.policy import (
     AGING_S,
     BURST_S,
@@ -32,6 +32,7 @@ from umaserve.serving.policy import (
     may_start,
     plan,
 )
+from umaserve.serving.ticks import Capacity, Copy, Divide, Load, Release, Save, SavedBytes
 
 NOW = 1000.0
 COST = Cost(0.002, 0.004, 0.003, 0.0005)
@@ -86,6 +87,7 @@ prompts_of = st.builds(
     cells=st.integers(1, 500),
     resumes=st.booleans(),
     adapters=st.sampled_from(ADAPTERS),
+    moving_s=st.just(0.0),
 )
 
 
@@ -119,6 +121,15 @@ def growing_snapshots(draw: st.DrawFn) -> Snapshot:
     snapshot = draw(plain_snapshots)
     streams = [one._replace(lacks=draw(st.sampled_from([0, 1, 1, 9]))) for one in snapshot.streams]
     return dataclasses.replace(snapshot, streams=streams, free_cells=draw(st.integers(0, 12) | st.integers(0, 1500)))
+
+
+@st.composite
+def moving_snapshots(draw: st.DrawFn) -> Snapshot:
+    """Without adapters; prompts that start have a prefix to load."""
+    snapshot = draw(plain_snapshots)
+    times = st.just(0.0) | st.floats(0, 0.1)
+    prompts = [one if one.started else one._replace(moving_s=draw(times)) for one in snapshot.prompts]
+    return dataclasses.replace(snapshot, prompts=prompts, moving_s=draw(times))
 
 
 def by_id(snapshot: Snapshot) -> dict[int, Prompt]:
@@ -197,10 +208,11 @@ def test_no_batch_and_no_prompt_is_overfilled(snapshot: Snapshot) -> None:
 
 
 @untimed
-@given(plain_snapshots)
+@given(plain_snapshots | moving_snapshots())
 def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
-    if prefilled(the_plan) <= PREFILL_FLOOR:
+    moving_s = [by_id(snapshot)[id_].moving_s for id_, _ in the_plan.prefill]
+    if prefilled(the_plan) <= (MIN_ROWS if any(moving_s) else PREFILL_FLOOR):
         return
     cost, cached = snapshot.cost, snapshot.cached
     # Those that gave way for the prompts were counted when the time was shared out.
@@ -208,6 +220,7 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     # Without streams, the nearest number of whole tiles, and less than half a one that would remain.
     rows = prefilled(the_plan) if n_streams else max(0, prefilled(the_plan) - WIDE_ROWS)
     seconds = cost.seconds(n_streams, rows, cached)
+    seconds += sum(moving_s) + snapshot.moving_s if n_streams else 0.0
     decode_s = cost.seconds(n_streams, 0, cached)
     if not n_streams:
         allowed = IDLE_TICK_S
@@ -696,6 +709,31 @@ PLANS = {
         ),
         did(tuple(range(20)), ((99, MIN_ROWS),)),
     ),
+    "loads of prefixes count as prefill": (
+        snapshot(
+            [prompt(number, moving_s=0.02) for number in (2, 3, 4)],
+            [Stream(1, 0.1)],
+            cost=Cost(0.01, 0.001, 0.001),
+        ),
+        did((1,), ((2, 10), (3, 10), (4, 4))),
+    ),
+    "and so do those that happen in any case": (
+        snapshot(
+            [prompt(number, moving_s=0.02) for number in (2, 3)],
+            [Stream(1, 0.1)],
+            cost=Cost(0.01, 0.001, 0.001),
+            moving_s=0.04,
+        ),
+        did((1,), ((2, 10),)),
+    ),
+    "one is loaded however long it takes": (
+        snapshot(
+            [prompt(2, moving_s=0.5, remaining=99), prompt(3)],
+            [Stream(1, 0.1)],
+            cost=Cost(0.01, 0.001, 0.001),
+        ),
+        did((1,), ((2, MIN_ROWS),)),
+    ),
     "but not if it takes longer than the streams": (
         snapshot([prompt(2, remaining=100)], [Stream(1, 0.01)], cost=Cost(0.009, 0.001, 0.001), prompts_apart=True),
         did((1,), ((2, 1),)),
@@ -979,6 +1017,28 @@ def test_the_most_rows_within_a_time_agree_with_the_time_they_take(
         assert cost.seconds(decode, rows, cached) <= seconds * (1 + 1e-9)
     assert rows >= 0
     assert cost.seconds(decode, rows + 1, cached) >= seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("byte_s", [1e-11, 1e-9])
+def test_the_time_of_kv_operations_is_learned_by_their_bytes(byte_s: float) -> None:
+    cost = MovingCost(Capacity(4, 10_000, 4_000, 512, saved_bytes=SavedBytes(1000, 20_000)))
+    size = 1000 + 20_000 * 300
+    for _ in range(100):
+        cost.observe([Save(0, 0, size), Release(0), Load(0, size, 1)], 2 * size * byte_s, parted=True)
+        # Neither of these says anything about the time for a byte.
+        cost.observe([Divide(2), Save(0, 0, size)], 9.0, parted=True)
+        cost.observe([Release(0), Copy(0, 1, 300)], 9.0, parted=False)
+    assert cost.of_sequence(300) == pytest.approx(size * byte_s, rel=0.01)
+    assert cost.seconds([Load(0, size, 1), Release(0)], parted=True) == pytest.approx(size * byte_s, rel=0.01)
+    assert cost.seconds([Copy(0, 1, 300)], parted=True) == pytest.approx(2 * size * byte_s, rel=0.01)
+    assert cost.seconds([Copy(0, 1, 300)], parted=False) == 0.0
+
+
+def test_one_interrupted_kv_operation_is_not_believed() -> None:
+    cost = MovingCost(Capacity(4, 10_000, 4_000, 512, saved_bytes=SavedBytes(1000, 20_000)))
+    before = cost.of_sequence(300)
+    cost.observe([Save(0, 0, 6_001_000)], 60.0, parted=True)
+    assert before < cost.of_sequence(300) < 1.5 * before
 
 
 def test_rows_that_cost_nothing_are_not_believed() -> None:

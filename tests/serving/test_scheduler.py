@@ -39,13 +39,14 @@ from umaserve.messages import (
     ToolCall,
     Waiting,
 )
+from umaserve.serving import planning
 from umaserve.serving.policy import AGING_S, MAX_SHARE
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Caller, Hold
 from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
-from umaserve.serving.ticks import Outcome, Tick, TickResult
+from umaserve.serving.ticks import Outcome, Save, Tick, TickResult
 from umaserve.serving.turns import REMEMBERED
 
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
@@ -1623,6 +1624,26 @@ def test_choices_that_cannot_be_prepared_fail_each_by_its_id(world: SchedulerWor
     world.finish()
     assert [client.end for client in choices] == [Fault.CONTEXT_EXCEEDED] * 3
     assert [client.outputs[-1].request_id for client in choices] == [client.request.id for client in choices]
+
+
+def test_sequences_that_end_together_beside_a_stream_are_saved_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MAX_SAVING_S", 0.0)
+    world = SchedulerWorld(host_bytes=100_000, cached_cells=1)
+    stream = world.arrive("a stream that goes on", max_tokens=60)
+    others = [world.arrive(f"{number} ends soon", max_tokens=3 + number) for number in range(3)]
+    world.turn_until(lambda: all(client.tokens for client in (stream, *others)))
+    for client in others:
+        world.cancel(client)
+    before = len(world.engine.ticks)
+    world.turn_until(lambda: stream.end)
+    saves = [
+        sum(isinstance(one, Save) for one in tick.kv_operations)
+        for tick in world.engine.ticks[before:]
+        if any(run.sampler for run in tick.runs)
+    ]
+    assert [number for number in saves if number] == [1, 1, 1]
+    assert stream.text == stream.expected
+    world.finish()
 
 
 def test_tenants_have_their_requests_prepared_in_turn(world: SchedulerWorld) -> None:

@@ -308,14 +308,16 @@ class LlamaEngine:
                     self._drafter.forget(move.slot)
                 elif isinstance(move, Move):
                     self._drafter.forget(move.source)
+        began = time.perf_counter()
         moved = self._cells.move(tick.kv_operations)
+        moving_s = time.perf_counter() - began
         if any(isinstance(move, Divide) for move in tick.kv_operations):
             self._on_new_context()
         if not moved:
             log.error("a sequence could not be saved or brought back")
             return TickResult(Outcome.CACHE_LOST, (), 0.0)
         if not tick.runs:
-            return TickResult(Outcome.DONE, (), 0.0)
+            return TickResult(Outcome.DONE, (), 0.0, moving_s=moving_s)
         started = time.perf_counter()
         runs, draft_tokens = self._with_drafts(tick)
         drafted = time.perf_counter()
@@ -340,7 +342,7 @@ class LlamaEngine:
                     if run.logprobs is not None:
                         logprobs[index] = scores
         ended = time.perf_counter()
-        return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started)
+        return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started, moving_s)
 
     def _on_new_context(self) -> None:
         """The cells were divided: what was set on the context, and what the drafter knows by slot, is gone."""

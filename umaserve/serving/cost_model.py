@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from umaserve.serving.ticks import Capacity, Copy, Divide, KVOperation, Load, Save
 
 FORGETTING = 0.98
 """Factor on the weight of a tick for each later one: about the last 50 count."""
@@ -24,6 +27,12 @@ MAX_WRONG = 2.0
 """The largest factor of the correction, and the largest error of one tick that it learns from."""
 LATE_SHARE, MARGIN_STEP, MAX_MARGIN = 0.05, 0.1, 1.5
 """The share of ticks that may take longer than predicted; how fast the margin for that adapts, and its limit."""
+
+_BYTE_S = 2.5e-10
+_BYTE_LEARNED = 0.1
+"""Weight of the latest tick in the average time for a byte."""
+_MIN_BYTES = 1 << 20
+"""Fewer say nothing about the time for a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +126,36 @@ class CostModel:
         theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * self._prior)
         fixed, decode, prefill, attention = (max(0.0, float(value)) for value in theta)
         return Cost(fixed, decode, max(prefill, 1e-7), attention)
+
+
+class MovingCost:
+    """Predicts how long KV operations take, from the bytes that they copy."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._saved_bytes = capacity.saved_bytes
+        self._byte_s = _BYTE_S
+
+    def seconds(self, kv_operations: Sequence[KVOperation], *, parted: bool) -> float:
+        """``parted``: whether a copied sequence gets cells of its own."""
+        return self._byte_s * sum([self._bytes(one, parted=parted) for one in kv_operations])
+
+    def of_sequence(self, tokens: int) -> float:
+        """The time to save or load a sequence of ``tokens``."""
+        return self._byte_s * self._saved_bytes.of(tokens)
+
+    def observe(self, kv_operations: Sequence[KVOperation], seconds: float, *, parted: bool) -> None:
+        """Learn from those of one tick."""
+        n_bytes = sum(self._bytes(one, parted=parted) for one in kv_operations)
+        # Dividing the cells takes a new context.
+        if n_bytes >= _MIN_BYTES and not any(isinstance(one, Divide) for one in kv_operations):
+            wrong = min(seconds / n_bytes / self._byte_s, 2 * MAX_WRONG)
+            self._byte_s *= 1 + _BYTE_LEARNED * (wrong - 1)
+
+    def _bytes(self, one: KVOperation, *, parted: bool) -> int:
+        match one:
+            case Save() | Load():
+                return one.size
+            case Copy() if parted:
+                # Through host memory and back.
+                return 2 * self._saved_bytes.of(one.length)
+        return 0

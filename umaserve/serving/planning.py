@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from umaserve.metrics import ServingMetrics
-from umaserve.serving.cost_model import Cost
+from umaserve.serving.cost_model import Cost, MovingCost
 from umaserve.serving.division import Division
 from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, may_start, plan, urgency
 from umaserve.serving.promises import Promises
@@ -33,6 +33,9 @@ from umaserve.serving.ticks import (
 
 LOOKED_UP = 4
 """Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
+
+MAX_SAVING_S = 0.02
+"""Ended sequences are saved beside streams for so long in one tick, or one of them; the others in later ticks."""
 
 DRAFTING_LEARNED = 0.1
 """Weight of the latest tick in the average time for a draft token of the draft model."""
@@ -93,6 +96,7 @@ class Planning:
         self._started = started
         self._shares_prefixes = shared_prefixes
         self._last_adapters: Adapters = ()
+        self._moving = MovingCost(capacity)
         self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
         self.to_encode: list[tuple[Session, Chunk]] = []
@@ -169,6 +173,10 @@ class Planning:
             # A draft model that was slow once is tried again later.
             self._drafting_s *= DRAFTING_FORGOTTEN
 
+    def moved(self, work: Work, seconds: float) -> None:
+        """Learn how long the KV operations of a tick took."""
+        self._moving.observe(work.tick.kv_operations, seconds, parted=self._division.parted)
+
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def _divide(self) -> None:
@@ -181,9 +189,17 @@ class Planning:
             self.slots.divide(self._division.parts)
 
     def _take_back_slots(self) -> None:
-        for session in [session for session in self.slots.holders if session.state not in RUNNING]:
+        ended = [session for session in self.slots.holders if session.state not in RUNNING]
+        beside_streams = any(session.state is State.DECODE for session in self.slots.holders)
+        for index, session in enumerate(ended):
+            if beside_streams and index and self._moving_s() > MAX_SAVING_S:
+                break
             self._promises.ended(session)
             self._give_up(session)
+
+    def _moving_s(self) -> float:
+        """Time for the KV operations that are planned so far."""
+        return self._moving.seconds(self.slots.kv_operations, parted=self._division.parted)
 
     def _give_up(self, session: Session) -> None:
         request = session.request
@@ -239,6 +255,7 @@ class Planning:
             preparing=preparing,
             prompts_apart=self._capacity.prompts_apart,
             parted=self._division.parted,
+            moving_s=self._moving_s(),
         )
 
     def _stream(self, session: Session) -> Stream:
@@ -339,6 +356,8 @@ class Planning:
             resumes=_resumes(session),
             computed=session.computed if started else session.reusable,
             adapters=prepared.adapters,
+            # Without divisions, it mostly shares the cells of the cached prefix.
+            moving_s=0.0 if started or not self._division.possible else self._moving.of_sequence(session.reusable),
         )
 
     # -- from the plan to the tick -------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ The rules, and why:
    background ones. A growing stream preempts any that are before it in this order; if there are none, it is itself
    preempted. The last in the order never is, so that some sequence always finishes. A tick that preempts for a growing
    stream starts no prompt.
+   Beside streams, loading the prefix of a prompt that starts, and saving sequences that ended, count as prefill: of the
+   prompts that start, all but the first wait for a tick that has time for it.
 8. Draft tokens are verified in ticks without prefill: as many as bring more tokens a second than they cost, by the
    stream's acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each.
@@ -41,6 +43,7 @@ The rules, and why:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -106,6 +109,8 @@ class Prompt(NamedTuple):
     computed: int = 0
     """Its tokens in KV cells: all that its rows attend to, where it has a decode of its own."""
     adapters: Adapters = ()
+    moving_s: float = 0.0
+    """Seconds that it takes to load its cached prefix when it starts."""
 
 
 class Held(NamedTuple):
@@ -143,6 +148,8 @@ class Snapshot:
     """Whether each prompt has a decode of its own in a tick."""
     parted: bool = False
     """Whether each sequence has KV cells of its own."""
+    moving_s: float = 0.0
+    """Seconds for the KV operations that this tick has in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +234,16 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     for prompt in queue:
         if prompt.id in room.preempted:
             continue
+        price = _rows_in(prompt.moving_s, snapshot) if streams else 0
         if prompt.adapters != adapters:
             room.leave(prompt)
         elif burst.holds(prompt):
             held_back.append((prompt.id, prompt.remaining))
-        elif rows < min(prompt.remaining, least) and (prefill or not rows):
+        elif rows < min(prompt.remaining, least) + price and (prefill or not rows):
             waiting += 1
             rows = 0
         elif prompt.started or room.make(prompt):
+            rows = rows - price if prefill else max(rows - price, min(rows, MIN_ROWS))
             tokens = min(prompt.remaining, rows)
             if not snapshot.streams and _leaves_little(prompt, tokens):
                 tokens = min(prompt.remaining, snapshot.batch_tokens - sum([n for _, n in prefill]))
@@ -378,6 +387,8 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
         seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), LATE_TICK_S))
     elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
+    if decode_rows:
+        seconds -= snapshot.moving_s
     left = seconds - cost.seconds(decode_rows, 0, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
     rows = cost.prefill_rows_within(left, prompts[0].computed if snapshot.prompts_apart and prompts else cached)
     if not decode_rows and rows >= WIDE_ROWS // 2:
@@ -396,6 +407,12 @@ def _leaves_little(prompt: Prompt, tokens: int) -> bool:
 def _rows_of_a_decode(snapshot: Snapshot) -> int:
     """The rows of a prompt that take as long as what a decode takes besides its rows."""
     return max(MIN_ROWS // 2, int(snapshot.cost.fixed_s / snapshot.cost.prefill_row_s))
+
+
+def _rows_in(seconds: float, snapshot: Snapshot) -> int:
+    """The rows of prompts that take so long."""
+    cost = snapshot.cost
+    return math.ceil(seconds / (cost.prefill_row_s + cost.attention_s * snapshot.cached / 1000)) if seconds else 0
 
 
 def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:

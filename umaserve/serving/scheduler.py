@@ -188,6 +188,7 @@ class Scheduler:
             case Outcome.FAILED:
                 self._fail_all(work.sessions)
             case Outcome.DONE:
+                self._planning.moved(work, result.moving_s)
                 now = self._now()
                 for index, (session, run) in enumerate(zip(work.sessions, work.tick.runs, strict=True)):
                     try:

@@ -266,6 +266,11 @@ class Slots:
         self.forget_cached()
         self._kv_operations += map(Release, [*self._free, *self._rooms])
 
+    @property
+    def kv_operations(self) -> Sequence[KVOperation]:
+        """Those planned for the next tick so far."""
+        return self._kv_operations
+
     def take_kv_operations(self) -> list[KVOperation]:
         """The KV operations for the next tick, each returned once."""
         kv_operations, self._kv_operations = self._kv_operations, []

@@ -207,6 +207,8 @@ class TickResult:
     """How many draft tokens the draft model made for each of the tick's drafts."""
     drafting_s: float = 0.0
     """Time that it took for them, before the decode."""
+    moving_s: float = 0.0
+    """Time for the KV operations."""
 
 
 class SavedBytes(NamedTuple):
