@@ -31,7 +31,7 @@ TOOLS = ("pip>=23", "cmake>=3.24", "ninja", "gguf>=0.10")
 """CMake from 3.24 on can compile for this machine's GPU alone."""
 
 _SOURCE = ("vendor", "llama.cpp")
-_UNUSED = {".github", "benches", "docs", "examples", "gguf-py", "media", "models", "tests"}
+_UNUSED = {".git", ".github", "benches", "docs", "examples", "gguf-py", "media", "models", "tests"}
 """Folders of llama.cpp's source without which its server compiles; they are most of it."""
 _GLIBC = (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)
 """Minor versions of glibc 2 that wheels are made for. pip takes none but those that are named."""

@@ -153,6 +153,7 @@ def test_the_source_of_llama_cpp_is_packed_without_what_is_not_compiled(tmp_path
         "llama_cpp_python-1/vendor/llama.cpp/tools/server/server.cpp": b"int main() {}",
         "llama_cpp_python-1/vendor/llama.cpp/models/large.gguf": b"GGUF",
         "llama_cpp_python-1/vendor/llama.cpp/docs/build.md": b"text",
+        "llama_cpp_python-1/vendor/llama.cpp/.git": b"gitdir: ../../.git/modules/vendor/llama.cpp",
         "llama_cpp_python-1/.git/objects/pack/pack": b"history",
         "llama_cpp_python-1/llama_cpp/llama_cpp.py": b"import ctypes",
     }
