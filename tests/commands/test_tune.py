@@ -55,9 +55,9 @@ class Box:
             raise found
         return found
 
-    def search(self, config: Config | None = None, cores: int = 2, converted: bool = False) -> Found:
+    def search(self, config: Config | None = None, cores: int = 2, weights: str = "") -> Found:
         found = Found()
-        search(config or Config(), cores, converted, self, found)
+        search(config or Config(), cores, weights, self, found)
         return found
 
 
@@ -111,11 +111,11 @@ def test_each_setting_is_tried_once_and_the_present_ones_stay_where_nothing_is_f
     assert (best(found), found.not_measured) == ("present settings", [])
 
 
-def test_converted_weights_are_compared_with_the_model_s_own() -> None:
-    box = Box({'weights = "as-is"': times(1.2)})
-    found = box.search(converted=True)
-    assert box.measured[1] == 'weights = "as-is"'
-    assert best(found) == 'weights = "as-is"'
+@pytest.mark.parametrize("other", ["as-is", "converted"])
+def test_other_weights_are_tried_first(other: str) -> None:
+    box = Box({f'weights = "{other}"': times(1.2)})
+    found = box.search(weights=other)
+    assert box.measured[1] == best(found) == f'weights = "{other}"'
 
 
 def test_what_is_faster_is_kept_and_what_follows_is_tried_with_it() -> None:
@@ -184,7 +184,7 @@ def test_one_token_and_prompts_may_have_different_numbers_of_threads() -> None:
 
 def test_only_passes_that_are_shorter_than_the_prompts_are_measured() -> None:
     found = Found()
-    search(Config(), 1, False, lambda _change, _tokens: START._replace(prompt_tokens=200), found)
+    search(Config(), 1, "", lambda _change, _tokens: START._replace(prompt_tokens=200), found)
     assert [row.change["n_ubatch"] for row in found.rows if "n_ubatch" in row.change] == [128]
 
 
@@ -218,17 +218,42 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     return Processes(monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("setting", "present", "other", "loaded"),
+    [
+        # A daemon loads the copy, or not: the other file is the alternative.
+        ("fast", "copy.gguf", "as-is", "m.gguf"),
+        ("converted", "copy.gguf", "as-is", "m.gguf"),
+        ("fast", "m.gguf", "converted", "copy.gguf"),
+        # The operator wants no copy.
+        ("as-is", "m.gguf", "", None),
+    ],
+)
 def test_weights_are_chosen_once_and_then_loaded_as_they_are(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
+    setting: str, present: str, other: str, loaded: str | None, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = Weights("/cache/copy.gguf", "Q4_1")
-    monkeypatch.setattr(tune, "choose", lambda _path, _config, wanted: (wanted(0.0), chosen)[1])
-    measure = tune.Measurements(Config(model="m.gguf"), {"model": "m.gguf", "config": "c.toml"}, 120)
+    def chosen(path: str, config: Config, wanted: Callable[[float], bool]) -> Weights:
+        assert wanted(0.0)
+        return Weights({"fast": present, "converted": "copy.gguf", "as-is": path}[config.weights])
+
+    monkeypatch.setattr(tune, "choose", chosen)
+    flags = {"model": "m.gguf", "config": "c.toml"}
+    measure = tune.Measurements(Config(model="m.gguf", weights=setting), flags, 120)
+    assert measure.other_weights == other
     assert measure({"threads": 1}, 512) == START
-    measure({"weights": "as-is", "threads": 1}, 512)
+    if other:
+        measure({"weights": other, "threads": 1}, 512)
     # Otherwise each process would choose anew, for its number of threads.
     common = {"config": "c.toml", "threads": 1, "weights": "as-is"}
-    assert processes.settings == [{**common, "model": "/cache/copy.gguf"}, {**common, "model": "m.gguf"}]
+    assert processes.settings == [{**common, "model": path} for path in (present, loaded) if path is not None]
+
+
+@pytest.mark.parametrize("found", ["Q4_K", "no file"])
+def test_weights_that_are_not_converted_have_no_other(
+    found: str, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "choose", lambda path, _config, _wanted: Weights(path))
+    assert tune.Measurements(Config(model=found), {}, 120).other_weights == ""
 
 
 def test_a_conversion_gets_half_of_the_time(

@@ -44,7 +44,7 @@ def test_the_first_start_converts_and_later_ones_load_the_copy(own_daemon, tmp_p
     second = start()
     assert served(second) == own
     assert "converting" not in second.logs
-    assert f"the weights are loaded from a faster copy copy={copy}" in second.logs
+    assert f"the weights are loaded from a converted copy copy={copy}" in second.logs
     assert copy.stat().st_ino == made.st_ino
 
     os.truncate(copy, 1_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import logging
@@ -351,6 +352,21 @@ def test_a_copy_that_is_not_faster_is_made_once_and_removed(box: Box) -> None:
     box.measured = SLOWER
     assert box.chosen() == box.chosen() == AS_IS
     assert box.conversions == 1
+    assert box.copies() == []
+
+
+def test_a_converted_copy_that_the_operator_wants_is_not_measured(box: Box) -> None:
+    box.measured = SLOWER
+    assert box.chosen() == AS_IS
+    fast, box.config = box.config, dataclasses.replace(box.config, weights="converted")
+    chosen = box.chosen()
+    assert box.copies() == [Path(chosen.path)]
+    assert chosen.converted_from == "Q4_1"
+    assert box.chosen() == chosen
+    assert box.conversions == 2
+    # Other daemons of the folder still load what is faster.
+    box.config = fast
+    assert box.chosen() == AS_IS
     assert box.copies() == []
 
 

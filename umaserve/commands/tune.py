@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from umaserve.commands import tune_table
 from umaserve.commands.tune_search import RULE, Change, Found, NoTimeLeft, search
 from umaserve.engine.model import find
 from umaserve.engine.speeds import Speeds, measured
-from umaserve.engine.weights import Weights, choose
+from umaserve.engine.weights import choose
 from umaserve.errors import ModelError
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs, program
@@ -67,7 +68,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     found = Found()
     try:
         measurements = Measurements(config, flags, seconds)
-        search(config, usable_cores(), bool(measurements.weights.converted_from), measurements, found)
+        search(config, usable_cores(), measurements.other_weights, measurements, found)
     except NoTimeLeft:
         return _failed(f"not even the present settings could be measured in {seconds} s: give more with --seconds")
     except (ModelError, program.ProgramError, OSError) as error:
@@ -93,8 +94,12 @@ class Measurements:
         self._began = time.monotonic()
         self._seconds = seconds
         self._longest_s = 0.0
-        self.weights = self._chosen(config)
-        """The file that is loaded unless a change says "as-is"."""
+        self._present = self._copy = self._loaded(config)
+        self.other_weights = "as-is" if self._present != self._path else ""
+        """The value of ``weights`` with which another file is loaded than at present; empty: there is none."""
+        if config.weights == "fast" and not self.other_weights and self._may_convert():
+            self._copy = self._loaded(dataclasses.replace(config, weights="converted"))
+            self.other_weights = "converted" if self._copy != self._path else ""
 
     def __call__(self, change: Change, prompt_tokens: int) -> Speeds:
         """As ``tune_search.Measure``."""
@@ -102,7 +107,7 @@ class Measurements:
         left_s = self._seconds - began_s
         if left_s < self._longest_s:
             raise NoTimeLeft
-        path = self._path if change.get("weights") == "as-is" else self.weights.path
+        path = {"as-is": self._path, "converted": self._copy}.get(change.get("weights", ""), self._present)
         # The file is chosen already. For another number of threads, the daemon would measure it anew.
         settings = {**self._flags, **change, "model": path, "weights": "as-is"}
         bar = ProgressBar(f"{tune_table.named(change)} ", sys.stderr)
@@ -116,23 +121,27 @@ class Measurements:
             bar.clear()
             self._longest_s = max(self._longest_s, self._passed_s() - began_s)
 
-    def _chosen(self, config: Config) -> Weights:
+    def _loaded(self, config: Config) -> str:
+        """The path of the file that the daemon loads."""
         bar = ProgressBar("weights ", sys.stderr)
         late = False
 
         def wanted(_fraction: float) -> bool:
             nonlocal late
-            late = self._passed_s() > self._seconds * _CONVERTING
+            late = not self._may_convert()
             return self._shown(bar) and not late
 
-        weights = choose(self._path, config, wanted)
+        path = choose(self._path, config, wanted).path
         bar.clear()
         if late:
             _show(
                 "Converting the weights takes too long, so they are measured as they are. Start the daemon once, which "
                 "converts them, or give more --seconds."
             )
-        return weights
+        return path
+
+    def _may_convert(self) -> bool:
+        return self._passed_s() <= self._seconds * _CONVERTING
 
     def _passed_s(self) -> float:
         return time.monotonic() - self._began

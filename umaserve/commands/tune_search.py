@@ -59,12 +59,13 @@ class Found:
     """For lack of time."""
 
 
-def search(config: Config, cores: int, converted: bool, measure: Measure, found: Found) -> None:
-    """Try changes of ``config``, and add to ``found`` what comes of each. ``converted``: the weights are loaded from a
-    converted copy. Raises as ``measure`` if the settings at the start can't be measured."""
+def search(config: Config, cores: int, weights: str, measure: Measure, found: Found) -> None:
+    """Try changes of ``config``, and add to ``found`` what comes of each. ``weights``: the value of this setting with
+    which another file is loaded; empty: there is none. Raises as ``measure`` if the settings at the start can't be
+    measured."""
     start = measure({}, 0)
     found.rows.append(Row({}, start))
-    for step in _steps(config, cores, converted, start.prompt_tokens, found):
+    for step in _steps(config, cores, weights, start.prompt_tokens, found):
         change = {**found.rows[found.best].change, **step}
         try:
             dataclasses.replace(config, **change)
@@ -119,10 +120,10 @@ def _is_confirmed(row: Row, found: Found, measure: Measure) -> bool:
     return is_better(row.speeds, best.speeds, start.speeds)
 
 
-def _steps(config: Config, cores: int, converted: bool, prompt_tokens: int, found: Found) -> Iterator[Change]:
+def _steps(config: Config, cores: int, weights: str, prompt_tokens: int, found: Found) -> Iterator[Change]:
     """What to change next, from the best found so far; what promises most comes first."""
-    if converted:
-        yield {"weights": "as-is"}
+    if weights:
+        yield {"weights": weights}
     yield from _threads(config, cores, found)
     yield {"flash_attn": "auto" if config.flash_attn == "off" else "off"}
     yield from ({"kv_type": kind} for kind in ("f16", "q8_0", "f32", "bf16") if kind != config.kv_type)

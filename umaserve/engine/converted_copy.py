@@ -77,8 +77,9 @@ class ConvertedCopy:
     def exists(self) -> bool:
         """Whether there is a copy, as it was adopted."""
         match self._recorded():
-            case {"file": file, "copy": [*copy]} if file == self._file:
-                return copy == self._size_and_time()
+            case {"file": file, "copy": [*copy]} if file == self._file and copy == self._size_and_time():
+                self._used()
+                return True
         return False
 
     def is_faster(self) -> bool | None:
@@ -87,9 +88,7 @@ class ConvertedCopy:
             case {"file": file, "box": box, "faster": bool(faster)} if (file, box) == (self._file, self._box):
                 if faster and not self.exists():
                     return None
-                # The folder keeps what was used last. It may be read-only, made by somebody else for this user.
-                with contextlib.suppress(OSError):
-                    os.utime(self.record)
+                self._used()
                 return faster
         return None
 
@@ -144,6 +143,12 @@ class ConvertedCopy:
         self.path.unlink(missing_ok=True)
         self._write(None, why, failed=self._converter)
         self._tidy()
+
+    def _used(self) -> None:
+        """The folder keeps what was used last."""
+        # It may be read-only, made by somebody else for this user.
+        with contextlib.suppress(OSError):
+            os.utime(self.record)
 
     def _check_folder(self) -> None:
         status = os.stat(self.folder)

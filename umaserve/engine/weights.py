@@ -80,11 +80,11 @@ def choose(path: str, config: Config, progress: Callable[[float], bool]) -> Weig
         return as_is
     try:
         copy = ConvertedCopy(folder_of(config.weights_cache, os.environ), path, _box(config), _converter())
-        faster = copy.is_faster()
-        if faster is None:
+        wanted = _verdict(copy, config)
+        if wanted is None:
             _check_failure(copy)
-            faster = _made(copy, path, slow, contents, config, progress)
-        if not faster:
+            wanted = _made(copy, path, slow, contents, config, progress)
+        if not wanted:
             return as_is
         _check_memory(os.path.getsize(copy.path))
     except program.Cancelled:
@@ -97,7 +97,7 @@ def choose(path: str, config: Config, progress: Callable[[float], bool]) -> Weig
             error,
         )
         return as_is
-    log.info("the weights are loaded from a faster copy", extra={"fields": {"copy": str(copy.path), "was": slow}})
+    log.info("the weights are loaded from a converted copy", extra={"fields": {"copy": str(copy.path), "was": slow}})
     return Weights(str(copy.path), slow)
 
 
@@ -133,6 +133,13 @@ def copy_bytes(contents: gguf.Contents, file_bytes: int) -> int:
     return file_bytes + grown
 
 
+def _verdict(copy: ConvertedCopy, config: Config) -> bool | None:
+    """Whether to load the copy; ``None`` where it must be made or measured first."""
+    if config.weights == "converted":
+        return copy.exists() or None
+    return copy.is_faster()
+
+
 def _box(config: Config) -> Mapping[str, str | int]:
     """What the speeds depend on, beside the file."""
     threads = config.threads or usable_cores()
@@ -159,21 +166,24 @@ def _made(
     config: Config,
     progress: Callable[[float], bool],
 ) -> bool:
-    """Make the copy, measure it and keep it if it is faster; returns that. Another daemon may have done so first."""
+    """Make the copy. Unless it is wanted in any case, measure it, and keep it if it is faster. Returns whether to load
+    it. Another daemon may have done so first."""
     threads = config.threads or usable_cores()
     threads_batch = config.threads_batch or threads
     file_bytes = os.path.getsize(path)
     most = copy_bytes(contents, file_bytes)
     with copy.locked(lambda: progress(0.0)):
-        found = copy.is_faster()
+        found = _verdict(copy, config)
         if found is not None:
             return found
         _check_failure(copy)
         _check_memory(file_bytes + most)
         if not copy.exists():
-            log.info("llama.cpp has no fast kernels for %s weights: converting a copy to Q8_0, once, to try it", slow)
+            log.info("llama.cpp has no fast kernels for %s weights: converting a copy to Q8_0, once", slow)
             _check_disk(copy, most)
             _convert(copy, path, most, threads_batch, progress)
+        if config.weights == "converted":
+            return True
         measured = program.run(
             "umaserve.engine.row_times",
             *(str(threads), str(threads_batch), ",".join(map(str, ROWS)), path, str(copy.path)),

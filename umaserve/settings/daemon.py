@@ -187,10 +187,10 @@ class Config:
     )
     weights: str = setting(
         "fast",
-        choice("fast", "as-is"),
+        choice("fast", "as-is", "converted"),
         "engine",
         "fast: if the weights have a format that this processor computes slowly, convert a copy to Q8_0 at the first "
-        "start, and load it if it proves faster; as-is: never",
+        "start, and load it if it proves faster; as-is: never; converted: load such a copy without measuring",
     )
     weights_cache: str = setting(
         "",
