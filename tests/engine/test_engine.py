@@ -555,3 +555,21 @@ def test_requests_are_prepared_while_the_cells_are_divided(plain: LlamaEngine, m
     """On another thread, while there is no context."""
     monkeypatch.setattr(plain._model, "context", None)
     assert plain.prepare(Generate("t", STORY, 4)).max_tokens == 4
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_context_is_made_and_divided_if_that_is_possible(fails: bool, monkeypatch: pytest.MonkeyPatch, caplog):
+    made: list[bool] = []
+    init = llama_cpp.llama_init_from_model
+
+    def counted(native, params):
+        made.append(not params.kv_unified)
+        return None if fails and not params.kv_unified else init(native, params)
+
+    monkeypatch.setattr(llama_cpp, "llama_init_from_model", counted)
+    loaded = engine(n_ctx=1024)
+    assert made == ([True, False] if fails else [True])
+    assert loaded.capacity.divisions == ([] if fails else [(2, 512)])
+    assert loaded.capacity.cells == 1024
+    assert ("could not be divided into 2 parts" in caplog.text) == fails
+    loaded.close()

@@ -92,16 +92,18 @@ def _load_model(path: str, config: Config, progress: Callable[[float], bool]) ->
     def loading(fraction: float) -> bool:
         return progress(chosen + (1 - chosen) * fraction)
 
+    # Without host memory, cached prefixes need cells that nobody else waits for.
+    parted = _on_cpu(config) and config.host_cache_bytes > 0
     weights = choose(path, config, choosing)
     if weights.converted_from:
         try:
             name = Path(path).stem
-            return Model(weights.path, config, loading, name=name, converted_from=weights.converted_from)
+            return Model(weights.path, config, loading, name=name, converted_from=weights.converted_from, parted=parted)
         except ModelError as error:
             if not loading(0.0):
                 raise
             log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
-    return Model(path, config, loading)
+    return Model(path, config, loading, parted=parted)
 
 
 class LlamaEngine:
@@ -118,11 +120,7 @@ class LlamaEngine:
         self._generates = bool(model.memory)
         cuttable = self._generates and model.sequences_can_be_cut
         host_bytes = config.host_cache_bytes if self._generates else 0
-        on_cpu = not llama_cpp.llama_supports_gpu_offload() or config.n_gpu_layers == 0
-        # Without host memory, cached prefixes need cells that nobody else waits for.
-        divisions = model.divisions() if on_cpu and host_bytes and cuttable and not embeds else []
-        if divisions:
-            model.divide(divisions[0][0])
+        on_cpu = _on_cpu(config)
         self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
             # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
@@ -141,7 +139,7 @@ class LlamaEngine:
             # A CPU takes up to five times as long for 64 rows or more of several sequences as for each sequence alone:
             # all rows walk over each other's cells. A GPU reads the weights once for all rows.
             prompts_apart=on_cpu,
-            divisions=divisions,
+            divisions=model.divisions() if model.parts else [],
         )
         self._threads = self.capacity.threads
         most = min(config.n_ubatch, self.capacity.sequence_tokens)
@@ -451,6 +449,10 @@ def _takes_back(model: Model, config: Config) -> bool:
     """A decode of one pass overwrites only what is outside of the sliding windows of all its tokens; a second pass
     would overwrite what is outside of those of later tokens, which may be removed."""
     return not model.has_recurrent_state and (model.window == 0 or config.n_ubatch >= config.n_batch)
+
+
+def _on_cpu(config: Config) -> bool:
+    return config.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload()
 
 
 def _cached_cells(model: Model, host_bytes: int) -> int:

@@ -90,10 +90,18 @@ class Model:
     """
 
     def __init__(
-        self, path: str, config: Config, progress: Callable[[float], bool], *, name: str = "", converted_from: str = ""
+        self,
+        path: str,
+        config: Config,
+        progress: Callable[[float], bool],
+        *,
+        name: str = "",
+        converted_from: str = "",
+        parted: bool = False,
     ) -> None:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
-        before."""
+        before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
+        and it makes no embeddings."""
         gguf.check(path)
         llama_cpp.llama_log_set(log_line, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
@@ -102,9 +110,16 @@ class Model:
         self.name = name or Path(path).stem
         self._converted_from = converted_from
         self.native = self._load(config, progress)
+        self._config = config
+        n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
+        # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
+        self.n_ctx: int = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
+        self.n_seq_max = self._sequences()
+        """Sequences that share the cells; where these are divided, there are fewer."""
         self.parts = 0
         """Into how many the KV cells are divided, one for each sequence; 0: all sequences share them."""
-        self._config = config
+        if parted and self.sequences_can_be_cut and not self._pools():
+            self.parts = next((parts for parts, _each in self.divisions()), 0)
         try:
             self._check_architecture()
             self.context = self._new_context()
@@ -115,9 +130,7 @@ class Model:
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.n_threads: int = llama_cpp.llama_n_threads(self.context)
         self.n_threads_batch: int = llama_cpp.llama_n_threads_batch(self.context)
-        self.n_ctx: int = llama_cpp.llama_n_ctx(self.context)
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
-        self.n_seq_max: int = llama_cpp.llama_n_seq_max(self.context)
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.vocab)
         """Whether tokenizing a prompt adds the start token."""
         self.adds_eos: bool = llama_cpp.llama_vocab_get_add_eos(self.vocab)
@@ -210,12 +223,7 @@ class Model:
         cells are shared. Raises ``ModelError`` if that fails too."""
         llama_cpp.llama_free(self.context)
         self.parts = parts
-        try:
-            self.context = self._new_context()
-        except ModelError:
-            log.warning("the KV cells could not be divided into %d parts: all sequences share them", parts)
-            self.parts = 0
-            self.context = self._new_context()
+        self.context = self._new_context()
 
     def free(self) -> None:
         llama_cpp.llama_free(self.context)
@@ -239,19 +247,34 @@ class Model:
         if llama_cpp.llama_model_has_encoder(self.native) or not llama_cpp.llama_model_has_decoder(self.native):
             raise ModelError(f"model {self.path}: it does not generate text by itself: choose a decoder-only model")
 
-    def _new_context(self) -> Any:
-        config = self._config
-        params = llama_cpp.llama_context_default_params()
-        n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
-        # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
-        params.n_ctx = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
-        params.n_batch = min(config.n_batch, params.n_ctx)
-        params.n_ubatch = config.n_ubatch
+    def _sequences(self) -> int:
         # A recurrent state takes its memory whether it is used or not. With more sequences than tokens in a batch,
         # llama.cpp would abort the process.
         kept = KEPT_SEQUENCES if self.sequences_can_be_cut else 0
-        wanted = config.parallel + kept + self._pools(config)
-        params.n_seq_max = min(wanted, params.n_batch, llama_cpp.llama_max_parallel_sequences())
+        wanted = self._config.parallel + kept + self._pools()
+        return int(min(wanted, self._config.n_batch, self.n_ctx, llama_cpp.llama_max_parallel_sequences()))
+
+    def _new_context(self) -> Any:
+        """A context with ``parts``, which become 0 if that can't be had."""
+        context = llama_cpp.llama_init_from_model(self.native, self._context_params())
+        if not context and self.parts:
+            log.warning("the KV cells could not be divided into %d parts: all sequences share them", self.parts)
+            self.parts = 0
+            context = llama_cpp.llama_init_from_model(self.native, self._context_params())
+        if not context:
+            raise ModelError(
+                f"model {self.path}: llama.cpp could not make a context of {self.n_ctx} cells: lower --n-ctx, or run "
+                "with --log-level debug to see why"
+            )
+        return context
+
+    def _context_params(self) -> llama_cpp.llama_context_params:
+        config = self._config
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = self.n_ctx
+        params.n_batch = min(config.n_batch, self.n_ctx)
+        params.n_ubatch = config.n_ubatch
+        params.n_seq_max = self.n_seq_max
         params.pooling_type = _POOLING[config.pooling]
         # The full size would serve to cut sequences; but only the window is ever saved.
         params.swa_full = False
@@ -263,17 +286,11 @@ class Model:
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
         params.type_k = params.type_v = _KV_TYPES[config.kv_type]
-        context = llama_cpp.llama_init_from_model(self.native, params)
-        if not context:
-            raise ModelError(
-                f"model {self.path}: llama.cpp could not make a context of {config.n_ctx} cells: lower --n-ctx, or run "
-                "with --log-level debug to see why"
-            )
-        return context
+        return params
 
-    def _pools(self, config: Config) -> bool:
+    def _pools(self) -> bool:
         """Whether embeddings are computed between ticks, which takes a sequence of their own."""
-        if config.pooling != "model":
+        if self._config.pooling != "model":
             return True
         kind = self._metadata(self._metadata(b"general.architecture").encode() + b".pooling_type")
         return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE), str(llama_cpp.LLAMA_POOLING_TYPE_RANK))
