@@ -183,6 +183,15 @@ class ToolForm:
     also: tuple[ToolForm, ...] = ()
     """Other forms that the model is known to use at times."""
 
+    def text(self) -> str:
+        """All texts by which calls are recognized, those of ``also`` too."""
+        parts = [self.opens, *(part for part in self.call if isinstance(part, str)), self.between or "", self.closes]
+        if self.parameters is not None:
+            befores = [before for _type, before in self.parameters.before]
+            inner = self.parameters
+            parts += [inner.opens, *befores, inner.closes, inner.between, inner.quote]
+        return " ".join([*parts, *(form.text() for form in self.also)])
+
     @property
     def anywhere(self) -> bool:
         """Whether calls may follow text. Those that begin without a tag are recognized only where an answer begins."""

@@ -17,7 +17,7 @@ PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
-FORM = "{# calls stand in <tool_call> #}"
+FORM = "{# a call is <tool_call>{}</tool_call> #}"
 SHOWING = FORM + "{{ messages | tojson }}\n{{ tools | tojson }}"
 
 WEATHER = Tool("weather", "Tells the weather.", '{"type": "object", "properties": {"city": {"type": "string"}}}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import jinja2.meta
 
 from umaserve.engine.template import MAX_GROWTH, Template
 from umaserve.engine.template_sandbox import FAILURES
-from umaserve.engine.tools import in_words, signatures
+from umaserve.engine.tools import signatures, with_calls_as_text, with_instructions
 from umaserve.errors import ConfigError, Fault, RequestError
-from umaserve.messages import TOOL_CALL_OPEN, ChatTurn, Tool
+from umaserve.messages import TOLD_IN_WORDS, ChatTurn, Tool, ToolForm
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class ChatTemplate:
 
     ``source`` is the template for all conversations, ``with_tools`` a separate one for those with tools, if there is
     one. ``bos`` and ``eos`` are the texts of the tokens at a text's start and end; where ``adds_bos`` or ``adds_eos``,
-    tokenizing adds them, and so the prompt has none.
+    tokenizing adds them, and so the prompt has none. ``ends`` are the texts of all tokens that end an answer.
     """
 
     def __init__(
@@ -48,11 +48,13 @@ class ChatTemplate:
         with_tools: str | None = None,
         adds_bos: bool = False,
         adds_eos: bool = False,
+        ends: Collection[str] = (),
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._start = bos if adds_bos else ""
         self._end = eos if adds_eos else ""
         self._problem = ""
+        self._ends = ends
         self._template = self._compiled(source, bos, eos, now)
         self._with_tools = self._template
         if with_tools is not None:
@@ -61,6 +63,11 @@ class ChatTemplate:
             log.warning("chat requests are refused: %s", self._problem)
         elif self._problem:
             log.warning("tools get the chat template for all conversations: %s", self._problem)
+
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes tool calls."""
+        return TOLD_IN_WORDS if self._with_tools is None else self._with_tools.tool_form
 
     def render(
         self,
@@ -74,8 +81,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt for ``turns``; raises ``RequestError``.
 
-        Where the template knows no ``tools``, or another format of tool calls, the tools and the calls in ``turns``
-        are written as plain text. ``switches`` are variables of the template, and ``enable_thinking`` is the one that
+        Where the template has no place for ``tools``, or for calls in ``turns``, they are written as plain text.
+        ``switches`` are variables of the template, and ``enable_thinking`` is the one that
         most models that think have; ``None``: they think. The last two arguments are as in ``messages.Generate``.
         """
         values: dict[str, Any] = dict(switches or {})
@@ -92,8 +99,10 @@ class ChatTemplate:
         if template is None:
             raise RequestError(Fault.BAD_REQUEST, "chat", self._problem)
         limit = _size(turns, tools) * 2 + MAX_GROWTH
-        if not _knows_tools(template):
-            turns, tools = in_words(turns, tools), ()
+        if not template.writes_calls:
+            turns = with_calls_as_text(turns, template.tool_form, results=not template.tells_tools)
+        if tools and not template.tells_tools:
+            turns, tools = with_instructions(turns, tools, template.tool_form), ()
         messages = [_message(turn) for turn in turns]
         values = {**_usual(template, switches), **switches}
         prompt = template.prompt(messages, signatures(tools), values, opens_answer=opens_answer, limit=limit)
@@ -104,7 +113,7 @@ class ChatTemplate:
         try:
             if len(source) > MAX_TEMPLATE:
                 raise ValueError(f"it has more than {MAX_TEMPLATE} characters")
-            return Template(source, bos, eos, now)
+            return Template(source, bos, eos, now, ends=self._ends)
         except (*FAILURES, SyntaxError, MemoryError) as error:
             # Python's parser has limits of its own, which it reports as syntax errors.
             self._problem = f"the model's chat template can't be used: {_in_one_line(error)}: name another file "
@@ -149,11 +158,6 @@ def _usual(template: Template, switches: Mapping[str, Any]) -> dict[str, Any]:
     if "reasoning_effort" in switches:
         usual["reasoning_strength"] = switches["reasoning_effort"]
     return usual
-
-
-def _knows_tools(template: Template) -> bool:
-    # A template with another format of tool calls would make the model write calls that we don't parse.
-    return "tools" in template.variables and TOOL_CALL_OPEN in template.source
 
 
 def _is_continued(turns: Sequence[ChatTurn], wanted: bool | None) -> bool:

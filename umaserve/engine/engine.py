@@ -41,7 +41,6 @@ from umaserve.messages import (
     Embedded,
     Generate,
     Logprobs,
-    ModelInfo,
     Query,
     Sampling,
     TokenIds,
@@ -111,6 +110,8 @@ class LlamaEngine:
 
     def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
         self._model = model
+        self._template = _chat_template(model, chat_template)
+        model.show(self._template.tool_form)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
@@ -147,7 +148,9 @@ class LlamaEngine:
         self.end_tokens = model.end_tokens
         self.name = model.name
         info = model.info(self.capacity.sequence_tokens)
-        self.info = dataclasses.replace(info, chat_template=chat_template or info.chat_template)
+        self.info = dataclasses.replace(
+            info, chat_template=chat_template or info.chat_template, tool_form=self._template.tool_form
+        )
         self._projector = Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0) if config.mmproj else None
         self._media = MediaReader(
             model,
@@ -157,7 +160,6 @@ class LlamaEngine:
             cache_bytes=config.media_cache_bytes,
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
-        self._template = _chat_template(model, self.info, chat_template)
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if not self._generates:
@@ -425,8 +427,9 @@ class LlamaEngine:
         self._model.free()
 
 
-def _chat_template(model: Model, info: ModelInfo, chosen: str | None) -> ChatTemplate:
+def _chat_template(model: Model, chosen: str | None) -> ChatTemplate:
     """The operator's ``chosen`` template, else the model's own, else ChatML."""
+    info = model.info(0)
     of_model, with_tools = model.chat_template(), model.chat_template("tool_use")
     if chosen:
         log.info("chat template: the file of --chat-template")
@@ -435,7 +438,13 @@ def _chat_template(model: Model, info: ModelInfo, chosen: str | None) -> ChatTem
         log.info("chat template: ChatML, since the model has none; name one with --chat-template")
     source = chosen or of_model or with_tools or CHATML
     return ChatTemplate(
-        source, info.bos, info.eos, with_tools=with_tools, adds_bos=model.adds_bos, adds_eos=model.adds_eos
+        source,
+        info.bos,
+        info.eos,
+        with_tools=with_tools,
+        adds_bos=model.adds_bos,
+        adds_eos=model.adds_eos,
+        ends=[model.special_text(token) for token in model.end_tokens],
     )
 
 

@@ -14,7 +14,7 @@ import llama_cpp
 
 from umaserve.engine import gguf, rpc
 from umaserve.errors import ModelError
-from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ModelInfo
+from umaserve.messages import ModelInfo, ToolForm
 from umaserve.settings.daemon import Config
 from umaserve.system.cores import usable_cores
 
@@ -54,9 +54,6 @@ _QUANTIZATIONS = {
     if name.startswith("LLAMA_FTYPE_")
 }
 _LEVELS = {3: logging.DEBUG, 4: logging.WARNING}
-
-_SHOWN = {TOOL_CALL_OPEN.encode(), TOOL_CALL_CLOSE.encode()}
-"""Part of the text even where they are control tokens: tool calls are recognized by these tags."""
 
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 """For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
@@ -134,7 +131,8 @@ class Model:
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.vocab)
         """Whether tokenizing a prompt adds the start token."""
         self.adds_eos: bool = llama_cpp.llama_vocab_get_add_eos(self.vocab)
-        self.pieces = [self._shown(token) for token in range(self.n_vocab)]
+        self.pieces = [self._piece(token, special=False) for token in range(self.n_vocab)]
+        """The text of each token, which control tokens have none of unless they are shown."""
         self.end_tokens = frozenset(
             token for token in range(self.n_vocab) if llama_cpp.llama_vocab_is_eog(self.vocab, token)
         )
@@ -179,6 +177,14 @@ class Model:
             bos=self.special_text(llama_cpp.llama_vocab_bos(self.vocab)),
             eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
         )
+
+    def show(self, form: ToolForm) -> None:
+        """Make the control tokens by which calls in ``form`` are recognized part of the text."""
+        marks = form.text().encode()
+        for token, piece in enumerate(self.pieces):
+            written = b"" if piece or token in self.end_tokens else self._piece(token, special=True)
+            if written and written in marks:
+                self.pieces[token] = written
 
     def written(self, token: int) -> bytes:
         """The bytes of ``token``; for a control token, its name."""
@@ -299,13 +305,6 @@ class Model:
         buffer = ctypes.create_string_buffer(256)
         n = llama_cpp.llama_model_meta_val_str(self.native, key, buffer, len(buffer))
         return "unknown" if n < 0 else buffer.value.decode(errors="replace")
-
-    def _shown(self, token: int) -> bytes:
-        piece = self._piece(token, special=False)
-        if piece:
-            return piece
-        written = self._piece(token, special=True)
-        return written if written in _SHOWN else b""
 
     def _piece(self, token: int, special: bool) -> bytes:
         size = 64

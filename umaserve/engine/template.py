@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,9 @@ import jinja2.meta
 
 from umaserve.engine.template_form import Form, Message, learned
 from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
+from umaserve.engine.tool_form import known, learn
 from umaserve.errors import Fault, RequestError
+from umaserve.messages import TOLD_IN_WORDS, TOOL_CALL_OPEN
 
 MAX_GROWTH = 256 * 1024
 """How many characters a prompt may be longer than twice the text of turns and tools."""
@@ -20,13 +23,26 @@ MAX_PROBE_STEPS = 10_000
 """The same for one of the short conversations from which a template's form is learned."""
 
 
+_TELLS_FORM = re.compile(rf"{TOOL_CALL_OPEN}(?:\\n|\s)*\{{")
+"""Instructions to write calls as ``TOLD_IN_WORDS``."""
+
+
 class Template:
     """A jinja2 template. Raises ``FAILURES`` or ``SyntaxError`` where it can't be compiled.
 
-    ``bos`` and ``eos`` are the texts of the model's tokens at the start and end of a text. ``now`` is the clock.
+    ``bos`` and ``eos`` are the texts of the model's tokens at the start and end of a text, ``ends`` are those of all
+    tokens that end an answer. ``now`` is the clock.
     """
 
-    def __init__(self, source: str, bos: str, eos: str, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self,
+        source: str,
+        bos: str,
+        eos: str,
+        now: Callable[[], datetime] = datetime.now,
+        *,
+        ends: Collection[str] = (),
+    ) -> None:
         self.source = source
         sandbox = Sandbox(now)
         self._template = sandbox.template(source)
@@ -36,6 +52,16 @@ class Template:
         self.form: Form = learned(self._probed)
         self.thinks = self.form.shows_thoughts or "<think>" in source
         """Whether the model writes thoughts before its answer, unless told otherwise."""
+        calls = learn(self._probed_calls, {eos, *ends} - {""})
+        form = known(source) or calls
+        # Some tell how to write calls, and write none themselves.
+        in_words = form is None and _TELLS_FORM.search(source) is not None and "tools" in self.variables
+        self.writes_calls = calls is not None or in_words
+        """Whether it writes the calls of earlier turns."""
+        self.tells_tools = (self.form.tools and form is not None) or in_words
+        """Whether it describes the tools, and asks for calls in a form that is known here."""
+        self.tool_form = form or TOLD_IN_WORDS
+        """How the model writes calls."""
 
     def prompt(
         self,
@@ -45,15 +71,16 @@ class Template:
         *,
         opens_answer: bool,
         limit: int,
+        steps: int = MAX_STEPS,
     ) -> str:
         """The prompt for ``messages`` and ``tools``, both as in OpenAI's API; content is a string, thoughts are
         ``reasoning_content``. ``switches`` are variables of the template. Raises ``RequestError``, also for more than
-        ``limit`` characters."""
+        ``limit`` characters or ``steps``."""
         values = {**switches, "messages": self.form.shaped(messages), "tools": list(tools) or NoTools(name="tools")}
         if opens_answer:
             values["add_generation_prompt"] = True
         try:
-            return self._rendered(values, limit, MAX_STEPS)
+            return self._rendered(values, limit, steps)
         except FAILURES as error:
             problem = f"the model's chat template rejected it: {error}"
             raise RequestError(Fault.BAD_REQUEST, "chat", problem) from None
@@ -64,6 +91,9 @@ class Template:
             return self._rendered(values, MAX_GROWTH, MAX_PROBE_STEPS)
         except (RequestError, *FAILURES):
             return ""
+
+    def _probed_calls(self, messages: Sequence[Message], tools: Sequence[Message], opens_answer: bool) -> str:
+        return self.prompt(messages, tools, {}, opens_answer=opens_answer, limit=MAX_GROWTH, steps=MAX_PROBE_STEPS)
 
     def _rendered(self, values: Mapping[str, Any], limit: int, steps: int) -> str:
         today = self._now()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, ChatTurn, Tool, ToolCall
+from umaserve.engine.tool_form import written
+from umaserve.messages import ChatTurn, Tool, ToolCall, ToolForm
 
 
 def signatures(tools: Iterable[Tool]) -> list[dict[str, Any]]:
@@ -24,48 +26,39 @@ def signatures(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     ]
 
 
-def arguments(call: ToolCall) -> dict[str, Any] | str:
-    """The call's arguments, or their text where it isn't a JSON object."""
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return call.arguments
-    return value if isinstance(value, dict) else call.arguments
-
-
-def in_words(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> list[ChatTurn]:
-    """``turns`` for a template without tools: ``tools`` are described in the system message, earlier calls are text in
-    the assistant's turns, and consecutive tool results are text in one user's turn."""
+def with_calls_as_text(turns: Sequence[ChatTurn], form: ToolForm, *, results: bool) -> list[ChatTurn]:
+    """``turns`` with the calls as text in ``form``, for a template without a place for them. ``results``: those of
+    consecutive calls are text too, in one user's turn."""
     told: list[ChatTurn] = []
     before = ""
     for turn in turns:
-        if turn.role == "tool":
+        if turn.role == "tool" and results:
             response = f"<tool_response>\n{turn.content}\n</tool_response>"
             if before == "tool":
                 response = f"{told.pop().content}\n{response}"
             told.append(ChatTurn("user", response))
+        elif turn.tool_calls:
+            content = "\n".join(filter(None, [turn.content, written(form, turn.tool_calls)]))
+            told.append(replace(turn, content=content, tool_calls=()))
         else:
-            content = "\n".join(filter(None, [turn.content, *map(_call, turn.tool_calls)]))
-            told.append(ChatTurn(turn.role, content, thoughts=turn.thoughts))
+            told.append(turn)
         before = turn.role
-    if not tools:
-        return told
-    if told and told[0].role == "system":
-        return [ChatTurn("system", f"{told[0].content}\n\n{_instructions(tools)}"), *told[1:]]
-    return [ChatTurn("system", _instructions(tools)), *told]
+    return told
 
 
-def _call(call: ToolCall) -> str:
-    value = json.dumps({"name": call.name, "arguments": arguments(call)}, ensure_ascii=False)
-    return f"{TOOL_CALL_OPEN}\n{value}\n{TOOL_CALL_CLOSE}"
+def with_instructions(turns: Sequence[ChatTurn], tools: Sequence[Tool], form: ToolForm) -> list[ChatTurn]:
+    """``turns`` with ``tools`` described in the system message, for a template without a place for them."""
+    if turns and turns[0].role == "system":
+        return [replace(turns[0], content=f"{turns[0].content}\n\n{_instructions(tools, form)}"), *turns[1:]]
+    return [ChatTurn("system", _instructions(tools, form)), *turns]
 
 
-def _instructions(tools: Sequence[Tool]) -> str:
-    known = "\n".join(json.dumps(signature, ensure_ascii=False) for signature in signatures(tools))
+def _instructions(tools: Sequence[Tool], form: ToolForm) -> str:
+    offered = "\n".join(json.dumps(signature, ensure_ascii=False) for signature in signatures(tools))
+    example = written(form, [ToolCall("", "the function", '{"argument": "value"}')])
     return (
         "You can call the functions whose signatures are listed here, one JSON object a line:\n"
-        f"<tools>\n{known}\n</tools>\n\n"
-        "To call one, write a JSON object with its name and its arguments between these tags:\n"
-        f'{TOOL_CALL_OPEN}\n{{"name": "the function", "arguments": {{"argument": "value"}}}}\n{TOOL_CALL_CLOSE}\n'
+        f"<tools>\n{offered}\n</tools>\n\n"
+        f"To call one, write its name and its arguments in this form:\n{example}\n"
         "Its result comes back as <tool_response>. Where no function helps, answer in words."
     )
