@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from bench.box import Box
 from umaserve.messages import Priority
 from umaserve.serving import policy
-from umaserve.serving.policy import Plan, Prompt, Snapshot, Stream
 from umaserve.serving.promises import AnswerLengths, step
+from umaserve.serving.snapshot import Plan, Prompt, Snapshot, Stream
 
 Policy = Callable[[Snapshot], Plan]
 

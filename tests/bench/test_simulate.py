@@ -19,7 +19,7 @@ from bench.simulator import POLICIES, Job, Load, Run, Simulation, jobs, most_rat
 from umaserve.errors import ConfigError
 from umaserve.messages import Priority
 from umaserve.serving.cost_model import Cost
-from umaserve.serving.policy import AGING_S, Plan
+from umaserve.serving.snapshot import AGING_S, Plan
 
 BOX = Box(Cost(0.002, 0.004, 0.003, 0.0001), slots=8, cells=4000, batch_tokens=256)
 LOAD = Load(prompt_tokens=60, answer_tokens=10)

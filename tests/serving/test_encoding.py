@@ -13,10 +13,10 @@ from standin import END, next_token
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token, Waiting
 from umaserve.serving import promises
-from umaserve.serving.policy import AGING_S
 from umaserve.serving.preparing import MAX_MEDIA_AHEAD
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Caller
+from umaserve.serving.snapshot import AGING_S
 
 OTHER = Caller("uds", "another")
 

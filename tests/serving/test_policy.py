@@ -13,25 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.messages import Priority
+from umaserve.serving.burst import BURST_S, WIDE_ROWS
 from umaserve.serving.cost_model import Cost, CostModel, MovingCost
 from umaserve.serving.policy import (
-    AGING_S,
-    BURST_S,
     HEADROOM,
     IDLE_TICK_S,
     MAX_SHARE,
     MIN_ROWS,
     MIN_SHARE,
     PREFILL_FLOOR,
-    WIDE_ROWS,
-    Held,
-    Plan,
-    Prompt,
-    Snapshot,
-    Stream,
     may_start,
     plan,
 )
+from umaserve.serving.snapshot import AGING_S, Held, Plan, Prompt, Snapshot, Stream
 from umaserve.serving.ticks import Capacity, Copy, Divide, Load, Release, Save, SavedBytes
 
 NOW = 1000.0

@@ -40,10 +40,11 @@ from umaserve.messages import (
     Waiting,
 )
 from umaserve.serving import planning
-from umaserve.serving.policy import AGING_S, MAX_SHARE
+from umaserve.serving.policy import MAX_SHARE
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Caller, Hold
 from umaserve.serving.slots import MIN_REUSED
+from umaserve.serving.snapshot import AGING_S
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
 from umaserve.serving.ticks import Outcome, Save, Tick, TickResult

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost, MovingCost
 from umaserve.serving.division import Division
-from umaserve.serving.policy import Held, Plan, Prompt, Snapshot, Stream, may_start, plan, urgency
+from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
 from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
+from umaserve.serving.snapshot import Held, Plan, Prompt, Snapshot, Stream, urgency
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import RUNNING, State
 from umaserve.serving.ticks import (

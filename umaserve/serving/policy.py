@@ -45,11 +45,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from umaserve.messages import Priority
-from umaserve.serving.cost_model import MIN_TICK_S, Cost
+from umaserve.serving.burst import WIDE_ROWS, Burst
+from umaserve.serving.cost_model import MIN_TICK_S
+from umaserve.serving.planned_room import PlannedRoom
+from umaserve.serving.snapshot import Held, Plan, Prompt, Snapshot, Stream, is_background, urgency
 from umaserve.serving.ticks import Adapters
 
 PREFILL_FLOOR = 1
@@ -58,125 +58,11 @@ MAX_SLOWDOWN = 0.25
 IDLE_TICK_S = 0.3
 LATE_TICK_S = 0.2
 """For streams and prefill together, where the streams alone miss their target."""
-WIDE_ROWS = 64
-"""llama.cpp's attention on a CPU computes so many rows of a decode together, in another kernel, which rounds
-differently."""
-AGING_S = 30.0
 MIN_ROWS = 16
 """Fewer rows of a prompt are computed only if they are its last or the first of a tick: each decode has its price."""
 FULL = 0.7
-BURST_S = 0.2
-"""Prompts that arrive within this time are a burst."""
 HEADROOM = 0.95
 """The share of the target that the plan uses: the token must still be sent."""
-
-
-class Stream(NamedTuple):
-    """A sequence whose prompt is computed and that is not held. A named tuple, as ``ticks.Run`` is one."""
-
-    id: int
-    target_tbt_s: float
-    priority: Priority = Priority.INTERACTIVE
-    arrived_at: float = 0.0
-    cells: int = 0
-    """KV cells promised to it."""
-    lacks: int = 0
-    """KV cells that its next token needs beyond those promised."""
-    last_token_at: float = 0.0
-    draft_tokens: int = 0
-    """How many draft tokens it can have."""
-    acceptance: float = 0.0
-    """The share of its draft tokens that is accepted."""
-    drafts: bool = False
-    """Whether the draft model has still to make them."""
-    adapters: Adapters = ()
-
-
-class Prompt(NamedTuple):
-    """A sequence with prompt tokens still to compute."""
-
-    id: int
-    remaining: int
-    arrived_at: float
-    target_ttft_s: float
-    priority: Priority
-    started: bool
-    """Whether it has its slot and its cells already."""
-    cells: int
-    """KV cells promised to it, or to be promised when it starts."""
-    resumes: bool = False
-    """Whether it was preempted: its tokens are restored or computed again."""
-    computed: int = 0
-    """Its tokens in KV cells: all that its rows attend to, where it has a decode of its own."""
-    adapters: Adapters = ()
-    moving_s: float = 0.0
-    """Seconds that it takes to load its cached prefix when it starts."""
-
-
-class Held(NamedTuple):
-    """A sequence with a slot that gets no tokens for now, and the cells promised to it."""
-
-    id: int
-    cells: int
-
-
-_Holder = Held | Stream | Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that the plan depends on."""
-
-    now: float
-    streams: Sequence[Stream]
-    prompts: Sequence[Prompt]
-    free_slots: int
-    free_cells: int
-    cached: int
-    """KV cells that each row attends to, at most."""
-    batch_tokens: int
-    cost: Cost
-    held: Sequence[Held] = ()
-    """The one held longest first."""
-    last_adapters: Adapters = ()
-    """Those of the tick before."""
-    drafting_s: float = 0.0
-    """Seconds that the draft model takes for one draft token."""
-    preparing: int = 0
-    """Requests that have arrived and are not prepared yet."""
-    prompts_apart: bool = False
-    """Whether each prompt has a decode of its own in a tick."""
-    parted: bool = False
-    """Whether each sequence has KV cells of its own."""
-    moving_s: float = 0.0
-    """Seconds for the KV operations that this tick has in any case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """By id: the streams to decode, each with its number of draft tokens; the prompts to prefill, each with its number
-    of tokens; and the sequences to preempt before that."""
-
-    decode: tuple[tuple[int, int], ...]
-    prefill: tuple[tuple[int, int], ...] = ()
-    preempt: tuple[int, ...] = ()
-    adapters: Adapters = ()
-    throttled: bool = False
-    """Whether there was more to prefill than the tick's time allowed."""
-
-
-def is_background(priority: Priority, arrived_at: float, now: float) -> bool:
-    """Whether interactive requests go before it: it is a background request and has not waited ``AGING_S`` yet."""
-    return priority is Priority.BACKGROUND and now - arrived_at < AGING_S
-
-
-def urgency(
-    priority: Priority, arrived_at: float, target_ttft_s: float, now: float, *, resumes: bool
-) -> tuple[bool, bool, bool, float]:
-    """The sort key of waiting requests: the least is served first (rule 5). Callers break ties by id."""
-    deadline = arrived_at + min(target_ttft_s, AGING_S)
-    missed = deadline < now < arrived_at + AGING_S
-    return is_background(priority, arrived_at, now), not resumes, missed, deadline
 
 
 def may_start(streams: Iterable[Stream], held: Sequence[Held], free_slots: int, now: float) -> bool:
@@ -219,10 +105,10 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     streams = streams[: snapshot.batch_tokens]
     if not queue and not any(stream.lacks for stream in streams):
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
-    room = _Room(snapshot)
+    room = PlannedRoom(snapshot)
     streams = room.extend(streams)
     rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
-    burst = _Burst(snapshot, queue)
+    burst = Burst(snapshot, queue)
     each, least = 0, 1
     if snapshot.prompts_apart:
         each = _rows_of_a_decode(snapshot)
@@ -257,109 +143,6 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     decode = tuple((stream.id, 0) for stream in streams) if prefill else _with_draft_tokens(snapshot, streams, target)
     throttled = bool(waiting) and limit < snapshot.batch_tokens - len(streams)
     return Plan(decode, tuple(prefill), tuple(room.preempted), adapters, throttled)
-
-
-class _Burst:
-    """Prompts that are computed together while no stream runs, and then start together (rule 10)."""
-
-    def __init__(self, snapshot: Snapshot, queue: Sequence[Prompt]) -> None:
-        """``queue``: all prompts, the most urgent first."""
-        self._now = snapshot.now
-        self._preparing = snapshot.preparing > 0
-        self._alone = len(queue) == 1 and not snapshot.preparing and not snapshot.streams
-        running = [prompt for prompt in queue if prompt.started]
-        slots, cells = snapshot.free_slots, snapshot.free_cells
-        for prompt in queue:
-            if prompt.started:
-                continue
-            slots, cells = slots - 1, cells - prompt.cells
-            if min(slots, cells) < 0:
-                break
-            running.append(prompt)
-        self._unready = [prompt for prompt in running if not _is_ready(prompt)]
-        several = len(running) + snapshot.preparing > 1
-        self._possible = snapshot.prompts_apart and several and not snapshot.streams
-
-    def holds(self, prompt: Prompt) -> bool:
-        """Whether the computed ``prompt`` waits for others."""
-        if not self._possible or prompt.resumes or not _is_ready(prompt):
-            return False
-        if self._preparing and self._now < prompt.arrived_at + BURST_S:
-            return True
-        return self._now < prompt.arrived_at + AGING_S and any(
-            other.arrived_at <= prompt.arrived_at + BURST_S and other.priority <= prompt.priority
-            for other in self._unready
-        )
-
-    def keeps_last(self, prompt: Prompt, tokens: int) -> bool:
-        """Whether the last of its ``tokens`` has to wait for a later tick."""
-        if tokens < prompt.remaining or tokens == 1:
-            return False
-        return tokens >= WIDE_ROWS if self._alone else self._possible
-
-
-def _is_ready(prompt: Prompt) -> bool:
-    """Whether all but its last token is computed."""
-    return prompt.started and prompt.remaining == 1
-
-
-class _Room:
-    """Slots and cells for streams that grow and prompts that start, and the sequences preempted for them."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.preempted: dict[int, None] = {}
-        self._slots, self._cells = snapshot.free_slots, snapshot.free_cells
-        self._full = False
-        """Whether no more prompts start in this tick."""
-        running: list[Stream | Prompt] = [*snapshot.streams, *(one for one in snapshot.prompts if one.started)]
-        running.sort(key=lambda one: (-one.arrived_at, -one.id))
-        # Preempted in the order of rule 7.
-        self._held: list[_Holder] = list(snapshot.held)
-        self._young: list[_Holder] = []
-        self._others: list[_Holder] = []
-        for one in running:
-            (self._young if is_background(one.priority, one.arrived_at, snapshot.now) else self._others).append(one)
-
-    def extend(self, streams: list[Stream]) -> list[Stream]:
-        """Take the cells that ``streams`` lack for their next tokens; returns the streams that then have them."""
-        lacks = {stream.id: stream.lacks for stream in streams if stream.lacks}
-        while sum(lacks.values()) > self._cells and len(self._held) + len(self._young) + len(self._others) > 1:
-            lacks.pop(self._preempt(), None)
-            self._full = True
-        # The rest is promised to prompts that wait for their media: the youngest streams get no token in this tick.
-        for one in [*self._young, *self._others]:
-            if sum(lacks.values()) > self._cells:
-                lacks.pop(one.id, None)
-        self._cells -= sum(lacks.values())
-        return [one for one in streams if one.id in lacks or (not one.lacks and one.id not in self.preempted)]
-
-    def leave(self, prompt: Prompt) -> None:
-        """Reserve what ``prompt``, of other adapters, needs to start in its own tick, so that none overtakes it."""
-        if not prompt.started:
-            self._slots -= 1
-            self._cells -= prompt.cells
-
-    def make(self, prompt: Prompt) -> bool:
-        """Take a slot and cells for ``prompt``; returns whether there are enough."""
-        if self._full:
-            return False
-        victims = self._held + self._young if prompt.priority is Priority.INTERACTIVE else self._held
-        if self._slots + len(victims) <= 0 or prompt.cells > self._cells + sum(one.cells for one in victims):
-            self._full = True
-            return False
-        while self._slots <= 0 or prompt.cells > self._cells:
-            self._preempt()
-        self._slots -= 1
-        self._cells -= prompt.cells
-        return True
-
-    def _preempt(self) -> int:
-        """Preempt the first in the order; returns its id."""
-        victim = next(filter(None, (self._held, self._young, self._others))).pop(0)
-        self.preempted[victim.id] = None
-        self._slots += 1
-        self._cells += victim.cells
-        return victim.id
 
 
 def _with_background(

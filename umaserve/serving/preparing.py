@@ -10,8 +10,8 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.policy import is_background
 from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.snapshot import is_background
 from umaserve.serving.speculation import PromptIndex, Repetition
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Engine, JobQueue, Prepared, Span
