@@ -239,6 +239,11 @@ class LlamaEngine:
         if request.tools:
             if sampling.grammar is not None or sampling.json_schema is not None:
                 raise RequestError(Fault.BAD_REQUEST, "tools", "expected to be absent where a grammar is given")
+            if not self._template.tool_form.is_told_in_words:
+                # The grammar knows that form alone. In others, the model is free to write what it was trained to.
+                if request.must_call:
+                    raise RequestError(Fault.BAD_REQUEST, "tool_choice", 'expected "auto" or "none" with this model')
+                return None
             grammar = gbnf_of_tools(request.tools, must_call=request.must_call)
             after = b"" if request.must_call else TOOL_CALL_OPEN.encode()
         elif request.must_call:

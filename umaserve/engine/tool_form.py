@@ -72,7 +72,7 @@ _KNOWN = (
     ),
     # DeepSeek-R1's first template writes only calls of messages whose content is null.
     (
-        "'<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>' + tool['type']",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>' + tool['type']",
         ToolForm(
             (
                 "<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>",
