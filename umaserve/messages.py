@@ -186,7 +186,8 @@ class ToolForm:
     @property
     def is_told_in_words(self) -> bool:
         """Whether it is ``TOLD_IN_WORDS``, apart from white space."""
-        return self.text().split() == TOLD_IN_WORDS.text().split() and self.parameters is None
+        texts = ("".join(form.text().split()) for form in (self, TOLD_IN_WORDS))
+        return len(set(texts)) == 1 and self.parameters is None
 
     def text(self) -> str:
         """All texts by which calls are recognized, those of ``also`` too."""
