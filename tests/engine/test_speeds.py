@@ -43,6 +43,10 @@ def test_settings_that_cannot_be_measured_say_why(settings: dict[str, object], w
     assert str(caught.value).startswith(why)
 
 
+def test_sequences_share_the_cells_that_are_too_few_for_parts() -> None:
+    assert of(n_ctx=768, parallel=4).prompt_tokens == 64
+
+
 def test_nobody_waits_for_what_is_not_wanted() -> None:
     with pytest.raises(Cancelled):
         measured(SMALL, 0, wanted=lambda: False, max_s=600.0)

@@ -18,7 +18,7 @@ import orjson
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.errors import ConfigError, ModelError, RequestError
 from umaserve.messages import Generate, TokenIds
-from umaserve.serving.ticks import Copy, KVOperation, Outcome, Release, Run, Tick
+from umaserve.serving.ticks import Copy, Divide, KVOperation, Outcome, Release, Run, Tick
 from umaserve.settings.daemon import SETTINGS
 from umaserve.system import program
 from umaserve.system.cores import CoreCounter
@@ -76,7 +76,12 @@ class Measurement:
         self._sampler = engine.prepare(Generate("", TokenIds((0,)))).sampler
         capacity = engine.capacity
         self._lengths = [0] * capacity.slots
-        each = capacity.divisions[0][1] if capacity.divisions else capacity.cells // capacity.slots
+        parts, each = capacity.divisions[0] if capacity.divisions else (0, 0)
+        if parts < capacity.slots:
+            # The cells are too few for parts of all sequences, so these share them, as they do without divisions.
+            each = capacity.cells // capacity.slots
+            if parts:
+                engine.run(Tick([Divide(0)], []))
         # The first sequence has a prompt, and is then both the one stream and one of all.
         self._max_prompt = min(each, capacity.sequence_tokens) - 2 * MAX_TIMES
         if self._max_prompt < MIN_PROMPT_TOKENS:
