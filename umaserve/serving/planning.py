@@ -1,8 +1,7 @@
-"""Builds the next tick: gives the policy a snapshot of the sessions, and turns its plan into slots and runs."""
+"""Plans the next tick: gives the policy a snapshot of the sessions, and their slots to those that the plan starts."""
 
 from __future__ import annotations
 
-import bisect
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,11 @@ from umaserve.serving.ticks import (
     Chunk,
     Copy,
     Divide,
-    Draft,
     Load,
     Move,
-    Prepared,
-    Run,
     Span,
-    Tick,
 )
+from umaserve.serving.work import Work, make_work, sequence
 
 LOOKED_UP = 4
 """Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
@@ -51,24 +47,6 @@ class Targets:
 
     ttft_s: float
     tbt_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A tick, with the session of each of its runs."""
-
-    tick: Tick
-    sessions: list[Session]
-    decode_rows: int
-    prefill_rows: int
-    decodes: int
-    """How many decodes it takes."""
-    cached: int
-    """KV cells that a row attends to, on average, before it."""
-    budget_s: float | None
-    """The shortest target time between tokens of its streams; ``None`` without streams."""
-    throttled: bool
-    """Whether there was more to prefill than the tick's time allowed."""
 
 
 class Planning:
@@ -163,7 +141,7 @@ class Planning:
     def prefilled(self, session: Session) -> None:
         """More of its prompt is computed: other prompts may reuse it."""
         whole = session.computed == session.length
-        self.slots.share(session, _sequence(session)[: session.computed], whole=whole)
+        self.slots.share(session, sequence(session)[: session.computed], whole=whole)
 
     def drafted(self, draft_tokens: int, seconds: float) -> None:
         """Learn how long the draft model takes for a draft token."""
@@ -207,7 +185,7 @@ class Planning:
         assert request is not None
         # A preempted session reuses its own tokens, even if nobody else may.
         keep = session.running or request.cache_prompt
-        self.slots.give_up(session, _sequence(session)[: session.computed], keep=keep)
+        self.slots.give_up(session, sequence(session)[: session.computed], keep=keep)
 
     def _scope(self, session: Session) -> str:
         """The scope of its cache entries: tenant and adapters, or only itself. Were they shared between tenants, timing
@@ -321,7 +299,7 @@ class Planning:
 
     def _look_up(self, session: Session) -> None:
         """Find the longest cached prefix, and the session that is now computing a longer one, if any."""
-        scope, tokens = self._scope(session), _sequence(session)
+        scope, tokens = self._scope(session), sequence(session)
         session.looked_at = self.slots.version
         session.reusable = self.slots.reusable(scope, tokens)
         coming = self.slots.coming(scope, tokens)
@@ -364,100 +342,29 @@ class Planning:
     # -- from the plan to the tick -------------------------------------------------------------------------------
 
     def _work(self, snapshot: Snapshot, the_plan: Plan, threads: int) -> Work:
-        sessions = [self._sessions.get(id_) for id_, _ in (*the_plan.decode, *the_plan.prefill)]
-        runs: list[Run] = []
-        drafts: list[Draft] = []
-        for session, (_id, draft_tokens) in zip(sessions, the_plan.decode, strict=False):
-            run, wants = self._decode(session, draft_tokens)
-            if wants:
-                drafts.append(Draft(len(runs), _sequence(session), wants))
-            runs.append(run)
-        decode_runs = len(runs)
-        prefilling, sessions = sessions[decode_runs:], sessions[:decode_runs]
-        for session, (_id, n_tokens) in zip(prefilling, the_plan.prefill, strict=True):
-            pieces = self._prefill(session, n_tokens)
-            runs += pieces
-            sessions += [session] * len(pieces)
-        decoding = {id_ for id_, _ in the_plan.decode}
-        return Work(
-            tick=Tick(self.slots.take_kv_operations(), runs, threads, the_plan.adapters, drafts),
-            sessions=sessions,
-            decode_rows=decode_runs + sum([draft_tokens for _, draft_tokens in the_plan.decode]),
-            prefill_rows=sum([len(run.tokens) for run in runs[decode_runs:]]),
-            decodes=self._decodes(runs),
-            cached=self._attended(snapshot, runs),
-            budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
-            throttled=the_plan.throttled,
-        )
+        streams = [(self._sessions.get(id_), draft_tokens) for id_, draft_tokens in the_plan.decode]
+        prompts = []
+        for id_, n_tokens in the_plan.prefill:
+            session = self._sessions.get(id_)
+            if session.slot is None:
+                self._start(session)
+            # Fewer than planned if more of it is reused than the last lookup found.
+            end = min(session.computed + n_tokens, session.length)
+            prompts.append((session, self.slots.before_checkpoint(session, end)))
+        kv_operations = self.slots.take_kv_operations()
+        apart = self._capacity.prompts_apart
+        return make_work(snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart)
 
-    def _decodes(self, runs: Sequence[Run]) -> int:
-        if not self._capacity.prompts_apart:
-            return 1
-        prompts = _prompts(runs)
-        return len(prompts) + (len(prompts) < len(runs))
-
-    def _attended(self, snapshot: Snapshot, runs: Sequence[Run]) -> int:
-        prompts = _prompts(runs) if self._capacity.prompts_apart else ()
-        if not prompts:
-            return snapshot.cached
-        own = sum([len(run.tokens) * run.start for run in prompts])
-        apart, rows = sum([len(run.tokens) for run in prompts]), sum([len(run.tokens) for run in runs])
-        return (own + (rows - apart) * snapshot.cached) // rows
-
-    def _decode(self, session: Session, n_draft_tokens: int) -> tuple[Run, int]:
-        """The run, and the number of draft tokens that the draft model is to add."""
-        prepared = session.prepared
-        assert prepared is not None
-        assert session.slot is not None
-        draft_tokens = session.draft_tokens[:n_draft_tokens]
-        tokens = [session.generated[-1], *draft_tokens]
-        run = Run(session.slot, session.computed, tokens, prepared.sampler, prepared.logprobs, len(draft_tokens))
-        return run, n_draft_tokens - len(draft_tokens)
-
-    def _prefill(self, session: Session, n_tokens: int) -> list[Run]:
-        """Runs for up to ``n_tokens``: one of text, or one of media and one of the text behind them, since a tick
-        decodes media before text. Empty if media that the lookup found cached must be encoded after all."""
-        prepared = session.prepared
-        assert prepared is not None
-        slot = self._start(session) if session.slot is None else session.slot
-        runs: list[Run] = []
-        start = session.computed
-        # Fewer than planned if more of it is reused than the last lookup found.
-        last = self.slots.before_checkpoint(session, min(start + n_tokens, session.length))
-        while start < last:
-            end, span = _piece(prepared, start, last)
-            if span is not None and (runs or not span.chunk.encoded):
-                break
-            sampler = prepared.sampler if end == session.length else None
-            runs.append(Run(slot, start, _sequence(session)[start:end], sampler, prepared.logprobs, span=span))
-            start = end
-            if span is None:
-                break
-        return runs
-
-    def _start(self, session: Session) -> int:
+    def _start(self, session: Session) -> None:
         assert session.request is not None
         cells = self._promises.to_start(session)
-        room = Room(cells, _sequence(session), self._scope(session), session.request.cache_prompt)
-        slot = self.slots.take(session, room)
+        room = Room(cells, sequence(session), self._scope(session), session.request.cache_prompt)
+        self.slots.take(session, room)
         self._started(session)
-        return slot
-
-
-def _prompts(runs: Sequence[Run]) -> list[Run]:
-    """Those with more than a token and its draft tokens, which have decodes of their own on a CPU."""
-    return [run for run in runs if len(run.tokens) != 1 + run.draft_tokens]
 
 
 def _resumes(session: Session) -> bool:
     return bool(session.generated) or (session.slot is None and session.started_at is not None)
-
-
-def _sequence(session: Session) -> Sequence[int]:
-    """The tokens to compute: the prompt, and the generated ones, which a preempted session computes again."""
-    assert session.prepared is not None
-    prompt = session.prepared.tokens
-    return [*prompt, *session.generated] if session.generated else prompt
 
 
 def _only_wait(prompts: Sequence[Session], streams: Sequence[Stream]) -> bool:
@@ -474,13 +381,3 @@ def _not_encoded(session: Session, spans: Sequence[Span]) -> Chunk | None:
         if span.end > start and not span.chunk.encoded:
             return span.chunk
     return None
-
-
-def _piece(prepared: Prepared, start: int, last: int) -> tuple[int, Span | None]:
-    """The end of the run that begins at ``start``, at most ``last``, and the span it lies in. A ``whole`` span may end
-    behind ``last``."""
-    for span in prepared.spans[bisect.bisect_right(prepared.spans, start, key=lambda span: span.end) :]:
-        if start < span.start:
-            return min(last, span.start), None
-        return span.end if span.whole else min(last, span.end), span
-    return last, None

@@ -12,12 +12,13 @@ from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import observe_delivery
-from umaserve.serving.planning import Planning, Targets, Work
+from umaserve.serving.planning import Planning, Targets
 from umaserve.serving.preparing import Preparing, has_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
 from umaserve.serving.ticks import Engine, JobQueue, Outcome, Run, TickResult
+from umaserve.serving.work import Work
 from umaserve.system.cores import CoreUse
 
 log = logging.getLogger(__name__)
