@@ -47,7 +47,7 @@ from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.snapshot import AGING_S
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
-from umaserve.serving.ticks import Outcome, Save, Tick, TickResult
+from umaserve.serving.ticks import Copy, Divide, Load, Outcome, Release, Save, Tick, TickResult
 from umaserve.serving.turns import REMEMBERED
 
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
@@ -96,6 +96,19 @@ def test_many_requests_each_get_their_own_text(capacity: dict[str, int]) -> None
     for client in world.clients:
         length = len(client.text) == client.request.max_tokens
         assert client.end is (FinishReason.LENGTH if length else FinishReason.STOP)
+    world.finish()
+
+
+def test_in_divided_cells_each_gets_its_own_text_whatever_is_loaded_and_copied() -> None:
+    world = SchedulerWorld(parts=4, host_bytes=20_000, cached_cells=1)
+    for number in range(24):
+        length = 3 * (number % 8) + 60 * (number % 11 == 10)
+        world.arrive(f"{LONG[:30]}{number % 5} {LONG[:length]}", max_tokens=1 + 7 * number % 40)
+        world.turns(5 * (number % 3))
+    world.turn_until(lambda: all(client.end for client in world.clients))
+    assert [client.text for client in world.clients] == [client.expected for client in world.clients]
+    done = {type(one) for tick in world.engine.ticks for one in tick.kv_operations}
+    assert done >= {Copy, Load, Save, Divide, Release}
     world.finish()
 
 

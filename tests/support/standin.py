@@ -223,7 +223,9 @@ class StandInEngine:
         cached_cells: int = 0,
         host_bytes: int = 0,
         drafts: bool = False,
+        parts: int = 0,
     ) -> None:
+        """``parts``: into how many the cells are divided at the start, or into half as many; 0: never."""
         self.capacity = Capacity(
             slots,
             cells,
@@ -235,6 +237,7 @@ class StandInEngine:
             takes_back=cached_cells > 0,
             saved_bytes=SAVED_BYTES if host_bytes else SavedBytes(),
             drafts=drafts,
+            divisions=[(number, cells // number) for number in (parts, parts // 2) if number],
         )
         self.end_tokens = frozenset({END})
         self.memory = StandInMemory(self.capacity)
