@@ -532,6 +532,8 @@ class ModelInfo:
     eos: str
     tool_form: ToolForm = TOLD_IN_WORDS
     """How it writes tool calls."""
+    lacks: Sequence[str] = ()
+    """What it can't do here that other models can, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

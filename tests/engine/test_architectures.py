@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_world import EngineWorld
+from gguf import GGUFWriter
 from llama_server import LlamaServer
 from tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, tiny_model
 
+from umaserve.dialects.llama_server.props import props
 from umaserve.engine.model import KEPT_SEQUENCES
+from umaserve.errors import ModelError, RequestError
+from umaserve.messages import Embed, TokenIds
 from umaserve.serving.slots import BEFORE_END
 
 LENGTHS = (70, 13, 150, 40)
@@ -155,3 +161,94 @@ def test_there_are_no_more_recurrent_states_than_slots(world: Make, architecture
 
 def test_what_can_be_cut_has_sequences_to_keep(world: Make):
     assert world("llama").engine.capacity.sequences == 4 + KEPT_SEQUENCES
+
+
+# -- what a model can't do ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_model_lacks_is_said_once_in_the_log_and_in_props(world: Make, caplog: pytest.LogCaptureFixture):
+    assert world("llama").engine.info.lacks == []
+    window = world("gemma3").engine.info.lacks
+    assert [sentence.partition(":")[0] for sentence in window] == ["prefixes are only reused up to a checkpoint"]
+    caplog.clear()
+    info = world("mamba", host_cache_bytes=0).engine.info
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == info.lacks
+    assert json.loads(props(info, 4))["lacks"] == [
+        "nothing computed is reused: its state can't be cut, and is only reused from --host-cache-bytes, which is 0",
+        "there are no draft tokens, since its state can't take rejected ones back",
+    ]
+
+
+def test_a_draft_model_is_not_loaded_for_a_model_that_takes_no_draft_token_back(
+    world: Make, models: Callable[[str], str]
+):
+    engine = world("mamba", draft_model=models("llama")).engine
+    assert not engine.capacity.drafts
+    assert "and the draft model is not loaded" in engine.info.lacks[1]
+
+
+@pytest.mark.parametrize(("architecture", "draft"), [("gemma3", "gemma3"), ("llama", "gemma3"), ("gemma3", "llama")])
+def test_a_draft_model_may_have_a_sliding_window(
+    world: Make, models: Callable[[str], str], architecture: str, draft: str
+):
+    drafting = world(architecture, draft_model=models(draft), host_cache_bytes=0)
+    # Kept sequences have the first slots, so the last of these have slots beyond those of the draft model alone.
+    answers = [drafting.answer([*prompt, letter], 30) for letter in range(3, 7) for prompt in PROMPTS]
+    assert drafting.scheduler.metrics.draft_tokens > 0
+    alone = world(architecture, speculation=False)
+    expected = [alone.answer([*prompt, letter], 30).tokens for letter in range(3, 7) for prompt in PROMPTS]
+    assert [answer.tokens for answer in answers] == expected
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [("t5", "an encoder-decoder"), ("llada", "a diffusion")])
+def test_what_does_not_go_on_with_a_text_is_refused_by_its_kind(world: Make, architecture: str, kind: str):
+    with pytest.raises(ModelError, match=rf"\.gguf: {kind} model \({architecture}\), which .*: choose a decoder-only"):
+        world(architecture)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("adapter", "a LoRA adapter: give it with --lora"), ("mmproj", "a projector: give it with --mmproj")],
+)
+def test_a_file_of_another_kind_is_refused_with_where_it_belongs(tmp_path: Path, kind: str, advice: str):
+    writer = GGUFWriter(tmp_path / "other.gguf", "llama")
+    writer.add_type(kind)
+    writer.add_tensor("some", np.zeros(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=f"other.gguf: {advice}"):
+        EngineWorld(str(tmp_path / "other.gguf"))
+
+
+def test_a_vocabulary_without_weights_is_refused(tmp_path: Path):
+    writer = GGUFWriter(tmp_path / "vocabulary.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="it has no weights, only a vocabulary"):
+        EngineWorld(str(tmp_path / "vocabulary.gguf"))
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2", "mamba"])
+def test_a_long_text_whose_last_token_counts_is_computed_in_parts(world: Make, architecture: str):
+    whole, parts = (
+        world(architecture, pooling="last", n_batch=n, n_ubatch=n, speculation=False).engine for n in (256, 32)
+    )
+    query = Embed((TokenIds(PROMPTS[2]), TokenIds(PROMPTS[1])))
+    pairs = zip(whole.embed(query).vectors, parts.embed(query).vectors, strict=True)
+    assert all(np.allclose(one, other, atol=1e-5) for one, other in pairs)
+
+
+@pytest.mark.parametrize(("architecture", "pooling"), [("llama", "mean"), ("bert", "model"), ("bert", "last")])
+def test_a_text_that_must_be_computed_at_once_is_refused_with_what_to_set(world: Make, architecture: str, pooling: str):
+    engine = world(architecture, pooling=pooling, n_batch=32, n_ubatch=32).engine
+    with pytest.raises(RequestError, match=r"at most 32 tokens, got 150: .* more --n-batch and --n-ubatch"):
+        engine.embed(Embed((TokenIds(PROMPTS[2]),)))

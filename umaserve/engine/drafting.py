@@ -53,7 +53,7 @@ class Drafter:
 
     def __init__(self, config: Config, model: Model, progress: Callable[[float], bool]) -> None:
         config = dataclasses.replace(config, n_ctx=model.n_ctx, pooling="model")
-        self._model = Model(config.draft_model, config, progress)
+        self._model = Model(config.draft_model, config, progress, sequences=model.n_seq_max)
         try:
             _check(self._model, model)
         except ModelError:

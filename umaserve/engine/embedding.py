@@ -15,12 +15,16 @@ from umaserve.serving.ticks import Run
 
 
 class Embedder:
-    """Decodes one text of at most ``max_tokens`` tokens at a time, on the context's last sequence."""
+    """Decodes one text at a time, on the context's last sequence: at once, or, where only its last token counts and no
+    token attends to those behind it, in parts of ``n_ubatch`` tokens."""
 
-    def __init__(self, model: Model, batch: Batch, max_tokens: int) -> None:
+    def __init__(self, model: Model, batch: Batch, n_ubatch: int, sequence_tokens: int) -> None:
         self._model = model
         self._batch = batch
-        self._max_tokens = max_tokens
+        last = llama_cpp.llama_pooling_type(model.context) == llama_cpp.LLAMA_POOLING_TYPE_LAST
+        self._n_ubatch = n_ubatch
+        self._sequence_tokens = sequence_tokens
+        self._max_tokens = sequence_tokens if last and model.is_causal else min(n_ubatch, sequence_tokens)
         self._memory = llama_cpp.llama_get_memory(model.context)
         self._sequence = model.n_seq_max - 1
         self._length: int = llama_cpp.llama_model_n_embd_out(model.native)
@@ -34,9 +38,10 @@ class Embedder:
             if not tokens:
                 raise RequestError(Fault.BAD_REQUEST, "input", "expected at least one token, got none")
             if len(tokens) > self._max_tokens:
-                raise RequestError(
-                    Fault.CONTEXT_EXCEEDED, "input", f"expected at most {self._max_tokens} tokens, got {len(tokens)}"
-                )
+                problem = f"expected at most {self._max_tokens} tokens, got {len(tokens)}"
+                if len(tokens) <= self._sequence_tokens:
+                    problem += ": this model computes a text at once, so the server needs more --n-batch and --n-ubatch"
+                raise RequestError(Fault.CONTEXT_EXCEEDED, "input", problem)
         llama_cpp.llama_set_embeddings(self._model.context, True)
         try:
             return [self._vector(tokens) for tokens in inputs]
@@ -44,9 +49,8 @@ class Embedder:
             llama_cpp.llama_set_embeddings(self._model.context, False)
 
     def _vector(self, tokens: Sequence[int]) -> list[float]:
-        self._batch.fill([Run(self._sequence, 0, tokens, None)], every_row=True)
-        code = llama_cpp.llama_decode(self._model.context, self._batch.native)
         try:
+            code = self._decode(tokens)
             if code == 1:
                 raise RequestError(
                     Fault.MEMORY_PRESSURE,
@@ -62,6 +66,16 @@ class Embedder:
         length = np.linalg.norm(vector)
         unit: list[float] = (vector / (length or 1.0)).astype(np.float32).tolist()
         return unit
+
+    def _decode(self, tokens: Sequence[int]) -> int:
+        """The code of ``llama_decode``, which is 0 once all are decoded."""
+        for start in range(0, len(tokens), self._n_ubatch):
+            part = tokens[start : start + self._n_ubatch]
+            self._batch.fill([Run(self._sequence, start, part, None)], every_row=True)
+            code = int(llama_cpp.llama_decode(self._model.context, self._batch.native))
+            if code:
+                return code
+        return 0
 
 
 def pools(model: Model) -> bool:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import llama_cpp
@@ -115,11 +115,13 @@ class LlamaEngine:
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
-        self._drafter = Drafter(config, model, lambda _fraction: True) if config.draft_model else None
         embeds = pools(model)
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
         cuttable = self._generates and model.sequences_can_be_cut
+        takes_back = self._generates and _takes_back(model, config)
+        drafts = bool(config.draft_model) and takes_back
+        self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
         host_bytes = config.host_cache_bytes if self._generates else 0
         on_cpu = _on_cpu(config)
         self._cells = Cells(model, host_bytes)
@@ -133,7 +135,7 @@ class LlamaEngine:
             sequences=model.n_seq_max - embeds,
             # Embeddings need free cells too, and the scheduler evicts nothing for them.
             cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if cuttable else 0,
-            takes_back=self._generates and _takes_back(model, config),
+            takes_back=takes_back,
             host_bytes=host_bytes,
             saved_bytes=saved_bytes(model, self._batch) if host_bytes else SavedBytes(),
             drafts=self._drafter is not None,
@@ -143,13 +145,20 @@ class LlamaEngine:
             divisions=model.divisions() if model.parts else [],
         )
         self._threads = self.capacity.threads
-        most = min(config.n_ubatch, self.capacity.sequence_tokens)
-        self._embedder = Embedder(model, self._batch, most) if embeds else None
+        self._embedder = (
+            Embedder(model, self._batch, config.n_ubatch, self.capacity.sequence_tokens) if embeds else None
+        )
         self.end_tokens = model.end_tokens
         self.name = model.name
         info = model.info(self.capacity.sequence_tokens)
+        lacks = list(_lacks(model, config, self.capacity)) if self._generates else []
+        for sentence in lacks:
+            log.warning("%s", sentence)
         self.info = dataclasses.replace(
-            info, chat_template=chat_template or info.chat_template, tool_form=self._template.tool_form
+            info,
+            chat_template=chat_template or info.chat_template,
+            tool_form=self._template.tool_form,
+            lacks=lacks,
         )
         self._projector = Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0) if config.mmproj else None
         self._media = MediaReader(
@@ -457,6 +466,23 @@ def _text_tokens(tokens: Sequence[int]) -> list[int]:
     """The last tokens that are not media, for the penalties."""
     last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), PENALTY_WINDOW))
     return last[::-1]
+
+
+def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:
+    """What this model can't do, a sentence each."""
+    why = "its state" if model.has_recurrent_state else "what its sliding window saves"
+    if not model.sequences_can_be_cut and not capacity.host_bytes:
+        yield f"nothing computed is reused: {why} can't be cut, and is only reused from --host-cache-bytes, which is 0"
+    elif not model.sequences_can_be_cut:
+        saved, most = capacity.saved_bytes.of(capacity.sequence_tokens) >> 20, capacity.host_bytes >> 20
+        yield (
+            f"prefixes are only reused up to a checkpoint: {why} can't be cut. --host-cache-bytes ({most} MiB) keeps "
+            f"checkpoints of {capacity.saved_bytes.of(1) >> 10} KiB to {saved} MiB"
+        )
+    if not capacity.takes_back:
+        unused = ", and the draft model is not loaded" if config.draft_model else ""
+        remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
+        yield f"there are no draft tokens{unused}, since {why} can't take rejected ones back{remedy}"
 
 
 def _takes_back(model: Model, config: Config) -> bool:

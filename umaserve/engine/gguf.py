@@ -40,6 +40,7 @@ _LENGTH = struct.Struct("<Q")
 _LAYOUT_KEYS = {"general.alignment": _UINT32, "split.no": _UINT16, "split.count": _UINT16}
 _DEFAULT_ALIGNMENT = 32
 _TOKENS_KEY = "tokenizer.ggml.tokens"
+_KIND_KEY = "general.type"
 
 _MAX_KEY_BYTES = 65535
 _MAX_TENSOR_NAME_BYTES = 63
@@ -53,11 +54,12 @@ _MAX_TOKENS = 2**20
 
 class Contents(NamedTuple):
     """What a file contains. ``number`` and ``parts``: which one of a model's files it is, from 0, and of how many;
-    ``elements``: the number of weights of each tensor type."""
+    ``elements``: the number of weights of each tensor type; ``kind``: ``general.type``, empty for none."""
 
     number: int
     parts: int
     elements: Mapping[int, int]
+    kind: str = ""
 
 
 def check(path: str) -> Contents:
@@ -67,7 +69,7 @@ def check(path: str) -> Contents:
     ``path`` must be the first, whose contents are returned; the others are checked too.
     """
     contents = _check_file(path)
-    number, count, _ = contents
+    number, count = contents.number, contents.parts
     if count < 2:
         return contents
     suffix = _part_suffix(number, count)
@@ -201,19 +203,20 @@ def _check_layout(header: _Header, size: int) -> Contents:
     tensors, pairs = header.integer(8), header.integer(8)
     if max(tensors, pairs) > _MAX_ENTRIES:
         raise header.error(f"damaged, {tensors} tensors and {pairs} keys, expected {_MAX_ENTRIES} at most")
-    layout = _layout_values(header, pairs)
+    layout, kind = _layout_values(header, pairs)
     alignment = layout.get("general.alignment", _DEFAULT_ALIGNMENT)
     if alignment.bit_count() != 1:
         raise header.error(f"damaged, general.alignment is {alignment}, expected a power of two")
     needed, elements = _check_tensors(header, tensors, alignment)
     if needed > size:
         raise header.error(f"truncated, it has {size} bytes and needs {needed}")
-    return Contents(layout.get("split.no", 0), layout.get("split.count", 1), elements)
+    return Contents(layout.get("split.no", 0), layout.get("split.count", 1), elements, kind)
 
 
-def _layout_values(header: _Header, pairs: int) -> dict[str, int]:
-    """Skip all key-value pairs; returns the values of ``_LAYOUT_KEYS``."""
+def _layout_values(header: _Header, pairs: int) -> tuple[dict[str, int], str]:
+    """Skip all key-value pairs; returns the values of ``_LAYOUT_KEYS`` and of ``_KIND_KEY``."""
     values: dict[str, int] = {}
+    what = ""
     seen: set[str] = set()
     for _ in range(pairs):
         key = header.new_name(_MAX_KEY_BYTES, seen)
@@ -225,9 +228,11 @@ def _layout_values(header: _Header, pairs: int) -> dict[str, int]:
             values[key] = header.integer(_SCALAR_BYTES[kind])
         elif key == _TOKENS_KEY:
             _check_vocabulary(header, kind)
+        elif key == _KIND_KEY and kind == _STRING:
+            what = header.read(header.integer(8)).decode("latin-1")
         else:
             _skip_value(header, key, kind)
-    return values
+    return values, what
 
 
 def _check_vocabulary(header: _Header, kind: int) -> None:

@@ -95,11 +95,12 @@ class Model:
         name: str = "",
         converted_from: str = "",
         parted: bool = False,
+        sequences: int = 0,
     ) -> None:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
         before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
-        and it makes no embeddings."""
-        gguf.check(path)
+        and it makes no embeddings. ``sequences``: the least that its context must hold."""
+        _check_kind(path, gguf.check(path))
         llama_cpp.llama_log_set(log_line, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         rpc.connect(config.rpc)
@@ -111,7 +112,7 @@ class Model:
         n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
         # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
         self.n_ctx: int = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
-        self.n_seq_max = self._sequences()
+        self.n_seq_max = self._sequences(sequences)
         """Sequences that share the cells; where these are divided, there are fewer."""
         self.parts = 0
         """Into how many the KV cells are divided, one for each sequence; 0: all sequences share them."""
@@ -143,6 +144,15 @@ class Model:
         return bool(llama_cpp.llama_model_is_recurrent(self.native) or llama_cpp.llama_model_is_hybrid(self.native))
 
     @property
+    def architecture(self) -> str:
+        return self._metadata(b"general.architecture")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token attends only to those before it, so that a text can be computed in parts."""
+        return bool(self.memory) and self._metadata(f"{self.architecture}.attention.causal".encode()) != "false"
+
+    @property
     def window(self) -> int:
         """The tokens that sliding-window attention sees; 0 if the model has none."""
         return int(llama_cpp.llama_model_n_swa(self.native))
@@ -165,7 +175,7 @@ class Model:
             quantization += f" (from {self._converted_from})"
         return ModelInfo(
             name=self.name,
-            architecture=self._metadata(b"general.architecture"),
+            architecture=self.architecture,
             quantization=quantization,
             parameters=llama_cpp.llama_model_n_params(self.native),
             size_bytes=llama_cpp.llama_model_size(self.native),
@@ -251,13 +261,18 @@ class Model:
 
     def _check_architecture(self) -> None:
         if llama_cpp.llama_model_has_encoder(self.native) or not llama_cpp.llama_model_has_decoder(self.native):
-            raise ModelError(f"model {self.path}: it does not generate text by itself: choose a decoder-only model")
+            problem = f"an encoder-decoder model ({self.architecture}), which does not go on with a text by itself"
+        elif llama_cpp.llama_model_is_diffusion(self.native):
+            problem = f"a diffusion model ({self.architecture}), which does not write its text from left to right"
+        else:
+            return
+        raise ModelError(f"model {self.path}: {problem}: choose a decoder-only model")
 
-    def _sequences(self) -> int:
+    def _sequences(self, least: int) -> int:
         # A recurrent state takes its memory whether it is used or not. With more sequences than tokens in a batch,
         # llama.cpp would abort the process.
         kept = KEPT_SEQUENCES if self.sequences_can_be_cut else 0
-        wanted = self._config.parallel + kept + self._pools()
+        wanted = max(least, self._config.parallel + kept + self._pools())
         return int(min(wanted, self._config.n_batch, self.n_ctx, llama_cpp.llama_max_parallel_sequences()))
 
     def _new_context(self) -> Any:
@@ -298,7 +313,7 @@ class Model:
         """Whether embeddings are computed between ticks, which takes a sequence of their own."""
         if self._config.pooling != "model":
             return True
-        kind = self._metadata(self._metadata(b"general.architecture").encode() + b".pooling_type")
+        kind = self._metadata(f"{self.architecture}.pooling_type".encode())
         return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE), str(llama_cpp.LLAMA_POOLING_TYPE_RANK))
 
     def _metadata(self, key: bytes) -> str:
@@ -314,6 +329,20 @@ class Model:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
+
+
+_OTHER_KINDS = {
+    "adapter": "a LoRA adapter: give it with --lora, beside the model that it was made for",
+    "mmproj": "a projector: give it with --mmproj, beside the model that it was made for",
+    "imatrix": "an importance matrix, which serves to quantize a model: choose the model",
+}
+
+
+def _check_kind(path: str, contents: gguf.Contents) -> None:
+    if contents.kind in _OTHER_KINDS:
+        raise ModelError(f"model {path}: {_OTHER_KINDS[contents.kind]}")
+    if contents.parts < 2 and not contents.elements:
+        raise ModelError(f"model {path}: it has no weights, only a vocabulary: choose a file with the whole model")
 
 
 def _may_repack() -> bool:

@@ -30,5 +30,6 @@ def props(info: ModelInfo, total_slots: int) -> bytes:
             "bos_token": info.bos,
             "eos_token": info.eos,
             "modalities": {"vision": False, "audio": False},
+            "lacks": list(info.lacks),
         }
     )
