@@ -15,7 +15,7 @@ from typing import NamedTuple
 import llama_cpp
 import pytest
 
-from umaserve.engine import converted_copy, engine, gguf, weights
+from umaserve.engine import converted_copy, engine, gguf, loading, weights
 from umaserve.engine.converted_copy import ConvertedCopy, folder_of
 from umaserve.engine.model import find
 from umaserve.engine.row_times import Comparison, compared, comparison, load_small
@@ -543,7 +543,7 @@ def test_a_copy_that_cannot_be_loaded_does_not_stop_the_start(
 ) -> None:
     (tmp_path / "copy.gguf").write_bytes(b"GGUF")
     chosen = Weights(str(tmp_path / "copy.gguf"), "Q4_1")
-    monkeypatch.setattr(engine, "choose", lambda _path, _config, progress: (progress(1.0), chosen)[1])
+    monkeypatch.setattr(loading, "choose", lambda _path, _config, progress: (progress(1.0), chosen)[1])
     fractions: list[float] = []
     made = engine.load(Config(n_ctx=256, parallel=1, threads=1), lambda fraction: fractions.append(fraction) or True)
     assert made.info.quantization == "Q4_1"

@@ -9,7 +9,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -24,6 +23,7 @@ from umaserve.engine.constraint import Constraint
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.grammar import check_gbnf, gbnf_of_schema, gbnf_of_tools
+from umaserve.engine.loading import load_model, on_cpu
 from umaserve.engine.logprobs import Scores
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.media_batch import MediaBatch
@@ -31,8 +31,7 @@ from umaserve.engine.model import Model, find
 from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
-from umaserve.engine.weights import choose
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     TOOL_CALL_OPEN,
     Detokenize,
@@ -69,40 +68,12 @@ KEPT_ON_CPU = 16
 """On a CPU, cached prefixes may take 1/16 of the KV cells where there is no host memory for them: attention visits all
 used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
-CHOOSING = 0.9
-"""The share of the loading time in which a copy of the weights is made, if one must be."""
 
 
 def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
     ``chat_template`` takes the place of the model's own."""
-    return LlamaEngine(_load_model(find(config.model), config, progress), config, chat_template)
-
-
-def _load_model(path: str, config: Config, progress: Callable[[float], bool]) -> Model:
-    """Load the weights that are faster, under the name of ``path``."""
-    chosen = 0.0
-
-    def choosing(fraction: float) -> bool:
-        nonlocal chosen
-        chosen = CHOOSING * fraction
-        return progress(chosen)
-
-    def loading(fraction: float) -> bool:
-        return progress(chosen + (1 - chosen) * fraction)
-
-    # Without host memory, cached prefixes need cells that nobody else waits for.
-    parted = _on_cpu(config) and config.host_cache_bytes > 0
-    weights = choose(path, config, choosing)
-    if weights.converted_from:
-        try:
-            name = Path(path).stem
-            return Model(weights.path, config, loading, name=name, converted_from=weights.converted_from, parted=parted)
-        except ModelError as error:
-            if not loading(0.0):
-                raise
-            log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
-    return Model(path, config, loading, parted=parted)
+    return LlamaEngine(load_model(find(config.model), config, progress), config, chat_template)
 
 
 class LlamaEngine:
@@ -123,7 +94,6 @@ class LlamaEngine:
         drafts = bool(config.draft_model) and takes_back
         self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
         host_bytes = config.host_cache_bytes if self._generates else 0
-        on_cpu = _on_cpu(config)
         self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
             # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
@@ -141,7 +111,7 @@ class LlamaEngine:
             drafts=self._drafter is not None,
             # A CPU takes up to five times as long for 64 rows or more of several sequences as for each sequence alone:
             # all rows walk over each other's cells. A GPU reads the weights once for all rows.
-            prompts_apart=on_cpu,
+            prompts_apart=on_cpu(config),
             divisions=model.divisions() if model.parts else [],
         )
         self._threads = self.capacity.threads
@@ -489,10 +459,6 @@ def _takes_back(model: Model, config: Config) -> bool:
     """A decode of one pass overwrites only what is outside of the sliding windows of all its tokens; a second pass
     would overwrite what is outside of those of later tokens, which may be removed."""
     return not model.has_recurrent_state and (model.window == 0 or config.n_ubatch >= config.n_batch)
-
-
-def _on_cpu(config: Config) -> bool:
-    return config.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload()
 
 
 def _cached_cells(model: Model, host_bytes: int) -> int:

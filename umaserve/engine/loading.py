@@ -1,0 +1,50 @@
+"""Loads the model with the weights that this box computes fastest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import llama_cpp
+
+from umaserve.engine.model import Model
+from umaserve.engine.weights import choose
+from umaserve.errors import ModelError
+from umaserve.settings.daemon import Config
+
+log = logging.getLogger(__name__)
+
+CHOOSING = 0.9
+"""The share of the loading time in which a copy of the weights is made, if one must be."""
+
+
+def load_model(path: str, config: Config, progress: Callable[[float], bool]) -> Model:
+    """Load the weights that are faster, under the name of ``path``."""
+    chosen = 0.0
+
+    def choosing(fraction: float) -> bool:
+        nonlocal chosen
+        chosen = CHOOSING * fraction
+        return progress(chosen)
+
+    def loading(fraction: float) -> bool:
+        return progress(chosen + (1 - chosen) * fraction)
+
+    # Without host memory, cached prefixes need cells that nobody else waits for.
+    parted = on_cpu(config) and config.host_cache_bytes > 0
+    weights = choose(path, config, choosing)
+    if weights.converted_from:
+        try:
+            name = Path(path).stem
+            return Model(weights.path, config, loading, name=name, converted_from=weights.converted_from, parted=parted)
+        except ModelError as error:
+            if not loading(0.0):
+                raise
+            log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
+    return Model(path, config, loading, parted=parted)
+
+
+def on_cpu(config: Config) -> bool:
+    """Whether all layers are computed on the CPU."""
+    return config.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload()
