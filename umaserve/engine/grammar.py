@@ -39,11 +39,6 @@ def of_regex(pattern: str) -> str:
     return f"start: /{regex_to_lark(pattern, '')}/\n"
 
 
-def of_choice(texts: Sequence[str]) -> str:
-    """Lark for one of ``texts``."""
-    return f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, texts))}\n"
-
-
 def of_lark(grammar: str, field: str = "grammar") -> str:
     """A client's Lark, made safe: the schemas in it are reduced. Raises ``RequestError``."""
     if "%llguidance" in grammar:
