@@ -345,7 +345,14 @@ class Embed:
     inputs: tuple[str | TokenIds, ...]
 
 
-Query = Tokenize | Detokenize | Embed
+@dataclass(frozen=True, slots=True)
+class ApplyTemplate:
+    """Ask for the prompt that the chat template makes of a request's turns."""
+
+    request: Generate
+
+
+Query = Tokenize | Detokenize | Embed | ApplyTemplate
 """Questions to the engine, each with one answer instead of a stream."""
 
 
@@ -509,7 +516,14 @@ class Embedded:
     prompt_tokens: int
 
 
-Answer = Tokenized | Detokenized | Embedded
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A prompt as text, without the tokens that tokenizing adds."""
+
+    prompt: str
+
+
+Answer = Tokenized | Detokenized | Embedded | Prompted
 
 
 @dataclass(frozen=True, slots=True)

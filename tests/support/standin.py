@@ -16,6 +16,7 @@ import numpy.typing as npt
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
+    ApplyTemplate,
     ChatTurn,
     Detokenize,
     Detokenized,
@@ -24,6 +25,7 @@ from umaserve.messages import (
     Generate,
     Logprobs,
     ModelInfo,
+    Prompted,
     Query,
     Scored,
     TokenIds,
@@ -316,7 +318,7 @@ class StandInEngine:
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens)
 
-    def answer(self, query: Query) -> Tokenized | Detokenized:
+    def answer(self, query: Query) -> Tokenized | Detokenized | Prompted:
         match query:
             case Tokenize(text):
                 return Tokenized(list(text.encode()), [PIECES[token] for token in text.encode()])
@@ -324,6 +326,8 @@ class StandInEngine:
                 if not all(0 <= token < len(PIECES) for token in ids):
                     raise RequestError(Fault.BAD_REQUEST, "tokens", "out of range")
                 return Detokenized(bytes(ids).decode(errors="replace"))
+            case ApplyTemplate(request):
+                return Prompted("".join(f"<{turn.role}>{turn.content}" for turn in request.prompt))
             case Embed():
                 raise AssertionError("embeddings are asked of embed")
 

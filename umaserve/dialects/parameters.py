@@ -19,6 +19,7 @@ MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
 MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
 MAX_SCALE = 10.0
+MAX_KWARGS_BYTES = 64 * 1024
 MAX_TURNS = 1024
 MAX_SEED = 2**32 - 2
 MAX_TOKEN_ID = 2**31 - 1
@@ -52,6 +53,11 @@ NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """Fields of other servers that change the generated text and aren't supported here, each with its neutral values, which
 are accepted, and with what to use instead."""
+
+_OF_REQUEST = "it is a field of the request"
+_OF_MODEL = "it comes from the model"
+_NOT_KWARGS = {"messages": _OF_REQUEST, "tools": _OF_REQUEST, "add_generation_prompt": _OF_REQUEST}
+_NOT_KWARGS |= {"bos_token": _OF_MODEL, "eos_token": _OF_MODEL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,23 @@ def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
             raise out_of_range(fields.name("lora"), f"names of 1 to {MAX_ADAPTER_BYTES} bytes", f"{n_bytes} bytes")
         pairs.append((name, number(scale, adapters.name(name), -MAX_SCALE, MAX_SCALE)))
     return tuple(pairs)
+
+
+def template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
+    """``chat_template_kwargs``: the chat template's variables; and the one named ``enable_thinking``, by itself."""
+    given = fields.object("chat_template_kwargs")
+    if given is None:
+        return {}, None
+    dump_capped(given.values, fields.name("chat_template_kwargs"), MAX_KWARGS_BYTES)
+    for name in given.values:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+            raise out_of_range(fields.name("chat_template_kwargs"), "names of variables as keys", f'"{name}"')
+        if name in _NOT_KWARGS:
+            raise RequestError(Fault.BAD_REQUEST, given.name(name), f"expected to be absent: {_NOT_KWARGS[name]}")
+    thinks = None
+    if given.values.get("enable_thinking") is not None:
+        thinks = given.boolean("enable_thinking", False)
+    return {name: value for name, value in given.values.items() if name != "enable_thinking"}, thinks
 
 
 def with_targets(request: Generate, fields: Fields) -> Generate:

@@ -7,9 +7,10 @@ from importlib import resources
 
 from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Route, page_of_model
 from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.openai.errors import ERRORS
-from umaserve.messages import Answer, Detokenized, Query, Tokenized
+from umaserve.messages import Answer, Detokenized, Prompted, Query, Tokenized
 
 
 def _tokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
@@ -30,11 +31,20 @@ def _detokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], by
     return parse_detokenize(body, facts.limits), render
 
 
+def _apply_template(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Prompted)
+        return apply_template_result(answer)
+
+    return parse_apply_template(body, facts.limits), render
+
+
 DIALECT = HttpDialect(
     "llama-server",
     {
         "/tokenize": Route("POST", EngineQuestion(_tokenize)),
         "/detokenize": Route("POST", EngineQuestion(_detokenize)),
+        "/apply-template": Route("POST", EngineQuestion(_apply_template)),
         "/props": Route("GET", page_of_model(lambda info, facts: props(info, facts.parallel))),
     },
     ERRORS,

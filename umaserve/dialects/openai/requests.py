@@ -16,6 +16,7 @@ from umaserve.dialects.parameters import (
     lora,
     sampling,
     stops,
+    template_kwargs,
     token_ids,
     with_targets,
     within_cap,
@@ -34,6 +35,8 @@ MAX_GENERATIONS = 32
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""``none``: the model doesn't think; what the others do is up to the chat template."""
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -67,6 +70,7 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise RequestError(Fault.BAD_REQUEST, "tool_choice", problem)
     max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
     continues, opens = _continuation(fields)
+    kwargs, thinks = _template_kwargs(fields)
     one = Generate(
         id=new_id,
         prompt=turns(fields, limits),
@@ -79,6 +83,8 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         parallel_calls=parallel_calls,
         continue_final_message=continues,
         add_generation_prompt=opens,
+        enable_thinking=thinks,
+        chat_template_kwargs=kwargs,
     )
     audio = wanted_audio(fields, voice)
     if audio is None:
@@ -89,6 +95,15 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise out_of_range("n", "1 where audio is asked for", n)
     speaking = Speaking(sound_format=CHAT_FORMATS[audio])
     return replace(_asked(fields, (replace(one, spoken=speaking),)), audio=audio)
+
+
+def _template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
+    """The chat template's variables, with ``reasoning_effort`` among them; and whether the model is to think."""
+    kwargs, thinks = template_kwargs(fields)
+    effort = fields.one_of("reasoning_effort", REASONING_EFFORTS)
+    if effort == "none":
+        return kwargs, False
+    return kwargs | ({} if effort is None else {"reasoning_effort": effort}), thinks
 
 
 def _continuation(fields: Fields) -> tuple[bool | None, bool]:

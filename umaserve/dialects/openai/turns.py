@@ -104,7 +104,7 @@ def _turn(fields: Fields) -> ChatTurn:
     role = fields.required_choice("role", _ROLES)
     if role == "assistant":
         calls = _calls(fields)
-        return ChatTurn(role, _said(fields, optional=bool(calls)), calls)
+        return ChatTurn(role, _said(fields, optional=bool(calls)), calls, thoughts=_thoughts(fields))
     call_id = None
     if role == "tool":
         call_id = string(fields.values.get("tool_call_id"), fields.name("tool_call_id"), max_bytes=MAX_ID_BYTES)
@@ -113,6 +113,13 @@ def _turn(fields: Fields) -> ChatTurn:
         return ChatTurn(role, value, tool_call_id=call_id)
     content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], "")
     return ChatTurn(role, content, attachments=attachments, tool_call_id=call_id)
+
+
+def _thoughts(fields: Fields) -> str:
+    """What the assistant thought: ``reasoning_content``, which some servers call ``reasoning``."""
+    given = (fields.values.get(key) for key in ("reasoning_content", "reasoning"))
+    value = next((value for value in given if value is not None), "")
+    return string(value, fields.name("reasoning_content"), empty=True)
 
 
 def _said(fields: Fields, *, optional: bool) -> str:
@@ -221,6 +228,8 @@ def _name(function: Fields) -> str:
 
 
 def _n_bytes(turn: ChatTurn) -> int:
-    return len(turn.content.encode()) + sum(
-        len(call.name.encode()) + len(call.arguments.encode()) for call in turn.tool_calls
+    return (
+        len(turn.content.encode())
+        + len(turn.thoughts.encode())
+        + sum(len(call.name.encode()) + len(call.arguments.encode()) for call in turn.tool_calls)
     )
