@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import llama_cpp
 import numpy as np
@@ -234,6 +235,24 @@ def test_a_choice_says_what_it_would_say_if_it_were_prepared_alone(plain: LlamaE
     texts.append(other.run().text)
     assert texts == alone
     assert texts[0] != texts[1]
+
+
+def test_a_grammar_that_becomes_too_complex_fails_its_run_alone(plain: LlamaEngine, monkeypatch):
+    bound = plain.prepare(Generate("t", STORY, 5, sampling=Sampling(grammar="root ::= [0-9]+")))
+    free = plain.prepare(Generate("u", STORY, 5))
+    matcher = SimpleNamespace(
+        is_stopped=lambda: False,
+        try_consume_tokens=lambda _tokens: 0,
+        is_error=lambda: True,
+        get_error=lambda: "Too many items",
+    )
+    monkeypatch.setattr(bound.sampler.constraint, "_matcher", matcher)
+    plain.run(Tick(CLEAR, []))
+    result = plain.run(Tick([], [Run(0, 0, bound.tokens, bound.sampler), Run(1, 0, free.tokens, free.sampler)]))
+    assert result.outcome is Outcome.DONE
+    assert result.failed[0].message == "grammar: expected a grammar that llguidance can follow, but: Too many items"
+    assert [len(tokens) for tokens in result.tokens] == [0, 1]
+    assert list(result.failed) == [0]
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------

@@ -1,29 +1,45 @@
-"""Grammars are refused before they can hurt llama.cpp, and what is let through is something it can parse."""
+"""GBNF means what llama.cpp says it means; what is malformed is refused, and what is hard refused or answered."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import pytest
+from grammars import allows
 
-from umaserve.engine import gbnf
-from umaserve.engine.grammar import check_gbnf, gbnf_of_schema
+from umaserve.engine.grammar import of_gbnf, of_lark, of_regex
 from umaserve.errors import RequestError
 
-GOOD = [
-    'root ::= "a"',
-    'root ::= ("yes" | "no") "." [0-9]{3}',
-    'root ::= item+ # a comment ((((\nitem ::= "- " [^\\n"\\]]* "\\n"',
-    'root ::= (\n  "a" |\n  "b"\n)? . {2,} x{0,3}\nx ::= "(" | ")"',
-    'root ::= "a" root | ""',
-    'root ::= a{3} b*\na ::= "\\"" b\nb ::= [\\]]',
-    "root ::= " + "(" * 900 + '"a"' + ")" * 900,
-    'root ::= "日本" | ""\n',
-    'root ::= (("a"{99}){99}){99}',
+JSON = r"""
+root ::= value
+value ::= "{" ws (pair ("," ws pair)*)? "}" ws | "[" ws (value ("," ws value)*)? "]" ws | text ws | number ws
+    | ("true" | "false" | "null") ws
+pair ::= text ":" ws value
+text ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\nt] | "u" [0-9a-f]{4}))* "\""
+number ::= "-"? ([0-9] | [1-9] [0-9]{0,15}) ("." [0-9]+)?
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+MEANT: list[tuple[str, list[str], list[str]]] = [
+    ('root ::= "a"', ["a"], ["", "aa", "b"]),
+    ('root ::= ("yes" | "no") "." [0-9]{3}', ["yes.123", "no.000"], ["yes.12", "yes"]),
+    ('root ::= item+ # a comment ((((\nitem ::= "- " [^\\n"\\]]* "\\n"', ["- a\n- b/\n"], ["- a", '- "\n', ""]),
+    ('root ::= (\n  "a" |\n  "b"\n)? . {2,} x{0,3}\nx ::= "(" | ")"', ["a日\n)", "xy"], ["x"]),
+    ('root ::= "a" root | ""', ["", "aaa"], ["ab"]),
+    ('root ::= a{3} b*\na ::= "\\"" b\nb ::= [\\]]', ['"]"]"]]]'], ['"]"]']),
+    ("root ::= " + "(" * 900 + '"a"' + ")" * 900, ["a"], ["b"]),
+    ("root ::= " + "(" * 900 + '"a"' + ")" * 900 + ' | "x" root', ["a", "xxa"], ["x"]),
+    ('root ::= "日本" | ""\n', ["日本", ""], ["日"]),
+    ('root ::= "a"{2}{2}{2}', ["a" * 8], ["a" * 7]),
+    ('root ::= "ab"{2}', ["abab"], ["abb"]),
+    # Terminals would be read too far here.
+    ('root ::= [a-z]* "b"', ["b", "aab"], ["a"]),
+    ('root ::= ("a" | "ab") "b" root | "."', ["ab.", "abb.", "ababb."], ["a."]),
+    ('root ::= root "x" | "y"', ["y", "yxx"], ["x"]),
+    ('root ::= e root "x" | "y"\ne ::= ""', ["y", "yx"], ["x"]),
+    ('root ::= | "a" ("" | "b")*', ["", "abb"], ["b"]),
+    ('root ::= "x" | "y"\nroot ::= "z"', ["z"], ["x"]),
+    ('root ::= "\\u0041\\x42[/]" [\\]-] [-a] [\\U0001F600-\\U0001F64F]', ["AB[/]--😀", "AB[/]]a🙂"], ["AB[/]b-😀"]),
+    ("root ::= [z-a0]", ["0"], ["z", "a"]),
+    (JSON, ['{"a b": [1, 2.5, "c\\n", {"d": null}]}', "-7"], ['{"a":}', "[1 2]", '{"a": [}']),
 ]
 
 BAD = {
@@ -33,103 +49,99 @@ BAD = {
     'root ::= "a")': "opening",
     'root ::= ( "b"\nx ::= "a" )': "closing",
     "root ::= *": "repeat",
-    "root ::= x": "a rule for 'x'",
-    "# " + ")" * 3000 + "\nroot ::= " + "(" * 3000 + '"a"' + ")" * 3000: "nested",
+    'root ::= "a" | *': "repeat",
+    "root ::= x": "a rule 'x'",
     'root ::= "H" !<[0]>': "without token rules",
     "root ::= <think>": "without token rules",
-    'root ::= root "x" | "y"': "left recursion",
-    'root ::= e root "x" | "y"\ne ::= f\nf ::= ""': "left recursion",
-    'root ::= e root "x" | "y"\ne ::= f\nf ::= []': "at least one character in each class",
     "root ::= [^]": "at least one character in each class",
-    'root ::= ("z"? | f) g\ng ::= ("a"* root)\nf ::= ""': "left recursion",
-    "\n".join(f"a{n} ::= a{n + 1} | a{n + 1}" for n in range(40)) + '\na40 ::= "x"\nroot ::= a0': "ways to begin",
-    'root ::= "' + "a" * 60000 + '"{1000}': "elements",
-    'root ::= "a"{999}{999}': "elements",
+    "root ::= [z-a]": "at least one character in each class",
     'root ::= "a"{5,2}': r"not below the smallest in \{5,2\}",
-    'root ::= "a" ("b"{ 1, 0 })*': "not below the smallest",
-    'root ::= "a"{0000000009999999999}': "elements",
+    'root ::= "\\ud800"': r"Unicode characters, got U\+D800",
+    "root ::= [\\U00110000]": "Unicode characters",
+    'root ::= "\\xzz"': "hexadecimal digits",
+    '"a"': "rules of the form",
+    "root ::= " + "(" * 5000 + '"a"' + ' "b")*' * 5000: "nested at most 100 deep",
 }
 
 
-@pytest.mark.parametrize("grammar", GOOD, ids=range(len(GOOD)))
-def test_good_grammars_pass(grammar: str):
-    gbnf.check(grammar)
+@pytest.mark.parametrize(("grammar", "inside", "outside"), MEANT, ids=range(len(MEANT)))
+def test_a_grammar_allows_its_texts_and_no_others(grammar: str, inside: list[str], outside: list[str]):
+    matches = allows(of_gbnf(grammar))
+    assert [text for text in [*inside, *outside] if matches(text)] == inside
 
 
 @pytest.mark.parametrize("grammar", BAD, ids=range(len(BAD)))
 def test_bad_grammars_are_refused(grammar: str):
-    with pytest.raises(gbnf.GbnfError, match=BAD[grammar]):
-        gbnf.check(grammar)
+    with pytest.raises(RequestError, match=f"^grammar: expected .*{BAD[grammar]}"):
+        of_gbnf(grammar)
 
 
-def lines_run(grammar: str) -> int:
-    """How many lines of the module it takes to check ``grammar``."""
-    lines = 0
+LETTERS = "internationalization"
+HARD = [
+    'root ::= (" "|" "|" "){64}',
+    'root ::= ([a-z ]?){0,300} "."',
+    'root ::= ([a-z ]? ){0,300} "."',
+    "root ::= " + " ".join(f'("{letter}"|"{letter}"|"{letter}")' for letter in LETTERS),
+    "\n".join(f'r{n} ::= " " r{n + 1} | " " r{n + 1}' for n in range(40)) + '\nr40 ::= "."\nroot ::= r0',
+    'root ::= "x" root "y" | " " root | " " root | "z"',
+    'root ::= "a"{0000000009999999999}',
+    'root ::= ("a"{1000}){1000}{1000}',
+    'root ::= x{0,500} root | "."\nx ::= "a"? "b"? "c"? [a-z]?',
+    "root ::= e0" + "".join(f"\ne{i} ::= e{i + 1}" for i in range(4000)) + '\ne4000 ::= "" | root',
+    "root ::= " + "(" * 90 + '"a"' + ")?" * 90,
+    "root ::= " + "(" * 40 + '"a"' + ' "b")*' * 40,
+]
 
-    def trace(frame: FrameType, event: str, _argument: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace if frame.f_code.co_filename == gbnf.__file__ else None
 
-    before = sys.gettrace()
-    sys.settrace(trace)
+@pytest.mark.parametrize("grammar", HARD, ids=range(len(HARD)))
+def test_a_hard_grammar_is_refused_or_answered(grammar: str):
     try:
-        gbnf.check(grammar)
-    finally:
-        sys.settrace(before)
-    return lines
+        matches = allows(of_gbnf(grammar))
+        matches("a" * 20)
+        matches(" " * 20)
+        said = "grammar: expected"
+    except RequestError as error:
+        said = error.message
+    assert said.startswith("grammar: expected")
+
+
+# -- Lark and regular expressions ------------------------------------------------------------------------------------
+
+
+def test_a_schema_in_lark_is_reduced_like_any_other():
+    matches = allows(of_lark('start: "<" %json {"properties": {"a": {"const": 1}}, "uniqueItems": false} ">"'))
+    assert [text for text in ('<{"a":1}>', '<{"a": 1}>', '<{"b":1}>', '{"a":1}') if matches(text)] == [
+        '<{"a":1}>',
+        '<{"a": 1}>',
+    ]
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("lark", "said"),
     [
-        lambda n: "root ::= " + "e " * n + '\ne ::= ""',
-        lambda n: "root ::= " + " ".join(f"e{i}" for i in range(n)) + "".join(f'\ne{i} ::= ""' for i in range(n)),
-        lambda n: "root ::= e0" + "".join(f"\ne{i} ::= e{i + 1}" for i in range(n)) + f'\ne{n} ::= ""',
-        lambda n: "root ::= " + "(" * n + "e" + ")" * n + '\ne ::= ""',
-        lambda n: "root ::= " + "e? " * n + '\ne ::= "a"{0,3}',
+        ('start: %json {"not": {}}', r"^grammar\.%json\.not: expected to be absent"),
+        ("start: %json {", "^grammar: expected a JSON schema after %json"),
+        ('%llguidance {"no_forcing": false}\nstart: "a"', "^grammar: expected Lark without %llguidance"),
+        ("\n".join(f'r{n}: "a"' for n in range(301)), "^grammar: expected at most 300 lines of rules"),
+        ("start: x", "^grammar: expected a grammar that llguidance can follow, but: unknown name"),
+        ("start: start", "^grammar: expected a grammar of at least one text"),
+        ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "^grammar: expected a grammar that llguidance can follow, but"),
     ],
-    ids=["one rule often", "many rules", "a chain", "groups", "repetitions"],
 )
-def test_what_may_be_empty_is_found_in_steps_linear_in_the_grammar(part: Callable[[int], str]):
-    assert lines_run(part(400)) < 5 * lines_run(part(100))
+def test_lark_that_is_wrong_is_refused(lark: str, said: str):
+    with pytest.raises(RequestError, match=said):
+        allows(of_lark(lark))
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("pattern", "inside", "outside"),
     [
-        '{"type": "string", "pattern": "^a{0,60000}$"}',
-        '{"type": "string", "pattern": "^a{0000000009999999999}$"}',
-        '{"type": "string", "pattern": "^(a{999}){999}$"}',
-        '{"type": "array", "minItems": 100000}',
-        '{"$ref": "https://example.com/schema"}',
-        '{"$ref": "#/$defs/none"}',
-        '{"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}',
-        json.dumps({"properties": {f"p{n}": {"type": "string", "maxLength": 1000} for n in range(1000)}}),
-        "[" * 100 + "]" * 100,
+        (r"[a-z]+/\d\n", ["ab/7\n"], ["ab/\n", "ab/7"]),
+        (r"( | | ){64}", [" " * 64], [" " * 63]),
+        (r"(a{1000}){1000}", [], ["a" * 100]),
+        (r"^(yes|no)$", ["yes"], ["yesno"]),
     ],
 )
-def test_schemas_that_would_grow_are_refused(schema: str):
-    with pytest.raises(RequestError, match="json_schema"):
-        gbnf_of_schema(schema)
-
-
-def test_schemas_that_people_use_pass():
-    properties = {
-        "n": {"type": "integer", "minimum": 0, "maximum": 99},
-        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 5},
-        "when": {"type": "string", "format": "date-time"},
-        "code": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
-        "text": {"type": "string", "maxLength": 500},
-        "any": {},
-        "either": {"anyOf": [{"type": "null"}, {"type": "number"}]},
-        "maxLength": {"type": "integer"},
-    }
-    schema = {"type": "object", "$defs": {"tag": {"enum": ["a", "b"]}}, "properties": properties, "required": ["n"]}
-    assert "root ::=" in gbnf_of_schema(json.dumps(schema))
-
-
-def test_a_refusal_names_the_field():
-    with pytest.raises(RequestError) as caught:
-        check_gbnf("root ::= x")
-    assert caught.value.message == "grammar: expected a rule for 'x'"
+def test_a_regular_expression_matches_the_whole_text(pattern: str, inside: list[str], outside: list[str]):
+    matches = allows(of_regex(pattern))
+    assert [text for text in [*inside, *outside] if matches(text)] == inside

@@ -52,11 +52,6 @@ class Candidates:
         return llama_cpp.llama_token_data_array(data=self._native.data, size=size, selected=-1, sorted=False)
 
 
-def one(token: int) -> npt.NDArray[Any]:
-    """An array with ``token`` as the only candidate."""
-    return np.array([(token, 1.0, 0.0)], _CANDIDATE)
-
-
 def native(tokens: npt.NDArray[Any]) -> Any:
     """A ``llama_token_data_array`` that points into ``tokens``, which must outlive it."""
     pointer = tokens.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))

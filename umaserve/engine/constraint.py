@@ -1,80 +1,130 @@
-"""The state of a grammar on one sequence: which tokens it allows next."""
+"""Which tokens a grammar allows next: llguidance follows the grammar, with the model's vocabulary."""
 
 from __future__ import annotations
 
 import copy
 import ctypes
-import weakref
-from collections.abc import Sequence
-from typing import Any
+import re
+import threading
+from collections.abc import Callable
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from umaserve.engine.candidates import Candidates, Logits, native, one
+from umaserve.engine.candidates import Logits
+from umaserve.engine.model import Model
 from umaserve.errors import Fault, RequestError
+
+STACK_BYTES = 256 * 2**20
+"""llguidance recurses for each rule within a rule. 64 KiB of rules take some 50 MiB; the rest is never touched."""
+MAX_MESSAGE = 300
+"""Characters of llguidance's messages that a client gets."""
+
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""Otherwise llguidance looks in every step for text that has to follow, and takes a second where it is long."""
+_CLUTTER = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*|<non-verbose/>", re.DOTALL)
+"""In llguidance's messages: places in our own Lark, and its text."""
+_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+class Vocabulary:
+    """The tokens of ``model`` in llguidance's form, made once: it takes 5 us for each token, with Python's lock."""
+
+    def __init__(self, model: Model) -> None:
+        self.pieces = model.pieces
+        self.end_tokens = model.end_tokens
+        # The prefix marks control tokens: a grammar can name them, as in <|im_end|>, but no text in it stands for them.
+        tokens = [piece or b"\xff" + model.written(token) for token, piece in enumerate(model.pieces)]
+        self.tokenizer: LLTokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+            tokens=tokens,
+            vocab_ptr=model.vocab,
+            tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=sorted(model.end_tokens) or [0],
+            slices=None,
+        )
 
 
 class Constraint:
-    """Binds a sequence to ``grammar``: from its first token on or, with ``after``, once its text has contained that.
+    """Binds a sequence to ``lark``: from its first token on or, with ``after``, once its text has contained that.
 
-    llama.cpp has such lazy grammars too, but aborts the process where the token that completes ``after`` continues with
-    text that the grammar forbids. Here, such a token is allowed only if nothing or white space follows ``after``, which
-    the grammar never sees. ``pieces`` are the bytes of each token id. The C object is freed with this one. Raises
-    ``RequestError`` for a grammar that llama.cpp can't parse.
+    ``lark`` is a grammar in llguidance's form of Lark, which begins at the rule ``start`` and has no ``%llguidance``.
+    Here the token that completes ``after`` is allowed only if nothing or white space follows it there, which the
+    grammar never sees. Errors name ``field``. Raises ``RequestError`` for a grammar that is malformed or too large.
     """
 
-    def __init__(self, vocab: Any, grammar: str, pieces: Sequence[bytes], after: bytes = b"") -> None:
-        self._grammar = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
-        if not self._grammar:
-            raise RequestError(
-                Fault.BAD_REQUEST, "grammar", 'expected GBNF with a rule "root" that llama.cpp can parse'
-            )
-        self._free_with_this()
-        self._pieces = pieces
+    def __init__(self, vocabulary: Vocabulary, lark: str, field: str, after: bytes = b"") -> None:
+        self._matcher = _with_deep_stack(
+            lambda: LLMatcher(vocabulary.tokenizer, _OPTIONS + lark, log_level=0, limits=_LIMITS)
+        )
+        self._vocabulary = vocabulary
+        self._field = field
         self._after = after
         self._waiting = bool(after)
         self._tail = b""
         """While waiting for ``after``: the end of the text, at most one byte shorter than ``after``."""
+        # The first step is often the hardest: it is taken here, where no stream waits for it.
+        self._allowed()
 
     def copy(self) -> Constraint:
         """The same grammar in the same state, for another sequence."""
         other = copy.copy(self)
-        other._grammar = llama_cpp.llama_sampler_clone(self._grammar)
-        other._free_with_this()
+        other._matcher = self._matcher.deep_copy()
         return other
 
-    def _free_with_this(self) -> None:
-        weakref.finalize(self, llama_cpp.llama_sampler_free, self._grammar)
+    def accept(self, token: int) -> bool:
+        """Advance by ``token`` if it may come next; returns whether it may. Raises ``RequestError`` where the grammar
+        has become too complex to follow."""
+        if not self._waiting:
+            if self._matcher.is_stopped():
+                # The text is complete. llguidance takes no token any more, not even the end token.
+                return token in self._vocabulary.end_tokens
+            accepted = self._matcher.try_consume_tokens([token])
+            self._check()
+            return bool(accepted)
+        text = self._tail + self._vocabulary.pieces[token]
+        _before, after, rest = text.partition(self._after)
+        if rest.strip():
+            return False
+        self._waiting = not after
+        self._tail = text[1 - len(self._after) :]
+        return True
 
-    def allows(self, token: int) -> bool:
-        """Whether ``token`` may come next. Checking one token is cheap; checking the whole vocabulary is not."""
-        if self._waiting:
-            _before, _after, rest = (self._tail + self._pieces[token]).partition(self._after)
-            return not rest.strip()
-        alone = one(token)
-        candidate = native(alone)
-        llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(candidate))
-        return bool(alone["logit"][0] != -np.inf)
-
-    def mask(self, logits: Logits, forbidden: int, candidates: Candidates) -> Logits:
+    def mask(self, logits: Logits, forbidden: int) -> Logits:
         """A copy of ``logits`` with -inf for ``forbidden`` and, unless waiting for ``after``, for all other tokens that
-        the grammar forbids."""
-        if self._waiting:
-            left = logits.copy()
-            left[forbidden] = -np.inf
-            return left
-        candidate = candidates.all(logits)
-        llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(candidate))
-        left = np.full_like(logits, -np.inf)
-        left[candidates.tokens["id"]] = candidates.tokens["logit"]
+        the grammar forbids. Raises ``RequestError`` as ``accept``."""
+        left = logits.copy() if self._waiting else np.where(self._allowed(), logits, np.float32(-np.inf))
+        left[forbidden] = -np.inf
         return left
 
-    def accept(self, token: int) -> None:
-        """Advance by ``token``, which must be allowed: llama.cpp would abort the process otherwise."""
-        if not self._waiting:
-            llama_cpp.llama_sampler_accept(self._grammar, token)
-            return
-        text = self._tail + self._pieces[token]
-        self._waiting = self._after not in text
-        self._tail = text[1 - len(self._after) :]
+    def _allowed(self) -> npt.NDArray[np.bool_]:
+        bits = self._matcher.compute_bitmask()
+        self._check()
+        return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=len(self._vocabulary.pieces)).view(
+            np.bool_
+        )
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            if "NoExtension" in self._matcher.get_error():
+                raise RequestError(
+                    Fault.BAD_REQUEST, self._field, "expected a grammar of at least one text, got one of none"
+                )
+            reason = " ".join(_CLUTTER.sub("", self._matcher.get_error()).split())[:MAX_MESSAGE]
+            raise RequestError(
+                Fault.BAD_REQUEST, self._field, f"expected a grammar that llguidance can follow, but: {reason}"
+            )
+
+
+def _with_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:
+    made: list[LLMatcher] = []
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = threading.Thread(target=lambda: made.append(make()), name="grammar")
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    (matcher,) = made
+    return matcher

@@ -19,10 +19,10 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.chat_template import CHATML, ChatTemplate
-from umaserve.engine.constraint import Constraint
+from umaserve.engine.constraint import Constraint, Vocabulary
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
-from umaserve.engine.grammar import check_gbnf, gbnf_of_schema, gbnf_of_tools
+from umaserve.engine.grammar import of_gbnf, of_schema, of_tools
 from umaserve.engine.loading import load_model, on_cpu
 from umaserve.engine.logprobs import Scores
 from umaserve.engine.media import MediaReader, Prompt
@@ -92,6 +92,8 @@ class LlamaEngine:
         embeds = pools(model)
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
+        # Made now: it keeps Python's lock for a second where the vocabulary is large.
+        self._vocabulary = Vocabulary(model)
         cuttable = self._generates and model.sequences_can_be_cut
         takes_back = self._generates and _takes_back(model, config)
         drafts = bool(config.draft_model) and takes_back
@@ -229,17 +231,17 @@ class LlamaEngine:
                 if request.must_call:
                     raise RequestError(Fault.BAD_REQUEST, "tool_choice", 'expected "auto" or "none" with this model')
                 return None
-            grammar = gbnf_of_tools(request.tools, must_call=request.must_call)
+            lark, field = of_tools(request.tools, must_call=request.must_call), "tools"
             after = b"" if request.must_call else TOOL_CALL_OPEN.encode()
         elif request.must_call:
             raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
         elif sampling.json_schema is not None:
-            grammar = gbnf_of_schema(sampling.json_schema)
+            lark, field = of_schema(sampling.json_schema), "json_schema"
         elif sampling.grammar is not None:
-            grammar = check_gbnf(sampling.grammar)
+            lark, field = of_gbnf(sampling.grammar), "grammar"
         else:
             return None
-        return Constraint(self._model.vocab, grammar, self._model.pieces, after)
+        return Constraint(self._vocabulary, lark, field, after)
 
     def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:
         return Sampler(self._model.n_vocab, tuple(self.end_tokens), sampling, constraint)
@@ -318,6 +320,7 @@ class LlamaEngine:
         self._adapters.apply(self._model.context, tick.adapters)
         tokens: list[Sequence[int]] = [()] * len(runs)
         logprobs: dict[int, list[Logprobs]] = {}
+        failed: dict[int, RequestError] = {}
         decoded: list[Run] = []
         for group in self._groups(runs):
             of_group = [runs[index] for index in group]
@@ -332,11 +335,18 @@ class LlamaEngine:
             for index, run in zip(group, of_group, strict=True):
                 if run.sampler is not None:
                     scores: list[Logprobs] = []
-                    tokens[index] = self._sampled(run, [next(rows) for _ in range(1 + run.draft_tokens)], scores)
+                    of_run = [next(rows) for _ in range(1 + run.draft_tokens)]
+                    try:
+                        tokens[index] = self._sampled(run, of_run, scores)
+                    except RequestError as error:
+                        failed[index] = error
+                        self._cells.move([Release(run.slot, run.start + len(run.tokens) - run.draft_tokens)])
                     if run.logprobs is not None:
                         logprobs[index] = scores
         ended = time.perf_counter()
-        return TickResult(Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started, moving_s)
+        return TickResult(
+            Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started, moving_s, failed
+        )
 
     def _on_new_context(self) -> None:
         """The cells were divided: what was set on the context, and what the drafter knows by slot, is gone."""
@@ -395,7 +405,8 @@ class LlamaEngine:
         return list(np.ctypeslib.as_array(native, (outputs, self._model.n_vocab)))
 
     def _sampled(self, run: Run, rows: Sequence[Logits], scores: list[Logprobs]) -> Sequence[int]:
-        """The accepted draft tokens and the token after them; rejected draft tokens are removed from the KV cache."""
+        """The accepted draft tokens and the token after them; rejected draft tokens are removed from the KV cache.
+        Raises ``RequestError`` as ``Sampler.sample``."""
         assert isinstance(run.sampler, Sampler)
         tokens: list[int] = []
         for offset, logits in enumerate(rows):

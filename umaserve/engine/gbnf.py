@@ -1,8 +1,4 @@
-"""Checks GBNF before llama.cpp parses it: its parser crashes or hangs the process on some grammars.
-
-llama.cpp's parser recurses for each parenthesis, copies the repeated elements for each repetition, searches for left
-recursion along every path, misses left recursion behind rules that may be empty, and aborts on token rules. Grammars
-that could cause any of these are refused here, in time linear in the grammar's length.
+"""GBNF, llama.cpp's format of grammars, as a Lark grammar for llguidance.
 
 Syntax: llama.cpp, grammars/README.md.
 """
@@ -11,13 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
-MAX_NESTING = 1000
-MAX_ELEMENTS = 100_000
-"""Characters, classes and references, with all repetitions written out."""
-MAX_PATHS = 10_000
-"""Paths through references to the first character of a rule."""
+MAX_NESTING = 100
+"""Of rules that don't contain themselves: llguidance takes a minute for thousands of terminals one in another."""
 
 _TOKEN = re.compile(
     r"""
@@ -32,67 +25,115 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-
-
-_BOUNDS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_CHARACTER = re.compile(r"\\x(?P<x>..)|\\u(?P<u>.{4})|\\U(?P<U>.{8})|\\(?P<escaped>.)|(?P<plain>.)", re.DOTALL)
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r"}
+_NOTHING = '""'
+"""Lark for the empty text, with which each alternative begins: Lark has no alternative without an element."""
 
 
 class GbnfError(ValueError):
-    """The grammar is malformed or beyond the limits; the message says what was expected."""
+    """The grammar is malformed; the message says what was expected."""
 
 
-@dataclass(slots=True)
-class Item:
-    """One element of a sequence: a rule's name, a group, or text (neither)."""
+def to_lark(grammar: str) -> str:
+    """Lark for the same texts as ``grammar``, beginning at the rule ``start``; raises ``GbnfError``.
 
-    text: str = ""
-    """The characters of a literal with their escapes, a class with its brackets, or the dot."""
-    literal: bool = False
-    unit: int = 1
-    """Elements that a repetition copies; for a group, which is a rule of its own, one reference."""
-    copies: int = 0
-    """Elements that repetitions add."""
-    nullable: bool = False
-    name: str | None = None
-    group: Alternatives | None = None
-    repeats: list[tuple[int, int | None]] = field(default_factory=list)
-    """(fewest, most) times of each repetition, ``None`` for no limit; each applies to the result of those before."""
-
-    @property
-    def size(self) -> int:
-        return self.unit + self.copies
+    llguidance reads a text in two stages: it splits it into terminals, always the longest that may come next, and
+    parses these. GBNF knows characters only. So all rules become one terminal, which is fast, or, where a rule contains
+    itself and therefore can't be in a terminal, each character becomes one, which reads every text that GBNF reads.
+    """
+    reader = _Reader(grammar)
+    prefix = "r" if _is_recursive(reader.bodies) else "R"
+    lines = [f"start: {prefix}{reader.root}"]
+    for number, body in enumerate(reader.bodies):
+        lines.append(f"{prefix}{number}: " + " ".join(f"{prefix}{x}" if isinstance(x, int) else x for x in body))
+    return "\n".join(lines) + "\n"
 
 
-@dataclass(slots=True)
-class Alternatives:
-    sequences: list[list[Item]] = field(default_factory=lambda: [[]])
-
-    @property
-    def size(self) -> int:
-        return sum(1 + sum(item.size for item in sequence) for sequence in self.sequences)
-
-
-def check(grammar: str) -> dict[str, Alternatives]:
-    """The rules of ``grammar``; raises ``GbnfError`` unless llama.cpp can parse and expand them safely."""
-    rules = _parse(grammar)
-    if "root" not in rules:
-        raise GbnfError('a rule "root"')
-    if sum(rule.size for rule in rules.values()) > MAX_ELEMENTS:
-        raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
-    _mark_nullable(rules)
-    _check_first(rules)
-    return rules
+def _is_recursive(bodies: list[list[int | str]]) -> bool:
+    uses = {number: {part for part in body if isinstance(part, int)} for number, body in enumerate(bodies)}
+    depths: dict[int, int] = {}
+    try:
+        for number in TopologicalSorter(uses).static_order():
+            depths[number] = 1 + max((depths[used] for used in uses[number]), default=0)
+    except CycleError:
+        return True
+    if max(depths.values()) > MAX_NESTING:
+        raise GbnfError(f"rules, groups and repetitions nested at most {MAX_NESTING} deep")
+    return False
 
 
-def prefixed(grammar: str, prefix: str) -> str:
-    """``grammar`` with ``prefix`` before the name of each rule, so that it can be joined with others."""
-    parts: list[str] = []
-    for kind, text in _tokens(grammar):
-        parts += [
-            "\n" if kind == "define" else " ",
-            prefix + text if kind in ("define", "name") else text,
-        ]
-    return "".join(parts) + "\n"
+class _Reader:
+    """Reads a grammar into ``bodies``: each rule, group and repetition as Lark, with the numbers of those it refers to.
+    Groups are rules, since Lark's may not be nested deeply."""
+
+    def __init__(self, grammar: str) -> None:
+        self.bodies: list[list[int | str]] = []
+        self._numbers: dict[str, int] = {}
+        self._defined: set[str] = set()
+        self._open: list[int] = []
+        """The rule that is being read, and the groups in it that are not closed yet."""
+        for kind, text in _tokens(grammar):
+            self._read(kind, text)
+        if len(self._open) > 1:
+            raise GbnfError("a closing parenthesis for each opening one")
+        for name in ("root", *self._numbers):
+            if name not in self._defined:
+                raise GbnfError(f"a rule {name[:64]!r}")
+        self.root = self._numbers["root"]
+
+    def _read(self, kind: str, text: str) -> None:
+        if kind == "define":
+            if len(self._open) > 1:
+                raise GbnfError("a closing parenthesis before the next rule")
+            self._open = [self._number(text)]
+            self._defined.add(text)
+            # Of several rules of one name, llama.cpp takes the last.
+            self.bodies[self._open[0]] = [_NOTHING]
+            return
+        if not self._open:
+            raise GbnfError("rules of the form: name ::= what it stands for")
+        match kind, text:
+            case "is", _:
+                pass
+            case "repeat", _:
+                self._repeat(text)
+            case "mark", "|":
+                self._add("|", _NOTHING)
+            case "mark", "(":
+                self._open.append(self._new(_NOTHING))
+            case "mark", ")":
+                if len(self._open) == 1:
+                    raise GbnfError("an opening parenthesis for each closing one")
+                group = self._open.pop()
+                first, *rest = self.bodies[group]
+                self._add(rest[0] if first == _NOTHING and len(rest) == 1 else group)
+            case "name", _:
+                self._add(self._number(text))
+            case _:
+                self._add(_terminals(kind, text))
+
+    def _new(self, *parts: int | str) -> int:
+        self.bodies.append([*parts])
+        return len(self.bodies) - 1
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = self._new()
+        return self._numbers[name]
+
+    def _add(self, *parts: int | str) -> None:
+        self.bodies[self._open[-1]] += parts
+
+    def _repeat(self, text: str) -> None:
+        body = self.bodies[self._open[-1]]
+        if body[-1] == _NOTHING:
+            raise GbnfError(f"something to repeat before {text}")
+        low, _comma, high = "".join(text.strip("{}").split()).partition(",")
+        if high and int(high) < int(low):
+            raise GbnfError(f"a largest count that is not below the smallest in {text[:64]}")
+        # A rule of its own, since Lark has no repetition of a repetition.
+        body.append(self._new(body.pop(), "".join(text.split())))
 
 
 def _tokens(grammar: str) -> Iterator[tuple[str, str]]:
@@ -108,143 +149,44 @@ def _tokens(grammar: str) -> Iterator[tuple[str, str]]:
             yield kind, match[0]
 
 
-def _parse(grammar: str) -> dict[str, Alternatives]:
-    rules: dict[str, Alternatives] = {}
-    stack: list[Alternatives] = []
-    for kind, text in _tokens(grammar):
-        if kind == "define":
-            if len(stack) > 1:
-                raise GbnfError("a closing parenthesis before the next rule")
-            stack = [rules.setdefault(text, Alternatives([]))]
-            stack[0].sequences.append([])
-            continue
-        if not stack:
-            raise GbnfError("rules of the form: name ::= what it stands for")
-        sequence = stack[-1].sequences[-1]
-        match kind, text:
-            case "is", _:
-                continue
-            case "name", _:
-                sequence.append(Item(name=text))
-            case "literal", _:
-                inner = text[1:-1]
-                sequence.append(Item(unit=max(1, len(inner)), nullable=not inner, text=inner, literal=True))
-            case "class", "[]" | "[^]":
-                # llama.cpp treats them as empty.
-                raise GbnfError(f"at least one character in each class, got {text}")
-            case ("class", _) | ("mark", "."):
-                sequence.append(Item(text=text))
-            case "mark", "|":
-                stack[-1].sequences.append([])
-            case "mark", "(":
-                group = Alternatives()
-                sequence.append(Item(group=group))
-                stack.append(group)
-                if len(stack) > MAX_NESTING:
-                    raise GbnfError(f"parentheses nested at most {MAX_NESTING} deep")
-            case "mark", ")":
-                if len(stack) == 1:
-                    raise GbnfError("an opening parenthesis for each closing one")
-                size = stack.pop().size
-                stack[-1].sequences[-1][-1].copies += size
-            case "repeat", _:
-                if not sequence:
-                    raise GbnfError(f"something to repeat before {text}")
-                _repeat(sequence[-1], text)
-    if len(stack) > 1:
-        raise GbnfError("a closing parenthesis for each opening one")
-    return rules
+def _terminals(kind: str, text: str) -> str:
+    """Lark for a literal, a class or the dot, each character a terminal."""
+    if kind == "mark":
+        return "/(?s:.)/"
+    if kind == "literal":
+        return f"({' '.join(f'/{_escaped(code)}/' for code, _plain in _codes(text[1:-1]))})" if text != '""' else '("")'
+    negated = text.startswith("[^")
+    codes = list(_codes(text[1 + negated : -1]))
+    ranges = ""
+    at = 0
+    while at < len(codes):
+        low = high = codes[at][0]
+        if codes[at + 1 : at + 2] == [(ord("-"), True)] and at + 2 < len(codes):
+            high = codes[at + 2][0]
+            at += 2
+        if low <= high:
+            ranges += f"{_escaped(low)}-{_escaped(high)}"
+        at += 1
+    if not ranges:
+        raise GbnfError(f"at least one character in each class, got {text[:64]}")
+    return f"/[{'^' * negated}{ranges}]/"
 
 
-def _repeat(item: Item, text: str) -> None:
-    low, high = _bounds(text)
-    if high is not None and high < low:
-        # llama.cpp's counter would underflow, and fill the memory.
-        raise GbnfError(f"a largest count that is not below the smallest in {text[:64]}")
-    item.repeats.append((low, high))
-    # llama.cpp makes a rule of each optional copy: the copy, a reference to the next such rule, and an end.
-    item.copies += (item.unit + 2) * max(low + 1, high or 0)
-    item.unit = item.unit * low + 1
-    item.nullable = item.nullable or low == 0
-    if item.size > MAX_ELEMENTS:
-        raise GbnfError(f"at most {MAX_ELEMENTS} elements once repetitions are written out")
+def _escaped(code: int) -> str:
+    if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+        raise GbnfError(f"Unicode characters, got U+{code:04X}")
+    return f"\\x{{{code:x}}}"
 
 
-def _bounds(text: str) -> tuple[int, int | None]:
-    """The fewest and the most times of a repetition; ``None`` for no limit."""
-    if text in _BOUNDS:
-        return _BOUNDS[text]
-    low, *high = map(int, re.findall("[0-9]+", text))
-    if high:
-        return low, high[0]
-    return low, None if "," in text else low
-
-
-def _mark_nullable(rules: dict[str, Alternatives]) -> None:
-    """Set ``nullable`` of all items, each at most once."""
-    parts = list(rules.values())
-    uses: dict[int, list[tuple[Item, list[Item], Alternatives]]] = {}
-    """For a rule or group: the items that refer to it, with the sequence and the part that each is in."""
-    left: dict[int, int] = {}
-    """For a sequence, how many of its items may not be empty, as far as is known."""
-    empty: list[Alternatives] = []
-    for part in parts:
-        parts += [item.group for sequence in part.sequences for item in sequence if item.group is not None]
-        for sequence in part.sequences:
-            full = [item for item in sequence if not item.nullable]
-            left[id(sequence)] = len(full)
-            if not full:
-                empty.append(part)
-            for item in full:
-                used = item.group if item.name is None else rules.get(item.name)
-                if used is not None:
-                    uses.setdefault(id(used), []).append((item, sequence, part))
-    while empty:
-        # A part may come here once for each of its sequences; only the first time has uses left.
-        for item, sequence, part in uses.pop(id(empty.pop()), []):
-            item.nullable = True
-            left[id(sequence)] -= 1
-            if not left[id(sequence)]:
-                empty.append(part)
-
-
-def _first_names(alternatives: Alternatives) -> Iterator[str]:
-    """The rules that ``alternatives`` may begin with, once per reference."""
-    pending = [alternatives]
-    while pending:
-        for sequence in pending.pop().sequences:
-            for item in sequence:
-                if item.name is not None:
-                    yield item.name
-                if item.group is not None:
-                    pending.append(item.group)
-                if not item.nullable:
-                    break
-
-
-def _check_first(rules: dict[str, Alternatives]) -> None:
-    paths: dict[str, int] = {}
-    open_rules: set[str] = set()
-    for start in rules:
-        stack = [start]
-        while stack:
-            name = stack[-1]
-            if name in paths:
-                stack.pop()
-                continue
-            if name not in rules:
-                raise GbnfError(f"a rule for {name[:64]!r}")
-            first = list(_first_names(rules[name]))
-            if name in open_rules:
-                stack.pop()
-                open_rules.discard(name)
-                paths[name] = 1 + sum(paths[used] for used in first)
-                if paths[name] > MAX_PATHS:
-                    raise GbnfError(f"at most {MAX_PATHS} ways to begin the rule {name[:64]!r}")
-                continue
-            open_rules.add(name)
-            for used in first:
-                if used in open_rules:
-                    raise GbnfError(f"no left recursion; {used[:64]!r} may begin with itself")
-                if used not in paths:
-                    stack.append(used)
+def _codes(text: str) -> Iterator[tuple[int, bool]]:
+    """(code point, whether written without an escape) of each character of ``text``."""
+    for match in _CHARACTER.finditer(text):
+        digits = match["x"] or match["u"] or match["U"]
+        if digits is not None:
+            if not re.fullmatch("[0-9a-fA-F]+", digits):
+                raise GbnfError(f"hexadecimal digits after the backslash in {match[0]!r}")
+            yield int(digits, 16), False
+        elif match["escaped"]:
+            yield ord(_CONTROL.get(match["escaped"], match["escaped"])), False
+        else:
+            yield ord(match["plain"]), True

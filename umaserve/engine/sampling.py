@@ -62,7 +62,8 @@ class Sampler:
                 llama_cpp.llama_sampler_accept(self._chain, token)
 
     def sample(self, logits: Logits, candidates: Candidates) -> int:
-        """The next token. ``logits``, one value for each token of the vocabulary, are overwritten."""
+        """The next token. ``logits``, one value for each token of the vocabulary, are overwritten. Raises
+        ``RequestError`` where the grammar has become too complex to follow."""
         if self._length_penalty != 1:
             # Dividing a negative logit would make the end token likelier.
             ends = logits[self._end_ids]
@@ -75,7 +76,6 @@ class Sampler:
             if allowed is None:
                 return self._end
             token = allowed
-            self.constraint.accept(token)
         if self._chain is not None:
             llama_cpp.llama_sampler_accept(self._chain, token)
         return token
@@ -86,17 +86,16 @@ class Sampler:
         native = candidates.likeliest(logits, self._top_k) if self._top_k else candidates.all(logits)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(native))
         token = int(native.data[native.selected].id)
-        # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one. If the
-        # grammar forbids that token, accepting it would abort the process.
+        # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one.
         return token if logits[token] != -np.inf else int(logits.argmax())
 
     def _by_grammar(self, grammar: Constraint, token: int, logits: Logits, candidates: Candidates) -> int | None:
-        """``token`` if the grammar allows it, as it mostly does, else one chosen from the tokens that it allows;
-        ``None`` if there are none."""
-        while logits[token] == -np.inf or not grammar.allows(token):
-            logits = grammar.mask(logits, token, candidates)
+        """Advance ``grammar`` by ``token`` if it allows that, as it mostly does, else by one chosen from the tokens
+        that it allows; returns the token, ``None`` if there are none."""
+        while logits[token] == -np.inf or not grammar.accept(token):
+            logits = grammar.mask(logits, token)
             if logits.max() == -np.inf:
-                # The text is complete and ignore_eos masks the end tokens: llama.cpp would abort on any token.
+                # The text is complete, and ignore_eos masks the end tokens.
                 return None
             token = self._choose(logits, candidates)
         return token

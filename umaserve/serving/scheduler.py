@@ -194,6 +194,8 @@ class Scheduler:
                 for index, (session, run) in enumerate(zip(work.sessions, work.tick.runs, strict=True)):
                     try:
                         self._advance(session, run, result.tokens[index], result.logprobs.get(index), now)
+                        if index in result.failed:
+                            raise result.failed[index]
                     except RequestError as error:
                         self._sessions.fail(session, error)
                 for draft, draft_tokens in zip(work.tick.drafts, result.drafted, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
+from umaserve.errors import RequestError
 from umaserve.messages import Answer, Embed, Embedded, Generate, Logprobs, ModelInfo, Query
 
 T = TypeVar("T")
@@ -209,6 +210,8 @@ class TickResult:
     """Time that it took for them, before the decode."""
     moving_s: float = 0.0
     """Time for the KV operations."""
+    failed: Mapping[int, RequestError] = field(default_factory=dict)
+    """The errors of runs whose next token could not be chosen, by the run's index; they have no tokens."""
 
 
 class SavedBytes(NamedTuple):
