@@ -252,3 +252,16 @@ def test_a_text_that_must_be_computed_at_once_is_refused_with_what_to_set(world:
     engine = world(architecture, pooling=pooling, n_batch=32, n_ubatch=32).engine
     with pytest.raises(RequestError, match=r"at most 32 tokens, got 150: .* more --n-batch and --n-ubatch"):
         engine.embed(Embed((TokenIds(PROMPTS[2]),)))
+
+
+@pytest.mark.parametrize(("kind", "divisions"), [("longrope", [(2, 512)]), ("yarn", [(4, 256), (2, 512)])])
+def test_parts_lie_on_the_same_side_of_the_original_context(
+    tmp_path: Path, kind: str, divisions: list[tuple[int, int]]
+):
+    """Else llama.cpp would take other rotary factors in parts than in shared cells."""
+    scaling = {"rope__scaling__type": kind, "rope__scaling__original_context_length": 400}
+    plain = EngineWorld(tiny_model(tmp_path / "model.gguf", "phi3", **scaling), n_ctx=1024, parallel=4)
+    try:
+        assert plain.engine.capacity.divisions == divisions
+    finally:
+        plain.close()

@@ -227,9 +227,10 @@ class Model:
         """The ways to divide the KV cells: parts, and the cells of each; the most parts first."""
         ways = []
         parts = self._config.parallel
+        long = self._is_long(self.n_ctx)
         while parts > 1:
             each = self.n_ctx // parts // CELLS_ROUNDED_TO * CELLS_ROUNDED_TO
-            if each and parts <= llama_cpp.llama_max_parallel_sequences():
+            if each and parts <= llama_cpp.llama_max_parallel_sequences() and self._is_long(each) == long:
                 ways.append((parts, each))
             parts //= 2
         return ways
@@ -308,6 +309,13 @@ class Model:
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
         params.type_k = params.type_v = _KV_TYPES[config.kv_type]
         return params
+
+    def _is_long(self, cells: int) -> bool:
+        """Whether llama.cpp takes the rotary factors for long contexts, if the model has two sets (LongRoPE, Ding
+        et al. 2024). It decides by the ``cells`` of a sequence, which can't go on with the other factors."""
+        keys = (f"{self.architecture}.rope.scaling.{name}".encode() for name in ("original_context_length", "type"))
+        original, kind = map(self._metadata, keys)
+        return kind != "yarn" and original.isdecimal() and cells > int(original)
 
     def _pools(self) -> bool:
         """Whether embeddings are computed between ticks, which takes a sequence of their own."""
