@@ -103,6 +103,11 @@ class _Reducer:
             reduced[key] = self._keyword(key, item, where, depth + 1)
         if isinstance(value.get("items"), list):
             reduced["prefixItems"] = reduced.pop("items")
+        if value.get("type") == "integer" and not value.keys() & {"enum", "const"}:
+            # Of 16 digits: a small model may generate digits without end.
+            for bound, limit in (("inimum", 1 - 10**16), ("aximum", 10**16 - 1)):
+                if not value.keys() & {f"m{bound}", f"exclusiveM{bound}"}:
+                    reduced[f"m{bound}"] = limit
         if self._closed and value.get("properties"):
             reduced.setdefault("additionalProperties", False)
         return reduced
