@@ -25,7 +25,7 @@ ROOMS = {
     "dialects": {"wire", "errors", "messages"},
     "serving": {"system", "errors", "messages", "metrics"},
     "speech": {"media", "system", "messages"},
-    "engine": {"serving", "media", "speech", "settings", "system", "errors", "messages"},
+    "engine": {"wire", "serving", "media", "speech", "settings", "system", "errors", "messages"},
     "access": {"serving", "wire", "settings", "errors", "messages"},
     "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages"},
     "http": {"net", "wire", "dialects", "errors"},

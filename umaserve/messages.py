@@ -183,12 +183,6 @@ class ToolForm:
     also: tuple[ToolForm, ...] = ()
     """Other forms that the model is known to use at times."""
 
-    @property
-    def is_told_in_words(self) -> bool:
-        """Whether it is ``TOLD_IN_WORDS``, apart from white space."""
-        texts = ("".join(form.text().split()) for form in (self, TOLD_IN_WORDS))
-        return len(set(texts)) == 1 and self.parameters is None
-
     def text(self) -> str:
         """All texts by which calls are recognized, those of ``also`` too."""
         parts = [self.opens, *(part for part in self.call if isinstance(part, str)), self.between or "", self.closes]

@@ -146,7 +146,6 @@ def test_the_form_is_learned_from_what_the_template_renders(source: str) -> None
     learned = template(source)
     assert learned.tool_form == FORMS[source]
     assert (learned.writes_calls, learned.tells_tools) == (True, True)
-    assert not learned.tool_form.is_told_in_words
 
 
 @pytest.mark.parametrize(
@@ -171,12 +170,6 @@ def test_a_template_in_no_known_form_has_calls_as_text(source: str) -> None:
     prompt = ChatTemplate(source, "", "").render(turns, TOOLS, continue_final_message=False)
     assert "<tools>" in prompt
     assert written(TOLD_IN_WORDS, [CALLS[1]]) in prompt
-
-
-def test_the_most_common_form_is_the_one_told_in_words_whatever_its_white_space() -> None:
-    common = template(ONE_BY_ONE.replace("<call>", "<tool_call>\n").replace("</call>", "</tool_call>"))
-    assert common.writes_calls
-    assert common.tool_form.is_told_in_words
 
 
 def test_a_template_without_tools_has_them_told_in_its_form_of_calls() -> None:

@@ -1,67 +1,120 @@
-"""Grammars for calls of tools: whole, and bound to each tool's own schema."""
+"""Grammars for calls in the forms of models: each accepts the calls, and refuses other names and types."""
 
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from grammars import allows
+from llguidance import LLMatcher, LLTokenizer
 
-from umaserve.engine.grammar import of_tools
-from umaserve.errors import RequestError
-from umaserve.messages import Tool
+from umaserve.engine.template import Template
+from umaserve.engine.tool_form import written
+from umaserve.engine.tool_grammar import of_tools
+from umaserve.messages import TOLD_IN_WORDS, ParameterForm, Slot, Tool, ToolCall, ToolForm
 
-
-def tool(parameters: object, name: str = "f") -> Tool:
-    return Tool(name, "", json.dumps(parameters))
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
-
-
-@pytest.mark.parametrize("must_call", [True, False])
-def test_tools_that_people_use_pass(must_call: bool):
-    reference = {"type": "object", "properties": {"u": {"$ref": "#/$defs/u"}}, "$defs": {"u": {"enum": ["C", "F"]}}}
-    odd = 'odd "name"\\é'
-    tools = [tool({}), tool({"type": "object"}, "g"), tool(reference, odd), tool({"properties": {"ws": {}}}, "h")]
-    matches = allows(of_tools(tools, must_call=must_call), "tools")
-    start = 0 if must_call else len("<tool_call>")
-    right = [call("f", '{"a": [1]}'), call("g", "{}"), call(odd, '{"u": "C"}'), call("h", '{"ws":2}')]
-    wrong = [call("f", "1"), call("no", "{}"), call(odd, '{"u": "D"}'), call("h", '{"x":2}')]
-    assert [text for text in [*right, *wrong] if matches(text[start:])] == right
-    assert matches(f"{right[0]}\n{right[1]}\n"[start:]) is not must_call
-
-
-@pytest.mark.parametrize(
-    ("parameters", "path"),
-    [
-        ({"$ref": "https://example.com/schema"}, r"tools\[1\]\.function\.parameters\.\$ref: expected"),
-        ({"type": "nonsense"}, r"tools\[1\]\.function\.parameters\.type: expected"),
-        ({"uniqueItems": True}, r"tools\[1\]\.function\.parameters\.uniqueItems: expected"),
-        ([[[]]], r"tools\[1\]\.function\.parameters: expected a JSON schema"),
-    ],
-)
-def test_a_refusal_names_the_tool(parameters: object, path: str):
-    with pytest.raises(RequestError, match=path):
-        of_tools([tool({}), tool(parameters)], must_call=True)
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 100_000])
-def test_parameters_that_are_no_json_are_refused(text: str):
-    with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: expected a JSON schema"):
-        of_tools([Tool("f", "", text)], must_call=True)
-
-
-def test_tools_that_are_small_alone_and_large_together_are_refused():
-    one = tool({"type": "object", "properties": {"s": {"enum": ["x" * 3000]}}})
-    of_tools([one], must_call=True)
-    with pytest.raises(RequestError, match="tools: expected schemas of at most"):
-        of_tools([one] * 100, must_call=True)
+TOKENIZER = LLTokenizer("byte")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+        "exact": {"type": "boolean"},
+        "units": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["city", "exact"],
+}
+TOOLS = [Tool("get_weather", "", json.dumps(SCHEMA)), Tool("any", "", '{"type":"object","additionalProperties":true}')]
+VALUES = {"city": "Zürich, 12", "days": -3, "unit": "C", "exact": True, "units": [1, 2]}
+TYPES = ("string", "number", "boolean", "object", "array")
+FORMS = {
+    "json": TOLD_IN_WORDS,
+    "list": ToolForm(
+        ('{"name": "', Slot.NAME, '", "arguments": ', Slot.ARGUMENTS, ', "id": "', Slot.ID, '"}'),
+        opens="[TOOL_CALLS][",
+        closes="]",
+        between=", ",
+    ),
+    "bare": ToolForm(('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), between=None),
+    "tags": ToolForm(
+        ("<tool_call>\n<function=", Slot.NAME, ">\n", Slot.ARGUMENTS, "</function>\n</tool_call>"),
+        parameters=ParameterForm("<parameter=", tuple((kind, ">\n") for kind in TYPES), "\n</parameter>\n"),
+    ),
+    "python": ToolForm(
+        (Slot.NAME, "(", Slot.ARGUMENTS, ")"),
+        opens="<|tool_call_start|>[",
+        closes="]<|tool_call_end|>",
+        between=", ",
+        parameters=ParameterForm("", tuple((kind, "=") for kind in TYPES), "", ", ", "'", "json"),
+    ),
+    "quoted": ToolForm(
+        ("<|tool_call>call:", Slot.NAME, "{", Slot.ARGUMENTS, "}<tool_call|>"),
+        between="",
+        parameters=ParameterForm("", tuple((kind, ":") for kind in TYPES), "", ",", '<|"|>', "bare"),
+    ),
+}
+FOLDER = os.environ.get("LLAMA_CPP_TEMPLATES", "")
+FILES = sorted(Path(FOLDER).glob("*.jinja")) if FOLDER else []
 
 
-@pytest.mark.parametrize("name", ["start", "call", "call_0", "SPACE"])
-def test_no_property_takes_the_place_of_a_rule(name: str):
-    matches = allows(of_tools([tool({"properties": {name: {"enum": ["x"]}}})], must_call=True), "tools")
-    assert matches(call("f", json.dumps({name: "x"})))
-    assert not matches(call("f", json.dumps({name: "y"})))
+def accepts(
+    form: ToolForm, text: str, *, must_call: bool = True, several: bool = True, or_schema: str | None = None
+) -> bool:
+    lark, after = of_tools(form, TOOLS, must_call=must_call, several=several, or_schema=or_schema)
+    matcher = LLMatcher(TOKENIZER, lark, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = text.encode()
+    if after:
+        _before, found, data = data.partition(after)
+        assert found
+    return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+def called(form: ToolForm, *, name: str = "get_weather", n: int = 1, **values: object) -> str:
+    arguments = {key: value for key, value in {**VALUES, **values}.items() if value is not None}
+    return written(form, [ToolCall("abcdefgh1", name, json.dumps(arguments))] * n)
+
+
+def check(form: ToolForm) -> None:
+    for must_call in (True, False):
+        assert accepts(form, called(form), must_call=must_call)
+        assert accepts(form, called(form, days=None, unit=None), must_call=must_call)
+        assert accepts(form, called(form, n=2), must_call=must_call) is (form.between is not None)
+        assert not accepts(form, called(form, name="set_weather"), must_call=must_call)
+        assert not accepts(form, called(form, days=[1]), must_call=must_call)
+        assert not accepts(form, called(form, exact=12), must_call=must_call)
+        assert not accepts(form, called(form, city=None), must_call=must_call)
+        assert not accepts(form, called(form, unit="K"), must_call=must_call)
+    assert not accepts(form, called(form, n=2), several=False)
+    assert accepts(form, called(form, name="any", n=1))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_are_accepted_and_those_of_wrong_names_and_types_are_not(name: str) -> None:
+    check(FORMS[name])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_calls_in_the_forms_of_llama_cpps_templates(path: Path) -> None:
+    form = Template(path.read_text(), "<s>", "</s>").tool_form
+    if form.parameters is not None and form.parameters.values == "python":
+        # Such values are asked for in JSON, which is read too.
+        form = replace(form, parameters=replace(form.parameters, values="json"))
+    check(form)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_is_a_call_or_matches_the_schema(name: str) -> None:
+    schema = '{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"]}'
+    assert accepts(FORMS[name], '{"x": 1}', must_call=False, or_schema=schema)
+    assert accepts(FORMS[name], called(FORMS[name]), must_call=False, or_schema=schema)
+    assert not accepts(FORMS[name], '{"x": "1"}', must_call=False, or_schema=schema)
+    assert not accepts(FORMS[name], "I think", must_call=False, or_schema=schema)
+
+
+def test_text_of_any_kind_is_free_where_calls_are_known_at_the_beginning_alone() -> None:
+    assert accepts(FORMS["bare"], "Well, {}", must_call=False)
+    assert not accepts(FORMS["bare"], "{}", must_call=False)

@@ -22,7 +22,7 @@ from umaserve.engine.chat_template import CHATML, ChatTemplate
 from umaserve.engine.constraint import Constraint, Vocabulary
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
-from umaserve.engine.grammar import of_gbnf, of_schema, of_tools
+from umaserve.engine.grammar import of_gbnf, of_schema
 from umaserve.engine.loading import load_model, on_cpu
 from umaserve.engine.logprobs import Scores
 from umaserve.engine.media import MediaReader, Prompt
@@ -31,9 +31,9 @@ from umaserve.engine.model import Model, find
 from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
+from umaserve.engine.tool_grammar import of_tools
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
-    TOOL_CALL_OPEN,
     ApplyTemplate,
     ChatTurn,
     Detokenize,
@@ -224,15 +224,16 @@ class LlamaEngine:
         sampling = request.sampling
         after = b""
         if request.tools:
-            if sampling.grammar is not None or sampling.json_schema is not None:
+            if sampling.grammar is not None or (request.must_call and sampling.json_schema is not None):
                 raise RequestError(Fault.BAD_REQUEST, "tools", "expected to be absent where a grammar is given")
-            if not self._template.tool_form.is_told_in_words:
-                # The grammar knows that form alone. In others, the model is free to write what it was trained to.
-                if request.must_call:
-                    raise RequestError(Fault.BAD_REQUEST, "tool_choice", 'expected "auto" or "none" with this model')
-                return None
-            lark, field = of_tools(request.tools, must_call=request.must_call), "tools"
-            after = b"" if request.must_call else TOOL_CALL_OPEN.encode()
+            field = "tools"
+            lark, after = of_tools(
+                self._template.tool_form,
+                request.tools,
+                must_call=request.must_call,
+                several=request.parallel_calls,
+                or_schema=sampling.json_schema,
+            )
         elif request.must_call:
             raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
         elif sampling.json_schema is not None:

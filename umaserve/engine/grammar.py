@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 
 from llguidance import regex_to_lark
 
 from umaserve.engine import gbnf, json_schema
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Tool
 
 MAX_RULES = 300
 """Of a client's Lark: llguidance takes minutes for thousands of terminals one in another."""
@@ -57,28 +55,3 @@ def of_lark(grammar: str, field: str = "grammar") -> str:
     if (rules := len(_RULE.findall(lark))) > MAX_RULES:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected at most {MAX_RULES} lines of rules, got {rules}")
     return lark
-
-
-def of_tools(tools: Sequence[Tool], *, must_call: bool) -> str:
-    """Lark for calls of ``tools``; raises ``RequestError``.
-
-    With ``must_call``, for a whole answer of exactly one call. Otherwise, for the text after the first
-    ``TOOL_CALL_OPEN``: the rest of that call, and any further calls.
-    """
-    rules, calls = [], []
-    for index, tool in enumerate(tools):
-        schema = json_schema.enforced(tool.parameters, f"tools[{index}].function.parameters")
-        begin = json.dumps(json.dumps(tool.name, ensure_ascii=False), ensure_ascii=False)
-        calls.append(f"call_{index}")
-        rules.append(f'call_{index}: {begin} SPACE? "," SPACE? "\\"arguments\\"" SPACE? ":" SPACE? %json {schema}\n')
-        if sum(map(len, rules)) > MAX_TOOLS_BYTES:
-            raise RequestError(Fault.BAD_REQUEST, "tools", f"expected schemas of at most {MAX_TOOLS_BYTES} bytes")
-    tag, end = json.dumps(TOOL_CALL_OPEN), json.dumps(TOOL_CALL_CLOSE)
-    start = f"{tag} call" if must_call else f"call (WS? {tag} call)* WS?"
-    return (
-        f"start: {start}\n"
-        f'call: WS? "{{" SPACE? "\\"name\\"" SPACE? ":" SPACE? ({" | ".join(calls)}) SPACE? "}}" WS? {end}\n'
-        # Bounded, since a small model may generate white space without end.
-        "WS: /[ \\n]{1,2}/\n"
-        'SPACE: " "\n' + "".join(rules)
-    )
