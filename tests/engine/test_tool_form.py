@@ -1,17 +1,17 @@
 """How models write tool calls, learned from chat templates; and calls in that form read again.
 
-``LLAMA_CPP_TEMPLATES`` names a folder with the templates that come with llama.cpp's source (``models/templates``).
+Those of llama.cpp's sources are fetched by scripts/test.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_templates import FOLDER
 
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.engine.chat_template import ChatTemplate
@@ -91,8 +91,7 @@ FORMS = {
     SINGLE: ToolForm(('{"f": "', Slot.NAME, '", "x": ', Slot.ARGUMENTS, "}"), between=None),
 }
 
-FOLDER = os.environ.get("LLAMA_CPP_TEMPLATES", "")
-FILES = sorted(Path(FOLDER).glob("*.jinja")) if FOLDER else []
+FILES = sorted(FOLDER.glob("*.jinja"))
 NOT_LEARNED = {
     "HuggingFaceTB-SmolLM3-3B": "has no tools",
     "LFM2-8B-A1B": "writes no earlier calls; known by its list of tools",
@@ -220,6 +219,6 @@ def test_calls_written_in_the_form_of_llama_cpps_templates_are_read(path: Path) 
 
 def test_all_of_llama_cpps_templates_are_there() -> None:
     if not FILES:
-        pytest.skip("LLAMA_CPP_TEMPLATES names no folder with llama.cpp's chat templates")
+        pytest.skip(f"no templates in {FOLDER}: scripts/test fetches them")
     assert len(FILES) >= 60
     assert {path.stem for path in FILES} >= NOT_LEARNED.keys()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from llama_templates import FOLDER
 from llguidance import LLMatcher, LLTokenizer
 
 from umaserve.engine.template import Template
@@ -56,8 +56,7 @@ FORMS = {
         parameters=ParameterForm("", tuple((kind, ":") for kind in TYPES), "", ",", '<|"|>', "bare"),
     ),
 }
-FOLDER = os.environ.get("LLAMA_CPP_TEMPLATES", "")
-FILES = sorted(Path(FOLDER).glob("*.jinja")) if FOLDER else []
+FILES = sorted(FOLDER.glob("*.jinja"))
 
 
 def accepts(
