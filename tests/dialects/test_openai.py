@@ -1237,6 +1237,7 @@ def test_props_show_no_path() -> None:
         "bos_token": "<s>",
         "eos_token": "</s>",
         "modalities": {"vision": False, "audio": False},
+        "lacks": [],
     }
 
 

@@ -550,7 +550,8 @@ def test_tables_name_every_field_of_the_messages() -> None:
     named = {field.partition(".")[0].partition("[")[0] for field, _, _ in TYPES}
     renamed = {"sampling", "target_ttft_s", "target_tbt_s"}
     of_other_dialects = {"logprobs", "tools", "must_call", "enable_thinking", "spoken", "recorded"}
-    of_other_dialects |= {"length_penalty", "continue_final_message", "add_generation_prompt"}
+    of_other_dialects |= {"length_penalty", "continue_final_message", "add_generation_prompt", "parallel_calls"}
+    of_other_dialects |= {"chat_template_kwargs"}
     assert {field.name for field in fields(Sampling)} - of_other_dialects <= named
     assert {field.name for field in fields(Generate)} - renamed - of_other_dialects <= named
     assert set(OPTIONAL) == named - {"id", "prompt"}
