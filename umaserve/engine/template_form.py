@@ -69,8 +69,7 @@ def learned(render: Render) -> Form:
     user = {"role": "user", "content": _MARK}
     parts = _MARK not in render([user], ()) and _MARK in render([_in_parts(user)], ())
     if parts:
-        given = render
-        render = lambda messages, tools: given([_in_parts(message) for message in messages], tools)  # noqa: E731
+        render = _of_parts(render)
     shows = _shows(render)
     objects, written = True, render(_calling({"key": _MARK}), [_TOOL])
     if _MARK not in written or f"{{'key': '{_MARK}'}}" in written:
@@ -86,6 +85,13 @@ def learned(render: Render) -> Form:
         thoughts=thoughts or "reasoning_content",
         shows_thoughts=thoughts is not None,
     )
+
+
+def _of_parts(render: Render) -> Render:
+    def of_parts(messages: Sequence[Message], tools: Sequence[Message]) -> str:
+        return render([_in_parts(message) for message in messages], tools)
+
+    return of_parts
 
 
 def _shows(render: Render) -> Callable[..., bool]:
