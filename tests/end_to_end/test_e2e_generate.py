@@ -669,10 +669,10 @@ GATED = """
 import sys
 from umaserve.engine import engine
 load = engine.load
-def gated(config, progress):
+def gated(config, progress, **options):
     progress(0.5)
     sys.stdin.read()
-    return load(config, progress)
+    return load(config, progress, **options)
 engine.load = gated
 from umaserve.cli import main
 sys.exit(main())
