@@ -210,7 +210,7 @@ def test_json_by_a_schema_and_by_a_class(client: openai.OpenAI):
         grade: int
 
     parsed = client.chat.completions.parse(
-        model=MODEL, messages=COLOURS, response_format=Verdict, temperature=0, max_completion_tokens=60
+        model=MODEL, messages=COLOURS, response_format=Verdict, temperature=0, max_completion_tokens=200
     )
     assert isinstance(parsed.choices[0].message.parsed, Verdict)
 

@@ -211,8 +211,8 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     cost, cached = snapshot.cost, snapshot.cached
     # Those that gave way for the prompts were counted when the time was shared out.
     n_streams = len(the_plan.decode) + sum(stream.id in the_plan.preempt for stream in snapshot.streams)
-    # Without streams, the nearest number of whole tiles, and less than half a one that would remain.
-    rows = prefilled(the_plan) if n_streams else max(0, prefilled(the_plan) - WIDE_ROWS)
+    # Without streams, the nearest number of whole tiles, and less than one that would remain.
+    rows = prefilled(the_plan) if n_streams else max(0, prefilled(the_plan) - 3 * WIDE_ROWS // 2)
     seconds = cost.seconds(n_streams, rows, cached)
     seconds += sum(moving_s) + snapshot.moving_s if n_streams else 0.0
     decode_s = cost.seconds(n_streams, 0, cached)
@@ -253,7 +253,7 @@ def test_rule_4_without_streams_a_tick_has_whole_tiles_where_it_has_time_for_hal
     assert prefilled(plan(snapshot(waiting, cached=0, cost=cost))) == rows
 
 
-@pytest.mark.parametrize(("remaining", "rows"), [(64, 64), (65, 65), (95, 95), (96, 64), (128, 64), (1000, 64)])
+@pytest.mark.parametrize(("remaining", "rows"), [(64, 64), (65, 65), (127, 127), (128, 64), (1000, 64)])
 def test_rule_4_the_rest_of_a_prompt_is_not_left_for_a_tick_without_a_tile(remaining: int, rows: int):
     cost = Cost(fixed_s=0.0, decode_row_s=0.0, prefill_row_s=IDLE_TICK_S / 64.5, attention_s=0.0)
     waiting = [prompt(1, remaining=remaining, started=True), prompt(2, remaining=1000, arrived_at=NOW + 1)]

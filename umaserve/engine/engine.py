@@ -73,6 +73,16 @@ used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host me
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
 
 
+def _vocabulary(model: Model) -> Vocabulary | None:
+    try:
+        return Vocabulary(model)
+    except ValueError as error:
+        log.warning(
+            "no grammars, JSON schemas and required tools: llguidance can't take this model's tokens: %s", error
+        )
+        return None
+
+
 def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
     ``chat_template`` takes the place of the model's own."""
@@ -93,7 +103,7 @@ class LlamaEngine:
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
         # Made now: it keeps Python's lock for a second where the vocabulary is large.
-        self._vocabulary = Vocabulary(model)
+        self._vocabulary = _vocabulary(model) if self._generates else None
         cuttable = self._generates and model.sequences_can_be_cut
         takes_back = self._generates and _takes_back(model, config)
         drafts = bool(config.draft_model) and takes_back
@@ -242,6 +252,10 @@ class LlamaEngine:
             lark, field = of_gbnf(sampling.grammar), "grammar"
         else:
             return None
+        if self._vocabulary is None:
+            raise RequestError(
+                Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"
+            )
         return Constraint(self._vocabulary, lark, field, after)
 
     def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:

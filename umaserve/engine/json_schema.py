@@ -101,6 +101,14 @@ class _Reducer:
             if key == "format" and not (isinstance(item, str) and item in _FORMATS):
                 continue
             reduced[key] = self._keyword(key, item, where, depth + 1)
+        # llguidance takes the inclusive one of two bounds, though the other one may be tighter.
+        for inclusive, exclusive, tighter in (
+            ("minimum", "exclusiveMinimum", max),
+            ("maximum", "exclusiveMaximum", min),
+        ):
+            if inclusive in reduced and exclusive in reduced:
+                kept = tighter(reduced[inclusive], reduced[exclusive])
+                reduced.pop(inclusive if reduced[exclusive] == kept else exclusive)
         if isinstance(value.get("items"), list):
             reduced["prefixItems"] = reduced.pop("items")
         if value.get("type") == "integer" and not value.keys() & {"enum", "const"}:

@@ -183,8 +183,8 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
 
 
 def _leaves_little(prompt: Prompt, tokens: int) -> bool:
-    """Whether less than half a tile would remain behind whole ones: alone, it takes longer (rule 4)."""
-    return tokens >= WIDE_ROWS and prompt.remaining - tokens < WIDE_ROWS // 2
+    """Whether less than a tile would remain behind whole ones: it takes longer alone, and rounds otherwise (rule 4)."""
+    return tokens >= WIDE_ROWS and prompt.remaining - tokens < WIDE_ROWS
 
 
 def _rows_of_a_decode(snapshot: Snapshot) -> int:
