@@ -384,3 +384,14 @@ def test_the_models_answers_satisfy_the_schema(daemon: Daemon, schema: dict[str,
     for seed in range(3):
         text = daemon.text("JSON:", json_schema=schema, max_tokens=100, temperature=2, seed=seed)
         assert satisfies(text, schema), text
+
+
+def test_of_two_bounds_the_tighter_one_holds() -> None:
+    both = {"type": "number", "minimum": 0, "exclusiveMinimum": 1, "maximum": 5, "exclusiveMaximum": 9}
+    kept = json.loads(json_schema.enforced(json.dumps(both)))
+    assert {key: kept[key] for key in both if key in kept} == {"type": "number", "exclusiveMinimum": 1, "maximum": 5}
+
+
+def test_a_bound_that_is_no_number_is_refused() -> None:
+    with pytest.raises(RequestError):
+        of({"type": "number", "minimum": "a", "exclusiveMinimum": 0})

@@ -106,7 +106,7 @@ class _Reducer:
             ("minimum", "exclusiveMinimum", max),
             ("maximum", "exclusiveMaximum", min),
         ):
-            if inclusive in reduced and exclusive in reduced:
+            if all(type(reduced.get(bound)) in (int, float) for bound in (inclusive, exclusive)):
                 kept = tighter(reduced[inclusive], reduced[exclusive])
                 reduced.pop(inclusive if reduced[exclusive] == kept else exclusive)
         if isinstance(value.get("items"), list):
