@@ -67,9 +67,10 @@ def test_models_whose_sequences_cannot_be_cut_are_measured_too(
     assert found.prompt_tokens == 16
 
 
-def test_a_decode_that_fails_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_that_fails_ends_the_measurement() -> None:
+    """A prompt that is longer than the part of its sequence."""
     config = Config(n_ctx=512, parallel=2, threads=1)
-    engine = LlamaEngine(Model(find(""), config, lambda _fraction: True), config)
+    engine = LlamaEngine(Model(find(""), config, lambda _fraction: True, parted=True), config)
     with pytest.raises(ModelError, match=r"could not decode with these settings \(NO_CELLS\)"):
         speeds.Measurement(engine).speeds(400)
     engine.close()

@@ -440,3 +440,8 @@ def test_where_a_prompt_parts_from_one_in_prefill_that_one_is_saved():
 def test_what_nobody_may_reuse_has_no_checkpoints():
     world = Uncut()
     assert world.run(list(range(1, 101)), shared=False) == (0, [100])
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 19])
+def test_a_short_prompt_has_no_checkpoints(length: int):
+    assert Uncut().run([7] * length) == (0, [length])

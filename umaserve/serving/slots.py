@@ -353,9 +353,9 @@ class Slots:
     def _new_checkpoints(self, room: Room, reused: int) -> list[int]:
         """The lengths at which this prompt is to be saved, beyond the ``reused`` tokens: before its end, at doubling
         lengths, and where it leaves the tokens of a saved sequence, which others may share too."""
-        if self._cuttable or self._host is None or not room.shared:
-            return []
         last = len(room.tokens) - BEFORE_END
+        if self._cuttable or self._host is None or not room.shared or last < MIN_CHECKPOINT:
+            return []
         wanted = {last, self._host.common(room.scope, room.tokens[:last])}
         length = FIRST_CHECKPOINT
         while length < last:
