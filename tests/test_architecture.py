@@ -13,7 +13,7 @@ import umaserve
 ROOT = Path(umaserve.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-TOP = {"__init__", "__main__", "cli", "client", "errors", "messages", "metrics"}
+TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics"}
 """The modules outside all rooms."""
 
 ROOMS = {
@@ -22,10 +22,10 @@ ROOMS = {
     "wire": {"errors"},
     "settings": {"errors"},
     "media": set(),
-    "dialects": {"wire", "errors", "messages"},
+    "dialects": {"wire", "errors", "forms", "messages"},
     "serving": {"system", "errors", "messages", "metrics"},
     "speech": {"media", "system", "messages"},
-    "engine": {"wire", "serving", "media", "speech", "settings", "system", "errors", "messages"},
+    "engine": {"wire", "serving", "media", "speech", "settings", "system", "errors", "forms", "messages"},
     "access": {"serving", "wire", "settings", "errors", "messages"},
     "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages"},
     "http": {"net", "wire", "dialects", "errors"},

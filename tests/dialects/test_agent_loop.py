@@ -13,18 +13,15 @@ import pytest
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.engine.tool_form import written
+from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
 from umaserve.messages import (
-    TOLD_IN_WORDS,
     ChatTurn,
     Finished,
     FinishReason,
     ModelInfo,
-    ParameterForm,
-    Slot,
     Started,
     Token,
     ToolCall,
-    ToolForm,
     Usage,
 )
 

@@ -26,9 +26,8 @@ from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.parameters import MAX_GRAMMAR_BYTES, MAX_SEED, RequestLimits
 from umaserve.errors import Fault, RequestError
+from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import (
-    TOOL_CALL_CLOSE,
-    TOOL_CALL_OPEN,
     ChatTurn,
     Detokenize,
     Detokenized,
@@ -45,7 +44,6 @@ from umaserve.messages import (
     Priority,
     Sampling,
     Scored,
-    Slot,
     Started,
     Steered,
     Timing,
@@ -55,7 +53,6 @@ from umaserve.messages import (
     Tokenized,
     Tool,
     ToolCall,
-    ToolForm,
     Usage,
     Waiting,
 )

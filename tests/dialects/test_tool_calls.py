@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from umaserve.dialects.tool_calls import MAX_SPACES, CallPiece, ToolCallParser
-from umaserve.messages import TOLD_IN_WORDS, ParameterForm, Slot, Tool, ToolForm
+from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.messages import Tool
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,6 +14,7 @@ import pytest
 
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.errors import Fault, RequestError
+from umaserve.forms import Slot, ToolForm
 from umaserve.messages import (
     ChatTurn,
     Detokenize,
@@ -22,12 +23,10 @@ from umaserve.messages import (
     Generate,
     Logprobs,
     Sampling,
-    Slot,
     TokenIds,
     Tokenize,
     Tokenized,
     Tool,
-    ToolForm,
 )
 from umaserve.serving.ticks import Divide, Outcome, Prepared, Release, Run, Tick
 from umaserve.settings.daemon import Config

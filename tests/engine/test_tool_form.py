@@ -17,7 +17,8 @@ from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.template import MAX_GROWTH, Template
 from umaserve.engine.tool_form import written
-from umaserve.messages import TOLD_IN_WORDS, ChatTurn, ParameterForm, Slot, Tool, ToolCall, ToolForm
+from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.messages import ChatTurn, Tool, ToolCall
 
 PROPERTIES = {
     "city": {"type": "string", "description": "A city."},

@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLTokenizer
 from umaserve.engine.template import Template
 from umaserve.engine.tool_form import written
 from umaserve.engine.tool_grammar import of_tools
-from umaserve.messages import TOLD_IN_WORDS, ParameterForm, Slot, Tool, ToolCall, ToolForm
+from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.messages import Tool, ToolCall
 
 TOKENIZER = LLTokenizer("byte")
 SCHEMA = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,36 +16,25 @@ from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.engine.cells import Cells, saved_bytes
-from umaserve.engine.chat_template import CHATML, ChatTemplate
-from umaserve.engine.constraint import Constraint, Vocabulary
+from umaserve.engine.chat_template import chat_template_of
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
-from umaserve.engine.grammar import of_gbnf, of_schema
 from umaserve.engine.loading import load_model, on_cpu
 from umaserve.engine.logprobs import Scores
-from umaserve.engine.media import MediaReader, Prompt
+from umaserve.engine.media import MediaReader
 from umaserve.engine.media_batch import MediaBatch
 from umaserve.engine.model import Model, find
+from umaserve.engine.preparation import Preparation
 from umaserve.engine.projector import MediaChunk, Projector
-from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
-from umaserve.engine.text import TextStream
-from umaserve.engine.tool_grammar import of_tools
+from umaserve.engine.sampling import Sampler
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
-    ApplyTemplate,
-    ChatTurn,
-    Detokenize,
-    Detokenized,
+    Answer,
     Embed,
     Embedded,
     Generate,
     Logprobs,
-    Prompted,
     Query,
-    Sampling,
-    TokenIds,
-    Tokenize,
-    Tokenized,
 )
 from umaserve.serving.ticks import (
     Capacity,
@@ -73,16 +60,6 @@ used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host me
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
 
 
-def _vocabulary(model: Model) -> Vocabulary | None:
-    try:
-        return Vocabulary(model)
-    except ValueError as error:
-        log.warning(
-            "no grammars, JSON schemas and required tools: llguidance can't take this model's tokens: %s", error
-        )
-        return None
-
-
 def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
     ``chat_template`` takes the place of the model's own."""
@@ -94,21 +71,18 @@ class LlamaEngine:
 
     def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
         self._model = model
-        self._template = _chat_template(model, chat_template)
-        model.show(self._template.tool_form)
+        template = chat_template_of(model, chat_template)
+        model.show(template.tool_form)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
         embeds = pools(model)
-        # Asked now, since dividing the cells makes a new context while requests are prepared.
-        self._generates = bool(model.memory)
-        # Made now: it keeps Python's lock for a second where the vocabulary is large.
-        self._vocabulary = _vocabulary(model) if self._generates else None
-        cuttable = self._generates and model.sequences_can_be_cut
-        takes_back = self._generates and _takes_back(model, config)
+        generates = bool(model.memory)
+        cuttable = generates and model.sequences_can_be_cut
+        takes_back = generates and _takes_back(model, config)
         drafts = bool(config.draft_model) and takes_back
         self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
-        host_bytes = config.host_cache_bytes if self._generates else 0
+        host_bytes = config.host_cache_bytes if generates else 0
         self._cells = Cells(model, host_bytes)
         self.capacity = Capacity(
             # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
@@ -136,13 +110,13 @@ class LlamaEngine:
         self.end_tokens = model.end_tokens
         self.name = model.name
         info = model.info(self.capacity.sequence_tokens)
-        lacks = list(_lacks(model, config, self.capacity)) if self._generates else []
+        lacks = list(_lacks(model, config, self.capacity)) if generates else []
         for sentence in lacks:
             log.warning("%s", sentence)
         self.info = dataclasses.replace(
             info,
             chat_template=chat_template or info.chat_template,
-            tool_form=self._template.tool_form,
+            tool_form=template.tool_form,
             lacks=lacks,
         )
         self._projector = Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0) if config.mmproj else None
@@ -153,59 +127,20 @@ class LlamaEngine:
             n_ubatch=config.n_ubatch,
             cache_bytes=config.media_cache_bytes,
         )
+        self._preparation = Preparation(model, template, self._adapters, self._media, self.capacity.sequence_tokens)
         self._media_batch = MediaBatch(model, self._cells.positions)
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
-        if not self._generates:
-            raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} generates no text, it only makes embeddings")
-        # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
-        constraint = self._constraint(request)
-        prompt = self._prompt(request, tenant, wanted)
-        tokens = prompt.tokens
-        if not tokens:
-            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
-        max_tokens = self._max_tokens(request.max_tokens, len(tokens))
-        sampler = self._sampler(request.sampling, constraint)
-        sampler.accept_prompt(_text_tokens(tokens))
-        text = TextStream(self._model.pieces, request.stop)
-        adapters = self._adapters.resolve(request.lora)
-        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans)
+        return self._preparation.prepare(request, tenant, wanted)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
-        assert isinstance(first.sampler, Sampler)
-        constraint = first.sampler.constraint
-        sampler = self._sampler(request.sampling, None if constraint is None else constraint.copy())
-        sampler.accept_prompt(_text_tokens(first.tokens))
-        text = TextStream(self._model.pieces, request.stop)
-        return dataclasses.replace(first, text=text, sampler=sampler)
+        return self._preparation.prepare_choice(request, first)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
-        """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
-        assert isinstance(prepared.sampler, Sampler)
-        assert isinstance(prepared.text, TextStream)
-        max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
-        sampling = request.sampling
-        if sampling.seed is not None:
-            sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
-        sampler = self._sampler(sampling, prepared.sampler.constraint)
-        sampler.accept_prompt([*_text_tokens(prepared.tokens), *generated[-PENALTY_WINDOW:]])
-        prepared.text.set_stops(request.stop)
-        return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
+        return self._preparation.change(prepared, request, generated)
 
-    def answer(self, query: Query) -> Tokenized | Detokenized | Prompted:
-        written = self._model.written
-        match query:
-            case Tokenize(text, special):
-                ids = self._model.tokenize(text, special=special)
-                return Tokenized(ids, [written(token) for token in ids])
-            case Detokenize(ids):
-                self._check_ids(ids, "tokens")
-                return Detokenized(b"".join(map(written, ids)).decode(errors="replace"))
-            case ApplyTemplate(request):
-                assert isinstance(request.prompt, tuple)
-                return Prompted(self._render(request)(request.prompt))
-            case Embed():
-                raise AssertionError("embeddings are made by embed, on the compute thread")
+    def answer(self, query: Query) -> Answer:
+        return self._preparation.answer(query)
 
     def embed(self, query: Embed) -> Embedded:
         if self._embedder is None:
@@ -214,7 +149,7 @@ class LlamaEngine:
                 "model",
                 f"{self.name} makes no embeddings; load an embedding model, or choose --pooling mean",
             )
-        inputs = [self._tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
+        inputs = [self._preparation.tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
         self._adapters.apply(self._model.context, self._adapters.resolve(None))
         return Embedded(self._embedder.vectors(inputs), sum(map(len, inputs)))
 
@@ -229,86 +164,6 @@ class LlamaEngine:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-
-    def _constraint(self, request: Generate) -> Constraint | None:
-        sampling = request.sampling
-        after = b""
-        if request.tools:
-            if sampling.grammar is not None or (request.must_call and sampling.json_schema is not None):
-                raise RequestError(Fault.BAD_REQUEST, "tools", "expected to be absent where a grammar is given")
-            field = "tools"
-            lark, after = of_tools(
-                self._template.tool_form,
-                request.tools,
-                must_call=request.must_call,
-                several=request.parallel_calls,
-                or_schema=sampling.json_schema,
-            )
-        elif request.must_call:
-            raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
-        elif sampling.json_schema is not None:
-            lark, field = of_schema(sampling.json_schema), "json_schema"
-        elif sampling.grammar is not None:
-            lark, field = of_gbnf(sampling.grammar), "grammar"
-        else:
-            return None
-        if self._vocabulary is None:
-            raise RequestError(
-                Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"
-            )
-        return Constraint(self._vocabulary, lark, field, after)
-
-    def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:
-        return Sampler(self._model.n_vocab, tuple(self.end_tokens), sampling, constraint)
-
-    def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
-        if isinstance(request.prompt, str | TokenIds):
-            return Prompt(self._tokens(request.prompt, "prompt"), ())
-        render = self._render(request)
-        if not any(turn.attachments for turn in request.prompt):
-            return Prompt(self._model.tokenize(render(request.prompt)), ())
-        return self._media.prompt(
-            request.prompt,
-            render,
-            tenant if request.cache_prompt else None,
-            wanted,
-        )
-
-    def _render(self, request: Generate) -> Callable[[Sequence[ChatTurn]], str]:
-        """Makes the prompt of turns, with all else as in ``request``."""
-        return functools.partial(
-            self._template.render,
-            tools=request.tools,
-            enable_thinking=request.enable_thinking,
-            switches=request.chat_template_kwargs,
-            continue_final_message=request.continue_final_message,
-            add_generation_prompt=request.add_generation_prompt,
-        )
-
-    def _tokens(self, text: str | TokenIds, field: str) -> Sequence[int]:
-        if isinstance(text, str):
-            return self._model.tokenize(text)
-        self._check_ids(text.ids, field)
-        return text.ids
-
-    def _check_ids(self, ids: Sequence[int], field: str) -> None:
-        """llama.cpp doesn't check them: it would read out of bounds."""
-        limit = self._model.n_vocab
-        for index, token in enumerate(ids):
-            if not 0 <= token < limit:
-                problem = f"expected a token id from 0 to {limit - 1}, got {token}"
-                raise RequestError(Fault.BAD_REQUEST, f"{field}[{index}]", problem)
-
-    def _max_tokens(self, wanted: int | None, prompt_tokens: int) -> int:
-        room = self.capacity.sequence_tokens - prompt_tokens
-        if room < 1:
-            raise RequestError(
-                Fault.CONTEXT_EXCEEDED,
-                "prompt",
-                f"expected at most {self.capacity.sequence_tokens - 1} tokens, got {prompt_tokens}: the context "
-                f"holds {self.capacity.sequence_tokens}, and an answer takes at least one",
-            )
-        return room if wanted is None else min(wanted, room)
 
     def run(self, tick: Tick) -> TickResult:
         self._use_threads(tick.threads)
@@ -445,33 +300,6 @@ class LlamaEngine:
         if self._projector is not None:
             self._projector.free()
         self._model.free()
-
-
-def _chat_template(model: Model, chosen: str | None) -> ChatTemplate:
-    """The operator's ``chosen`` template, else the model's own, else ChatML."""
-    info = model.info(0)
-    of_model, with_tools = model.chat_template(), model.chat_template("tool_use")
-    if chosen:
-        log.info("chat template: the file of --chat-template")
-        with_tools = None
-    elif of_model is None and with_tools is None:
-        log.info("chat template: ChatML, since the model has none; name one with --chat-template")
-    source = chosen or of_model or with_tools or CHATML
-    return ChatTemplate(
-        source,
-        info.bos,
-        info.eos,
-        with_tools=with_tools,
-        adds_bos=model.adds_bos,
-        adds_eos=model.adds_eos,
-        ends=[model.special_text(token) for token in model.end_tokens],
-    )
-
-
-def _text_tokens(tokens: Sequence[int]) -> list[int]:
-    """The last tokens that are not media, for the penalties."""
-    last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), PENALTY_WINDOW))
-    return last[::-1]
 
 
 def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:

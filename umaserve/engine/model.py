@@ -14,7 +14,8 @@ import llama_cpp
 
 from umaserve.engine import gguf, rpc
 from umaserve.errors import ModelError
-from umaserve.messages import ModelInfo, ToolForm
+from umaserve.forms import ToolForm
+from umaserve.messages import ModelInfo
 from umaserve.settings.daemon import Config
 from umaserve.system.cores import usable_cores
 

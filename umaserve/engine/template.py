@@ -13,7 +13,7 @@ from umaserve.engine.template_form import Form, Message, learned
 from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
 from umaserve.engine.tool_form import known, learn
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import TOLD_IN_WORDS, TOOL_CALL_OPEN
+from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN
 
 MAX_GROWTH = 256 * 1024
 """How many characters a prompt may be longer than twice the text of turns and tools."""

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from umaserve.errors import RequestError
-from umaserve.messages import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolCall, ToolForm
+from umaserve.forms import ParameterForm, Slot, ToolForm
+from umaserve.messages import CDATA_CLOSE, CDATA_OPEN, ToolCall
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], str]
 """The prompt for messages and tools, both as in OpenAI's API, with an answer opened or not; raises ``RequestError``

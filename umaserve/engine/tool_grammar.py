@@ -9,7 +9,8 @@ from typing import Any
 
 from umaserve.engine import json_schema
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ParameterForm, Slot, Tool, ToolForm
+from umaserve.forms import ParameterForm, Slot, ToolForm
+from umaserve.messages import Tool
 from umaserve.wire.schema_types import kinds, resolved
 
 MAX_TOOLS_BYTES = 256 * 1024

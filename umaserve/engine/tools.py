@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from umaserve.engine.tool_form import written
-from umaserve.messages import ChatTurn, Tool, ToolCall, ToolForm
+from umaserve.forms import ToolForm
+from umaserve.messages import ChatTurn, Tool, ToolCall
 
 
 def signatures(tools: Iterable[Tool]) -> list[dict[str, Any]]:

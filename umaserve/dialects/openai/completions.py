@@ -19,8 +19,8 @@ from umaserve.dialects.openai.requests import CompletionRequest, chat_request, c
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.tool_calls import ToolCallParser
 from umaserve.errors import RequestError
+from umaserve.forms import TOLD_IN_WORDS
 from umaserve.messages import (
-    TOLD_IN_WORDS,
     Finished,
     Generate,
     ModelInfo,

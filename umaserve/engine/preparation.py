@@ -1,0 +1,204 @@
+"""Makes requests ready to run: chat template, tokens, grammar, sampler; and answers questions about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+from umaserve.engine.adapters import LoraAdapters
+from umaserve.engine.chat_template import ChatTemplate
+from umaserve.engine.constraint import Constraint, Vocabulary
+from umaserve.engine.grammar import of_gbnf, of_schema
+from umaserve.engine.media import MediaReader, Prompt
+from umaserve.engine.model import Model
+from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
+from umaserve.engine.text import TextStream
+from umaserve.engine.tool_grammar import of_tools
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Answer,
+    ApplyTemplate,
+    ChatTurn,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Generate,
+    Prompted,
+    Query,
+    Sampling,
+    TokenIds,
+    Tokenize,
+    Tokenized,
+)
+from umaserve.serving.ticks import Prepared
+
+log = logging.getLogger(__name__)
+
+
+class Preparation:
+    """Everything of a request that is done before it runs. Called on preparing threads, except ``change``."""
+
+    def __init__(
+        self, model: Model, template: ChatTemplate, adapters: LoraAdapters, media: MediaReader, sequence_tokens: int
+    ) -> None:
+        self._model = model
+        self._template = template
+        self._adapters = adapters
+        self._media = media
+        self._sequence_tokens = sequence_tokens
+        # Asked now, since dividing the cells makes a new context while requests are prepared.
+        self._generates = bool(model.memory)
+        # Made now: it keeps Python's lock for a second where the vocabulary is large.
+        self._vocabulary = _vocabulary(model) if self._generates else None
+
+    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
+        if not self._generates:
+            problem = f"{self._model.name} generates no text, it only makes embeddings"
+            raise RequestError(Fault.BAD_REQUEST, "model", problem)
+        # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
+        constraint = self._constraint(request)
+        prompt = self._prompt(request, tenant, wanted)
+        tokens = prompt.tokens
+        if not tokens:
+            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
+        max_tokens = self._max_tokens(request.max_tokens, len(tokens))
+        sampler = self._sampler(request.sampling, constraint)
+        sampler.accept_prompt(_text_tokens(tokens))
+        text = TextStream(self._model.pieces, request.stop)
+        adapters = self._adapters.resolve(request.lora)
+        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans)
+
+    def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
+        assert isinstance(first.sampler, Sampler)
+        constraint = first.sampler.constraint
+        sampler = self._sampler(request.sampling, None if constraint is None else constraint.copy())
+        sampler.accept_prompt(_text_tokens(first.tokens))
+        text = TextStream(self._model.pieces, request.stop)
+        return dataclasses.replace(first, text=text, sampler=sampler)
+
+    def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
+        """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
+        assert isinstance(prepared.sampler, Sampler)
+        assert isinstance(prepared.text, TextStream)
+        max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
+        sampling = request.sampling
+        if sampling.seed is not None:
+            sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
+        sampler = self._sampler(sampling, prepared.sampler.constraint)
+        sampler.accept_prompt([*_text_tokens(prepared.tokens), *generated[-PENALTY_WINDOW:]])
+        prepared.text.set_stops(request.stop)
+        return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
+
+    def answer(self, query: Query) -> Answer:
+        written = self._model.written
+        match query:
+            case Tokenize(text, special):
+                ids = self._model.tokenize(text, special=special)
+                return Tokenized(ids, [written(token) for token in ids])
+            case Detokenize(ids):
+                self._check_ids(ids, "tokens")
+                return Detokenized(b"".join(map(written, ids)).decode(errors="replace"))
+            case ApplyTemplate(request):
+                assert isinstance(request.prompt, tuple)
+                return Prompted(self._render(request)(request.prompt))
+            case Embed():
+                raise AssertionError("embeddings are made by embed, on the compute thread")
+
+    def _constraint(self, request: Generate) -> Constraint | None:
+        sampling = request.sampling
+        after = b""
+        if request.tools:
+            if sampling.grammar is not None or (request.must_call and sampling.json_schema is not None):
+                raise RequestError(Fault.BAD_REQUEST, "tools", "expected to be absent where a grammar is given")
+            field = "tools"
+            lark, after = of_tools(
+                self._template.tool_form,
+                request.tools,
+                must_call=request.must_call,
+                several=request.parallel_calls,
+                or_schema=sampling.json_schema,
+            )
+        elif request.must_call:
+            raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
+        elif sampling.json_schema is not None:
+            lark, field = of_schema(sampling.json_schema), "json_schema"
+        elif sampling.grammar is not None:
+            lark, field = of_gbnf(sampling.grammar), "grammar"
+        else:
+            return None
+        if self._vocabulary is None:
+            raise RequestError(
+                Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"
+            )
+        return Constraint(self._vocabulary, lark, field, after)
+
+    def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:
+        return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint)
+
+    def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
+        if isinstance(request.prompt, str | TokenIds):
+            return Prompt(self.tokens(request.prompt, "prompt"), ())
+        render = self._render(request)
+        if not any(turn.attachments for turn in request.prompt):
+            return Prompt(self._model.tokenize(render(request.prompt)), ())
+        return self._media.prompt(
+            request.prompt,
+            render,
+            tenant if request.cache_prompt else None,
+            wanted,
+        )
+
+    def _render(self, request: Generate) -> Callable[[Sequence[ChatTurn]], str]:
+        """Makes the prompt of turns, with all else as in ``request``."""
+        return functools.partial(
+            self._template.render,
+            tools=request.tools,
+            enable_thinking=request.enable_thinking,
+            switches=request.chat_template_kwargs,
+            continue_final_message=request.continue_final_message,
+            add_generation_prompt=request.add_generation_prompt,
+        )
+
+    def tokens(self, text: str | TokenIds, field: str) -> Sequence[int]:
+        if isinstance(text, str):
+            return self._model.tokenize(text)
+        self._check_ids(text.ids, field)
+        return text.ids
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        """llama.cpp doesn't check them: it would read out of bounds."""
+        limit = self._model.n_vocab
+        for index, token in enumerate(ids):
+            if not 0 <= token < limit:
+                problem = f"expected a token id from 0 to {limit - 1}, got {token}"
+                raise RequestError(Fault.BAD_REQUEST, f"{field}[{index}]", problem)
+
+    def _max_tokens(self, wanted: int | None, prompt_tokens: int) -> int:
+        room = self._sequence_tokens - prompt_tokens
+        if room < 1:
+            raise RequestError(
+                Fault.CONTEXT_EXCEEDED,
+                "prompt",
+                f"expected at most {self._sequence_tokens - 1} tokens, got {prompt_tokens}: the context "
+                f"holds {self._sequence_tokens}, and an answer takes at least one",
+            )
+        return room if wanted is None else min(wanted, room)
+
+
+def _vocabulary(model: Model) -> Vocabulary | None:
+    try:
+        return Vocabulary(model)
+    except ValueError as error:
+        log.warning(
+            "no grammars, JSON schemas and required tools: llguidance can't take this model's tokens: %s", error
+        )
+        return None
+
+
+def _text_tokens(tokens: Sequence[int]) -> list[int]:
+    """The last tokens that are not media, for the penalties."""
+    last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), PENALTY_WINDOW))
+    return last[::-1]

@@ -1,0 +1,78 @@
+"""The forms in which a model writes what is not plain text, as its chat template shows them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
+
+class Slot(enum.Enum):
+    """A place in a ``ToolForm`` for what differs from call to call."""
+
+    NAME = "name"
+    ID = "id"
+    INDEX = "index"
+    """The call's number among those of an answer."""
+    ARGUMENTS = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterForm:
+    """How a model writes each argument of a call: ``opens``, the key, ``before`` by the value's JSON type, the value,
+    ``closes``; and ``between`` two of them.
+
+    Strings are in ``quote``; where that is empty they end at ``closes``, and nothing in them is escaped.
+    """
+
+    opens: str
+    before: tuple[tuple[str, str], ...]
+    """Pairs of a JSON type and a text, for string, number, boolean, object and array."""
+    closes: str
+    between: str = ""
+    quote: str = ""
+    values: Literal["json", "python", "bare"] = "json"
+    """How values other than strings are written; "bare": keys without quotes, strings in ``quote``."""
+    cdata: bool = False
+    """Whether strings of several lines are in a CDATA section."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How a model writes its tool calls: ``opens``, the calls with ``between`` after each but the last, ``closes``.
+
+    Outside of values, amounts of white space make no difference.
+    """
+
+    call: tuple[str | Slot, ...]
+    """Texts and slots, one of which is ``ARGUMENTS``; ``NAME`` comes before it."""
+    opens: str = ""
+    closes: str = ""
+    between: str | None = "\n"
+    """``None``: an answer has one call."""
+    first_index: int = 0
+    parameters: ParameterForm | None = None
+    """``None``: the arguments are one JSON object."""
+    also: tuple[ToolForm, ...] = ()
+    """Other forms that the model is known to use at times."""
+
+    def text(self) -> str:
+        """All texts by which calls are recognized, those of ``also`` too."""
+        parts = [self.opens, *(part for part in self.call if isinstance(part, str)), self.between or "", self.closes]
+        if self.parameters is not None:
+            befores = [before for _type, before in self.parameters.before]
+            inner = self.parameters
+            parts += [inner.opens, *befores, inner.closes, inner.between, inner.quote]
+        return " ".join([*parts, *(form.text() for form in self.also)])
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether calls may follow text. Those that begin without a tag are recognized only where an answer begins."""
+        return any(mark in self.opens + str(self.call[0]) for mark in "<[")
+
+
+TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
+"""The tags around a call in the generated text; inside is one JSON object, ``{"name", "arguments"}``."""
+
+TOLD_IN_WORDS = ToolForm(('<tool_call>\n{"name": "', Slot.NAME, '", "arguments": ', Slot.ARGUMENTS, "}\n</tool_call>"))
+"""The form for models whose chat template has none."""
