@@ -8,15 +8,15 @@ from itertools import count, pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tool_forms import FORMS
 
 from umaserve.dialects.tool_calls import MAX_SPACES, CallPiece, ToolCallParser
-from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.forms import TOLD_IN_WORDS, Slot, ToolForm
 from umaserve.messages import Tool
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-TYPES = ("string", "number", "boolean", "object", "array")
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -32,58 +32,6 @@ SCHEMA = {
 TOOLS = [Tool("f", "", json.dumps(SCHEMA)), Tool("get-it_2", "", '{"type":"object"}')]
 
 
-def tagged(opens: str, before: str, closes: str, **more: object) -> ParameterForm:
-    return ParameterForm(opens, tuple((kind, before) for kind in TYPES), closes, **more)  # type: ignore[arg-type]
-
-
-FORMS = {
-    "json": TOLD_IN_WORDS,
-    "list": ToolForm(
-        ('{"name": "', Slot.NAME, '", "arguments": ', Slot.ARGUMENTS, ', "id": "', Slot.ID, '"}'),
-        opens="[TOOL_CALLS][",
-        closes="]",
-        between=", ",
-    ),
-    "ids": ToolForm(("[TOOL_CALLS]", Slot.NAME, "[CALL_ID]", Slot.ID, "[ARGS]", Slot.ARGUMENTS), between=""),
-    "numbers": ToolForm(
-        ("<|call|>functions.", Slot.NAME, ":", Slot.INDEX, "<|args|>", Slot.ARGUMENTS, "<|end|>"),
-        opens="<|calls|>",
-        closes="<|done|>",
-        between="",
-    ),
-    "bare": ToolForm(('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), between=None),
-    "tags": ToolForm(
-        ("<tool_call>\n<function=", Slot.NAME, ">\n", Slot.ARGUMENTS, "</function>\n</tool_call>"),
-        parameters=tagged("<parameter=", ">\n", "\n</parameter>\n"),
-    ),
-    "pairs": ToolForm(
-        ("<tool_call>", Slot.NAME, "\n", Slot.ARGUMENTS, "</tool_call>"),
-        parameters=tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", cdata=True),
-    ),
-    "typed": ToolForm(
-        ('<invoke name="', Slot.NAME, '">\n', Slot.ARGUMENTS, "</invoke>"),
-        opens="<calls>\n",
-        closes="\n</calls>",
-        between="\n",
-        parameters=ParameterForm(
-            '<parameter name="',
-            (("string", '" string="true">'), *((kind, '" string="false">') for kind in TYPES[1:])),
-            "</parameter>\n",
-        ),
-    ),
-    "python": ToolForm(
-        (Slot.NAME, "(", Slot.ARGUMENTS, ")"),
-        opens="<|tool_call_start|>[",
-        closes="]<|tool_call_end|>",
-        between=", ",
-        parameters=tagged("", "=", "", between=", ", quote="'", values="python"),
-    ),
-    "quoted": ToolForm(
-        ("<|tool_call>call:", Slot.NAME, "{", Slot.ARGUMENTS, "}<tool_call|>"),
-        between="",
-        parameters=tagged("", ":", "", between=",", quote='<|"|>', values="bare"),
-    ),
-}
 TEXTS = {
     "json": '<tool_call>\n{"name": "f", "arguments": {"text": "a </tool_call> \\" }", "count": 3}}\n</tool_call>',
     "list": '[TOOL_CALLS][{"name": "f", "arguments": {"text": "a", "of": {"k": []}}, "id": "abcdefgh1"}]',

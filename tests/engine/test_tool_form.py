@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_templates import FOLDER
+from llama_templates import NAMES, needs_templates, template_source
 
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.engine.chat_template import ChatTemplate
@@ -92,7 +91,6 @@ FORMS = {
     SINGLE: ToolForm(('{"f": "', Slot.NAME, '", "x": ', Slot.ARGUMENTS, "}"), between=None),
 }
 
-FILES = sorted(FOLDER.glob("*.jinja"))
 NOT_LEARNED = {
     "HuggingFaceTB-SmolLM3-3B": "has no tools",
     "LFM2-8B-A1B": "writes no earlier calls; known by its list of tools",
@@ -190,10 +188,11 @@ def test_what_follows_the_tokens_that_end_an_answer_is_no_part_of_the_form() -> 
     assert Template(between, "", "", ends=("<done>",)).tool_form.between is None
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_calls_as_llama_cpps_templates_write_them_are_read(path: Path) -> None:
-    of = template(path.read_text())
-    if path.stem in NOT_LEARNED:
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_as_llama_cpps_templates_write_them_are_read(name: str) -> None:
+    of = template(template_source(name))
+    if name in NOT_LEARNED:
         assert not of.writes_calls
         return
     assert of.writes_calls
@@ -207,19 +206,13 @@ def test_calls_as_llama_cpps_templates_write_them_are_read(path: Path) -> None:
         assert read(of.tool_form, *pieces) == expected
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_calls_written_in_the_form_of_llama_cpps_templates_are_read(path: Path) -> None:
-    form = template(path.read_text()).tool_form
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_written_in_the_form_of_llama_cpps_templates_are_read(name: str) -> None:
+    form = template(template_source(name)).tool_form
     calls = CALLS[:1] if form.between is None else CALLS
     expected = [(call.name, json.loads(call.arguments)) for call in calls]
     text = written(form, calls)
     assert read(form, text) == expected
     for at in range(1, len(text)):
         assert read(form, text[:at], text[at:]) == expected
-
-
-def test_all_of_llama_cpps_templates_are_there() -> None:
-    if not FILES:
-        pytest.skip(f"no templates in {FOLDER}: scripts/test fetches them")
-    assert len(FILES) >= 60
-    assert {path.stem for path in FILES} >= NOT_LEARNED.keys()

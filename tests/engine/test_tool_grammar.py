@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from llama_templates import FOLDER
+from llama_templates import NAMES, needs_templates, template_source
 from llguidance import LLMatcher, LLTokenizer
+from tool_forms import FORMS
 
 from umaserve.engine.template import Template
 from umaserve.engine.tool_form import written
 from umaserve.engine.tool_grammar import of_tools
-from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.forms import ToolForm
 from umaserve.messages import Tool, ToolCall
 
 TOKENIZER = LLTokenizer("byte")
@@ -30,34 +30,6 @@ SCHEMA = {
 }
 TOOLS = [Tool("get_weather", "", json.dumps(SCHEMA)), Tool("any", "", '{"type":"object","additionalProperties":true}')]
 VALUES = {"city": "Zürich, 12", "days": -3, "unit": "C", "exact": True, "units": [1, 2]}
-TYPES = ("string", "number", "boolean", "object", "array")
-FORMS = {
-    "json": TOLD_IN_WORDS,
-    "list": ToolForm(
-        ('{"name": "', Slot.NAME, '", "arguments": ', Slot.ARGUMENTS, ', "id": "', Slot.ID, '"}'),
-        opens="[TOOL_CALLS][",
-        closes="]",
-        between=", ",
-    ),
-    "bare": ToolForm(('{"name": "', Slot.NAME, '", "parameters": ', Slot.ARGUMENTS, "}"), between=None),
-    "tags": ToolForm(
-        ("<tool_call>\n<function=", Slot.NAME, ">\n", Slot.ARGUMENTS, "</function>\n</tool_call>"),
-        parameters=ParameterForm("<parameter=", tuple((kind, ">\n") for kind in TYPES), "\n</parameter>\n"),
-    ),
-    "python": ToolForm(
-        (Slot.NAME, "(", Slot.ARGUMENTS, ")"),
-        opens="<|tool_call_start|>[",
-        closes="]<|tool_call_end|>",
-        between=", ",
-        parameters=ParameterForm("", tuple((kind, "=") for kind in TYPES), "", ", ", "'", "json"),
-    ),
-    "quoted": ToolForm(
-        ("<|tool_call>call:", Slot.NAME, "{", Slot.ARGUMENTS, "}<tool_call|>"),
-        between="",
-        parameters=ParameterForm("", tuple((kind, ":") for kind in TYPES), "", ",", '<|"|>', "bare"),
-    ),
-}
-FILES = sorted(FOLDER.glob("*.jinja"))
 
 
 def accepts(
@@ -79,6 +51,9 @@ def called(form: ToolForm, *, name: str = "get_weather", n: int = 1, **values: o
 
 
 def check(form: ToolForm) -> None:
+    if form.parameters is not None and form.parameters.values == "python":
+        # Such values are asked for in JSON, which is read too.
+        form = replace(form, parameters=replace(form.parameters, values="json"))
     for must_call in (True, False):
         assert accepts(form, called(form), must_call=must_call)
         assert accepts(form, called(form, days=None, unit=None), must_call=must_call)
@@ -97,13 +72,10 @@ def test_calls_are_accepted_and_those_of_wrong_names_and_types_are_not(name: str
     check(FORMS[name])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_calls_in_the_forms_of_llama_cpps_templates(path: Path) -> None:
-    form = Template(path.read_text(), "<s>", "</s>").tool_form
-    if form.parameters is not None and form.parameters.values == "python":
-        # Such values are asked for in JSON, which is read too.
-        form = replace(form, parameters=replace(form.parameters, values="json"))
-    check(form)
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_in_the_forms_of_llama_cpps_templates(name: str) -> None:
+    check(Template(template_source(name), "<s>", "</s>").tool_form)
 
 
 @pytest.mark.parametrize("name", FORMS)

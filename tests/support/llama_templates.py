@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 HERE = Path(__file__).parent
 DIGESTS = HERE / "llama_templates.json"
 """Of each template's prompts, by template and conversation; "refused" where llama-server refuses the conversation."""
 FOLDER = Path(os.environ.get("LLAMA_CPP_TEMPLATES") or Path(sys.prefix) / "llama.cpp-templates")
 """llama.cpp's models/templates; scripts/test fetches them."""
+NAMES: list[str] = sorted(json.loads(DIGESTS.read_text()))
+needs_templates = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no templates in {FOLDER}: scripts/test fetches them")
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
 BOS, EOS = "<|im_start|>", "<|im_end|>"
 """The texts of the default model's tokens at a text's start and end."""
@@ -36,6 +39,11 @@ REFUSED = "refused"
 START_S = 60.0
 
 _DATE_FORMATS = ("%Y-%m-%d", "%d %b %Y", "%b %d %Y", "%B %d, %Y")
+
+
+def template_source(name: str) -> str:
+    """The template ``name``."""
+    return (FOLDER / f"{name}.jinja").read_text()
 
 
 def conversations() -> dict[str, dict[str, Any]]:
