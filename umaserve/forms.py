@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
+CDATA_OPEN, CDATA_CLOSE = "<![CDATA[", "]]>"
+
 
 class Slot(enum.Enum):
     """A place in a ``ToolForm`` for what differs from call to call."""

@@ -132,9 +132,6 @@ class Tool:
     parameters: str
 
 
-CDATA_OPEN, CDATA_CLOSE = "<![CDATA[", "]]>"
-
-
 SoundFormat = Literal["mp3", "opus", "aac", "flac"]
 """The format of a compressed audio file; Opus is in Ogg, AAC in ADTS."""
 

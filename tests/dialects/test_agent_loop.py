@@ -12,7 +12,7 @@ import pytest
 
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.engine.tool_form import written
+from umaserve.engine.written_calls import written
 from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
 from umaserve.messages import (
     ChatTurn,

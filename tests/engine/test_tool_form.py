@@ -15,7 +15,7 @@ from llama_templates import NAMES, needs_templates, template_source
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.template import MAX_GROWTH, Template
-from umaserve.engine.tool_form import written
+from umaserve.engine.written_calls import written
 from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
 from umaserve.messages import ChatTurn, Tool, ToolCall
 

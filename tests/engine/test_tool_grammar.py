@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tool_forms import FORMS
 
 from umaserve.engine.template import Template
-from umaserve.engine.tool_form import written
 from umaserve.engine.tool_grammar import of_tools
+from umaserve.engine.written_calls import written
 from umaserve.forms import ToolForm
 from umaserve.messages import Tool, ToolCall
 

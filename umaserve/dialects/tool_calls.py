@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.call_values import is_object, json_of, json_text, string_parameters
-from umaserve.forms import ParameterForm, Slot, ToolForm
-from umaserve.messages import CDATA_CLOSE, CDATA_OPEN, Tool
+from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
+from umaserve.messages import Tool
 
 MAX_SPACES = 64
 """Characters of white space between two parts of a call."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import jinja2.meta
 
+from umaserve.engine.known_tool_forms import known
 from umaserve.engine.template_form import Form, Message, learned
 from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
-from umaserve.engine.tool_form import known, learn
+from umaserve.engine.tool_form import learn
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN
 

@@ -1,4 +1,4 @@
-"""Learns from a chat template how its model writes tool calls, and writes calls in that form."""
+"""Learns from a chat template how its model writes tool calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+from umaserve.engine.written_calls import JSON_TYPES, VALUES, written, written_parameters
 from umaserve.errors import RequestError
-from umaserve.forms import ParameterForm, Slot, ToolForm
-from umaserve.messages import CDATA_CLOSE, CDATA_OPEN, ToolCall
+from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
+from umaserve.messages import ToolCall
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]], bool], str]
 """The prompt for messages and tools, both as in OpenAI's API, with an answer opened or not; raises ``RequestError``
@@ -30,79 +31,6 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
 _NAMES = ("zqname1", "zqname2")
 _IDS = ("zqid00001", "zqid00002")
 """Of nine letters and digits, as Mistral's templates demand."""
-_TYPES: dict[type, str] = {
-    str: "string",
-    bool: "boolean",
-    int: "number",
-    float: "number",
-    dict: "object",
-    list: "array",
-}
-
-
-_KNOWN = (
-    # OpenAI's harmony: the template has the recipient before the channel, the model mostly after it.
-    (
-        "<|channel|>commentary",
-        ToolForm(
-            ("<|channel|>commentary to=functions.", Slot.NAME, " <|constrain|>json<|message|>", Slot.ARGUMENTS),
-            between=None,
-            also=tuple(
-                ToolForm((begin, Slot.NAME, "<|channel|>commentary json<|message|>", Slot.ARGUMENTS), between=None)
-                for begin in ("<|start|>assistant to=functions.", " to=functions.")
-            ),
-        ),
-    ),
-    # Liquid's LFM2, where the template has no place for earlier calls.
-    (
-        '"List of tools: ',
-        ToolForm(
-            (Slot.NAME, "(", Slot.ARGUMENTS, ")"),
-            opens="<|tool_call_start|>[",
-            closes="]<|tool_call_end|>",
-            between=", ",
-            parameters=ParameterForm(
-                "",
-                tuple((kind, "=") for kind in dict.fromkeys(_TYPES.values())),
-                "",
-                between=", ",
-                quote='"',
-                values="python",
-            ),
-        ),
-    ),
-    # DeepSeek-R1's first template writes only calls of messages whose content is null.
-    (
-        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>' + tool['type']",
-        ToolForm(
-            (
-                "<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>",
-                Slot.NAME,
-                "\n```json\n",
-                Slot.ARGUMENTS,
-                "\n```<\uff5ctool\u2581call\u2581end\uff5c>",
-            ),
-            opens="<\uff5ctool\u2581calls\u2581begin\uff5c>",
-            closes="<\uff5ctool\u2581calls\u2581end\uff5c>",
-        ),
-    ),
-    # IBM's Granite 3, likewise without a place for earlier calls.
-    (
-        "<|tool_call|> followed by a JSON list of tools used",
-        ToolForm(
-            ('{"name": "', Slot.NAME, '", "arguments": ', Slot.ARGUMENTS, "}"),
-            opens="<|tool_call|>[",
-            closes="]",
-            between=", ",
-        ),
-    ),
-)
-"""Forms that can't be learned, each with a text in the templates of the models that have it."""
-
-
-def known(source: str) -> ToolForm | None:
-    """The form that models with the template ``source`` are known to have, where it can't be learned from it."""
-    return next((form for mark, form in _KNOWN if mark in source), None)
 
 
 def learn(render: Render, end_texts: Collection[str] = ()) -> ToolForm | None:
@@ -133,72 +61,6 @@ def learn(render: Render, end_texts: Collection[str] = ()) -> ToolForm | None:
     # The form is the template's only if it writes the same; its numbers begin at 0 or at 1.
     numbered = (form, replace(form, first_index=1))
     return next((form for form in numbered if _unspaced(written(form, calls)) in _unspaced(whole)), None)
-
-
-def written(form: ToolForm, calls: Sequence[ToolCall]) -> str:
-    """``calls`` as the model writes them."""
-    each = [_written_call(form, call, index) for index, call in enumerate(calls)]
-    between = "\n" if form.between is None else form.between
-    return form.opens + between.join(each) + form.closes
-
-
-def _written_call(form: ToolForm, call: ToolCall, index: int) -> str:
-    arguments = _arguments(call)
-    if form.parameters is None or isinstance(arguments, str):
-        written_arguments = json.dumps(arguments, ensure_ascii=False)
-    else:
-        written_arguments = _written_parameters(form.parameters, arguments)
-    texts = {
-        Slot.NAME: call.name,
-        Slot.ID: call.id,
-        Slot.INDEX: str(form.first_index + index),
-        Slot.ARGUMENTS: written_arguments,
-    }
-    return "".join(texts[part] if isinstance(part, Slot) else part for part in form.call)
-
-
-def _arguments(call: ToolCall) -> dict[str, Any] | str:
-    """The call's arguments, or their text where it isn't a JSON object."""
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return call.arguments
-    return value if isinstance(value, dict) else call.arguments
-
-
-def _written_parameters(form: ParameterForm, arguments: dict[str, Any]) -> str:
-    before = dict(form.before)
-    return form.between.join(
-        f"{form.opens}{key}{before[_TYPES.get(type(value), 'object')]}{_written_value(form, value)}{form.closes}"
-        for key, value in arguments.items()
-    )
-
-
-def _written_value(form: ParameterForm, value: Any) -> str:
-    if isinstance(value, str):
-        if form.cdata and "\n" in value:
-            value = CDATA_OPEN + value + CDATA_CLOSE
-        return f"{form.quote}{value}{form.quote}"
-    return _VALUES[form.values](value, form.quote)
-
-
-def _bare(value: Any, quote: str) -> str:
-    match value:
-        case str():
-            return f"{quote}{value}{quote}"
-        case dict():
-            return "{" + ",".join(f"{key}:{_bare(item, quote)}" for key, item in value.items()) + "}"
-        case list():
-            return "[" + ",".join(_bare(item, quote) for item in value) + "]"
-        case _:
-            return json.dumps(value)
-
-
-_VALUES: dict[Literal["json", "python", "bare"], Callable[[Any, str], str]] = {
-    "json": lambda value, _quote: json.dumps(value, ensure_ascii=False),
-    "python": lambda value, _quote: repr(value),
-    "bare": _bare,
-}
 
 
 class _Probes:
@@ -305,7 +167,7 @@ class _Split:
         span = _json_span(after, _ARGUMENTS[number])
         if span is None:
             parameters = parameters or _parameter_form(after)
-            arguments = _written_parameters(parameters, _ARGUMENTS[number])
+            arguments = written_parameters(parameters, _ARGUMENTS[number])
             start = after.lower().find(arguments.lower())
             if start < 0:
                 raise _UnknownFormError
@@ -331,12 +193,12 @@ def _parameter_form(text: str) -> ParameterForm:
     """The form of the first call's arguments; ``text`` is what follows its name."""
     gaps: list[str] = []
     before: list[str] = []
-    quote, values = "", list(_VALUES)
+    quote, values = "", list(VALUES)
     for key, value in _ARGUMENTS[0].items():
         gap, found, text = text.partition(key)
         if len(before) == 2 and before[0].startswith(before[1]) and gaps[1].startswith(before[0][len(before[1]) :]):
             quote = before[0][len(before[1]) :]
-        spelled = {way: value if isinstance(value, str) else _VALUES[way](value, quote).lower() for way in values}
+        spelled = {way: value if isinstance(value, str) else VALUES[way](value, quote).lower() for way in values}
         places = {way: at for way, spelling in spelled.items() if (at := text.lower().find(spelling)) >= 0}
         if not found or not places:
             raise _UnknownFormError
@@ -354,7 +216,7 @@ def _parameter_form(text: str) -> ParameterForm:
     n_opens = _common(head[::-1], rest[::-1])
     return ParameterForm(
         opens=_text(rest[len(rest) - n_opens :]),
-        before=tuple(zip(map(_TYPES.__getitem__, map(type, _ARGUMENTS[0].values())), before, strict=True)),
+        before=tuple(zip(map(JSON_TYPES.__getitem__, map(type, _ARGUMENTS[0].values())), before, strict=True)),
         closes=_text(closes),
         between=_text(rest[: len(rest) - n_opens]),
         quote=quote,

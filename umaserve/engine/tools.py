@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from umaserve.engine.tool_form import written
+from umaserve.engine.written_calls import written
 from umaserve.forms import ToolForm
 from umaserve.messages import ChatTurn, Tool, ToolCall
 

@@ -1,0 +1,86 @@
+"""Tool calls as text in the form in which a model writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
+from umaserve.messages import ToolCall
+
+JSON_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    dict: "object",
+    list: "array",
+}
+
+
+def written(form: ToolForm, calls: Sequence[ToolCall]) -> str:
+    """``calls`` as the model writes them."""
+    each = [_written_call(form, call, index) for index, call in enumerate(calls)]
+    between = "\n" if form.between is None else form.between
+    return form.opens + between.join(each) + form.closes
+
+
+def _written_call(form: ToolForm, call: ToolCall, index: int) -> str:
+    arguments = _arguments(call)
+    if form.parameters is None or isinstance(arguments, str):
+        written_arguments = json.dumps(arguments, ensure_ascii=False)
+    else:
+        written_arguments = written_parameters(form.parameters, arguments)
+    texts = {
+        Slot.NAME: call.name,
+        Slot.ID: call.id,
+        Slot.INDEX: str(form.first_index + index),
+        Slot.ARGUMENTS: written_arguments,
+    }
+    return "".join(texts[part] if isinstance(part, Slot) else part for part in form.call)
+
+
+def _arguments(call: ToolCall) -> dict[str, Any] | str:
+    """The call's arguments, or their text where it isn't a JSON object."""
+    try:
+        value = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def written_parameters(form: ParameterForm, arguments: dict[str, Any]) -> str:
+    """A call's arguments, apart from what is around all of them."""
+    before = dict(form.before)
+    return form.between.join(
+        f"{form.opens}{key}{before[JSON_TYPES.get(type(value), 'object')]}{_written_value(form, value)}{form.closes}"
+        for key, value in arguments.items()
+    )
+
+
+def _written_value(form: ParameterForm, value: Any) -> str:
+    if isinstance(value, str):
+        if form.cdata and "\n" in value:
+            value = CDATA_OPEN + value + CDATA_CLOSE
+        return f"{form.quote}{value}{form.quote}"
+    return VALUES[form.values](value, form.quote)
+
+
+def _bare(value: Any, quote: str) -> str:
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case dict():
+            return "{" + ",".join(f"{key}:{_bare(item, quote)}" for key, item in value.items()) + "}"
+        case list():
+            return "[" + ",".join(_bare(item, quote) for item in value) + "]"
+        case _:
+            return json.dumps(value)
+
+
+VALUES: dict[Literal["json", "python", "bare"], Callable[[Any, str], str]] = {
+    "json": lambda value, _quote: json.dumps(value, ensure_ascii=False),
+    "python": lambda value, _quote: repr(value),
+    "bare": _bare,
+}
