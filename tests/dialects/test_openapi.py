@@ -18,7 +18,7 @@ import pytest
 import websockets.sync.client
 from daemon import ANSWER_S, Daemon
 from http_wire import Http
-from routes import facts, routes
+from routes import aliases, facts, routes
 from standin import StandInEngine
 
 import umaserve
@@ -144,6 +144,13 @@ def test_it_has_the_routes_that_there_are_and_no_others():
     assert described == {(path, route.method) for path, route in ROUTES.items()}
     public = {path for path, _method, operation in OPERATIONS if operation.get("security") == []}
     assert public == {path for path, route in ROUTES.items() if route.public}
+
+
+def test_it_names_each_alias_where_its_path_is() -> None:
+    assert aliases().keys().isdisjoint(ROUTES)
+    for alias, path in aliases().items():
+        (operation,) = DOCUMENT["paths"][path].values()
+        assert alias in re.findall("/[a-z/]+", operation["description"].partition(". ")[0])
 
 
 def test_every_component_is_used():

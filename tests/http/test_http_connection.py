@@ -184,7 +184,7 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
 
 @pytest.mark.parametrize(
     ("path", "most"),
-    [("/v1/chat/completions", CONFIG.max_chat_bytes)]
+    [("/v1/chat/completions", CONFIG.max_chat_bytes), ("/chat/completions/", CONFIG.max_chat_bytes)]
     + [
         (path, CONFIG.max_frame_bytes)
         for path, route in routes().items()
@@ -223,6 +223,16 @@ def test_a_page_may_read_why_its_body_was_refused(
 def test_each_request_is_judged_by_itself(world: HttpWorld) -> None:
     world.send(post("/nowhere") + HEALTH + post("/tokenize") + post("/health") + HEALTH)
     assert world.statuses() == [404, 200, 400, 405, 200]
+
+
+def test_aliases_and_slashes_at_the_end_lead_to_the_same_route(world: HttpWorld) -> None:
+    get = HEALTH.replace(b"/health", b"%b")
+    world.send(get % b"/models" + get % b"/v1/models/" + get % b"/models/" + post("/tokenize/"))
+    assert world.statuses() == [200, 200, 200, 400]
+    world.send(post("/chat/completions/"))
+    head, _, body = world.received().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["param"] == "messages"
 
 
 def test_health_names_the_threads_that_do_not_advance(world: HttpWorld) -> None:

@@ -21,6 +21,10 @@ def routes(**settings: Any) -> dict[str, Route]:
     return {path: route for dialect in dialects(**settings) for path, route in dialect.routes.items()}
 
 
+def aliases() -> dict[str, str]:
+    return {alias: path for dialect in dialects() for alias, path in dialect.aliases.items()}
+
+
 def facts(**settings: Any) -> Facts:
     """Of a daemon whose model loads, and which has no voice."""
     about = SimpleNamespace(

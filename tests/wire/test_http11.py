@@ -111,6 +111,8 @@ def test_a_request_is_given_with_its_parts() -> None:
         (b"GET / HTTP/1.1", "/"),
         (b"GET /a%2Fb%2541 HTTP/1.1", "/a/b%41"),
         (b"GET /a? HTTP/1.1", "/a"),
+        (b"GET /a/b/?x=/ HTTP/1.1", "/a/b"),
+        (b"GET // HTTP/1.1", "/"),
         (b"OPTIONS * HTTP/1.1", "*"),
         (b"GET http://H HTTP/1.1", "/"),
         (b"GET HTTP://h?x HTTP/1.1", "/"),

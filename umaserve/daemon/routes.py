@@ -39,6 +39,7 @@ class Routes:
             for path, route in dialect.routes.items():
                 beginning, parameter, _ = path.partition("{")
                 (self._beginnings if parameter else self._exact)[beginning] = Found(route, dialect)
+            self._exact |= {alias: self._exact[path] for alias, path in dialect.aliases.items()}
 
     def find(self, path: str) -> Found | None:
         """``None`` where there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from umaserve.dialects.dialect import Dialect
@@ -235,6 +235,8 @@ class HttpDialect:
     errors: ErrorShape
     openapi: bytes = b"{}"
     """Its ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has them."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of paths in ``routes``; the OpenAPI document names them in the descriptions of these paths."""
 
 
 def page_of_model(make: Callable[[ModelInfo, Facts], bytes]) -> Page:

@@ -44,8 +44,8 @@ class Refusal(Exception):
 class Request:
     """One whole request. Header names are in lower case, values are decoded as Latin-1.
 
-    ``path`` is percent-decoded once, never empty, and ``*`` in ``OPTIONS *``. Of a query parameter given twice the last
-    value counts.
+    ``path`` is percent-decoded once, without slashes at its end, never empty, and ``*`` in ``OPTIONS *``. Of a query
+    parameter given twice the last value counts.
     """
 
     method: str
@@ -152,7 +152,7 @@ def _parse_target(method: str, target: str, host: str | None) -> tuple[str, Mapp
         path = unquote(path, errors="strict")
         if _CONTROL.search(path):
             raise ValueError
-        return path, dict(parse_qsl(query, keep_blank_values=True, errors="strict"))
+        return path.rstrip("/") or "/", dict(parse_qsl(query, keep_blank_values=True, errors="strict"))
     except ValueError:
         expected = "UTF-8 in percent escapes, and no control characters in the path"
         raise Refusal(400, f"target: expected {expected}, got {shown(target)}") from None

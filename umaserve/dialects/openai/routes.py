@@ -74,4 +74,5 @@ DIALECT = HttpDialect(
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    {"/chat/completions": "/v1/chat/completions", "/models": MODELS_PATH},
 )
