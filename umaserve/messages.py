@@ -21,6 +21,24 @@ class Priority(enum.IntEnum):
     BACKGROUND = 1
 
 
+class Syntax(enum.Enum):
+    """In what a grammar is written."""
+
+    GBNF = "gbnf"
+    LARK = "lark"
+    REGEX = "regex"
+    JSON_SCHEMA = "json_schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer has to match as a whole. Errors name ``field``, in which the client sent it."""
+
+    syntax: Syntax
+    text: str
+    field: str = field(compare=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters. The defaults of ``top_p``, ``top_k`` and ``min_p`` are llama.cpp's; temperature 0 is
@@ -35,10 +53,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: str | None = None
-    """GBNF text."""
-    json_schema: str | None = None
-    """A JSON schema as JSON text; excludes ``grammar``."""
+    grammar: Grammar | None = None
     ignore_eos: bool = False
     length_penalty: float = 1.0
     """Above 1 answers get longer, below 1 shorter: it scales the logits of the tokens that end an answer."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from umaserve.dialects import grammars
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.dialects.generate.request import read_config, with_parameters
@@ -27,6 +28,7 @@ from umaserve.messages import (
     Finished,
     FinishReason,
     Generate,
+    Grammar,
     Loading,
     Logprobs,
     Metrics,
@@ -43,6 +45,7 @@ from umaserve.messages import (
     Started,
     Steered,
     Steering,
+    Syntax,
     Timing,
     Token,
     Usage,
@@ -169,7 +172,7 @@ PARAMETERS_READ = Generate(
         frequency_penalty=0.5,
         seed=3,
         logit_bias=((12, -100.0),),
-        grammar='root ::= "a"',
+        grammar=Grammar(Syntax.GBNF, 'root ::= "a"', "parameters.grammar"),
         ignore_eos=True,
     ),
     stop=("\n\n", "THE END"),
@@ -191,7 +194,9 @@ def test_config_with_every_field() -> None:
 
 
 def test_a_schema_is_kept_as_json() -> None:
-    assert configured(parameters={"json_schema": {"type": "é"}}).sampling.json_schema == '{"type":"é"}'
+    grammar = configured(parameters={"json_schema": {"type": "é"}}).sampling.grammar
+    assert grammar == Grammar(Syntax.JSON_SCHEMA, '{"type":"é"}', "")
+    assert grammar.field == "parameters.json_schema"
 
 
 def test_the_other_name_of_the_repetition_penalty() -> None:
@@ -228,7 +233,7 @@ def test_unknown_fields_are_ignored(unknown: Message) -> None:
 
 
 FIELDS = ["model", "parameters", "options", "priority", "slo"]
-PARAMETER_NAMES = [*PARAMETERS, "repeat_penalty", "json_schema"]
+PARAMETER_NAMES = [*PARAMETERS, "repeat_penalty", *grammars.FIELDS]
 OPTION_NAMES = ["stream", "echo_prompt", "include_token_ids", "include_logprobs", "include_timing"]
 OPTION_NAMES += ["include_generated_text"]
 
@@ -269,7 +274,7 @@ def test_a_prompt_of_messages_is_for_the_chat_template() -> None:
         ),
         (
             {"parameters": {"grammar": "g", "json_schema": {}}},
-            "parameters.grammar: expected to be absent where json_schema is given, got both",
+            "parameters.grammar: expected to be absent where parameters.json_schema is given, got both",
         ),
         ({"parameters": {"lora": {"a": "x"}}}, "parameters.lora.a: expected a number from -10 to 10, got a string"),
         ({"parameters": {"lora": {"a": 10.5}}}, "parameters.lora.a: expected a number from -10 to 10, got 10.5"),
@@ -300,7 +305,8 @@ def test_config_that_is_refused(fields: Message, message: str) -> None:
 
 @pytest.mark.parametrize("name", PARAMETER_NAMES)
 def test_every_parameter_is_checked_and_named_by_its_path(name: str) -> None:
-    wrong = [5] if name == "stop" else "x" if name != "grammar" else 5
+    takes_text = name in ("grammar", "regex", "guided_json", "guided_regex", "guided_grammar")
+    wrong = [5] if name == "stop" else 5 if takes_text else "x"
     for kind, asked in (("config", dialect()), ("control", running())):
         error = refusal(asked, kind, action="modify", prompt="Once", parameters={name: wrong})
         assert error.fault is Fault.BAD_REQUEST
@@ -584,7 +590,7 @@ def test_a_modification_builds_on_one_that_is_not_acknowledged_yet() -> None:
         ([], "parameters: expected an object, got an array"),
         *(
             ({name: value}, f"parameters.{name}: expected to be absent, since it can't change while text is generated")
-            for name, value in [("grammar", "g"), ("json_schema", {}), ("lora", {}), ("cache_prompt", True)]
+            for name, value in [*((name, "g") for name in grammars.FIELDS), ("lora", {}), ("cache_prompt", True)]
         ),
         ({"temperature": 11}, "parameters.temperature: expected a number from 0 to 10, got 11"),
     ],

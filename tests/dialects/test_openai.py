@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from umaserve.dialects import parameters
+from umaserve.dialects import grammars, parameters
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
 from umaserve.dialects.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.dialects.openai.models import model, models
-from umaserve.dialects.parameters import MAX_GRAMMAR_BYTES, MAX_SEED, RequestLimits
+from umaserve.dialects.parameters import MAX_SEED, RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import (
@@ -36,6 +37,7 @@ from umaserve.messages import (
     Finished,
     FinishReason,
     Generate,
+    Grammar,
     Loading,
     Logprobs,
     ModelInfo,
@@ -46,6 +48,7 @@ from umaserve.messages import (
     Scored,
     Started,
     Steered,
+    Syntax,
     Timing,
     Token,
     TokenIds,
@@ -79,6 +82,7 @@ INFO = ModelInfo(
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 SCHEMA_TEXT = '{"type":"object","properties":{"x":{"type":"integer"}}}'
+SCHEMA_READ = Grammar(Syntax.JSON_SCHEMA, SCHEMA_TEXT, "response_format.json_schema.schema")
 TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "does f", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "g"}},
@@ -203,7 +207,7 @@ def test_chat_with_every_field() -> None:
             frequency_penalty=2.0,
             seed=3,
             logit_bias=((12, -100.0),),
-            json_schema=SCHEMA_TEXT,
+            grammar=SCHEMA_READ,
             ignore_eos=True,
         ),
         stop=("\n", "##"),
@@ -442,12 +446,13 @@ def test_a_wrong_chat_field_is_refused_by_its_name(wanted: Wanted, field: str) -
     ("wanted", "schema"),
     [
         ({"type": "text"}, None),
-        ({"type": "json_object"}, '{"type":"object"}'),
-        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, SCHEMA_TEXT),
+        ({"type": "json_object"}, Grammar(Syntax.JSON_SCHEMA, '{"type":"object"}', "response_format")),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, SCHEMA_READ),
     ],
 )
-def test_response_format_becomes_a_schema(wanted: Wanted, schema: str | None) -> None:
-    assert chat_request(response_format=wanted).sampling.json_schema == schema
+def test_response_format_becomes_a_schema(wanted: Wanted, schema: Grammar | None) -> None:
+    grammar = chat_request(response_format=wanted).sampling.grammar
+    assert (grammar, grammar and grammar.field) == (schema, schema and schema.field)
 
 
 @pytest.mark.parametrize(
@@ -501,8 +506,8 @@ def test_a_response_format_is_that_of_answers_in_words() -> None:
         "tools": TOOLS,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
     }
-    assert chat_request(**wanted).sampling.json_schema == SCHEMA_TEXT
-    assert chat_request(**wanted, tool_choice="required").sampling.json_schema is None
+    assert chat_request(**wanted).sampling.grammar == SCHEMA_READ
+    assert chat_request(**wanted, tool_choice="required").sampling.grammar is None
 
 
 def test_tools_reach_up_to_their_caps() -> None:
@@ -664,6 +669,7 @@ FIELDS = (
     *("stream", "stream_options", "grammar", "json_schema", "prompt", "echo", "suffix", "best_of", "input"),
     *("encoding_format", "dimensions", "content", "tokens", "add_special", "with_pieces"),
     *("cache_prompt", "lora", "priority", "slo"),
+    *grammars.FIELDS,
 )
 BODIES = VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES)
 

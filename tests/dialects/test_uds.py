@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from umaserve.dialects import grammars
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
@@ -24,10 +25,12 @@ from umaserve.messages import (
     FinishReason,
     Generate,
     GetMetrics,
+    Grammar,
     Metrics,
     Output,
     Priority,
     Sampling,
+    Syntax,
     Token,
     Usage,
 )
@@ -171,7 +174,7 @@ def test_request_with_every_field() -> None:
             frequency_penalty=0.75,
             seed=3,
             logit_bias=((12, -100.0), (0, 2.5)),
-            grammar='root ::= "a"',
+            grammar=Grammar(Syntax.GBNF, 'root ::= "a"', "grammar"),
             ignore_eos=True,
         ),
         stop=("\n", "###"),
@@ -210,8 +213,7 @@ OPTIONAL = [
         "seed",
         "stop",
         "logit_bias",
-        "grammar",
-        "json_schema",
+        *grammars.FIELDS,
         "ignore_eos",
         "cache_prompt",
         "lora",
@@ -386,14 +388,14 @@ RANGES: list[tuple[str, str, Read, list[tuple[Any, Any]], list[tuple[Any, str]]]
     (
         "grammar",
         "a non-empty string of at most 65536 bytes",
-        sampling("grammar"),
+        lambda command: command.sampling.grammar.text,
         [("g" * 65536, "g" * 65536)],
         [("", "an empty one"), ("g" * 65537, "65537 bytes"), ("é" * 32769, "65538 bytes")],
     ),
     (
         "json_schema",
         "an object of at most 65536 bytes as JSON, nested less than 200 deep",
-        sampling("json_schema"),
+        lambda command: command.sampling.grammar.text,
         [({}, "{}"), ({"type": "é"}, '{"type":"é"}'), ({"k": "x" * 65528}, '{"k":"' + "x" * 65528 + '"}')],
         [({"k": "x" * 65529}, "65537 bytes"), ({"k": nested(400)}, "a deeper one")],
     ),
@@ -516,6 +518,16 @@ TYPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("logit_bias.7", "a number from -100 to 100", NUMBERS),
     ("grammar", "a non-empty string of at most 65536 bytes", ("null", "a string")),
     ("json_schema", "an object", ("null", "an object")),
+    ("regex", "a non-empty string of at most 65536 bytes", ("null", "a string")),
+    ("guided_json", "a JSON schema, as an object or as its text", ("null", "an object", "a string")),
+    ("guided_regex", "a non-empty string of at most 65536 bytes", ("null", "a string")),
+    ("guided_choice", "an array of 1 to 500 strings", ("null", "an array")),
+    ("guided_choice[0]", "a non-empty string", ("a string",)),
+    ("guided_grammar", "a non-empty string of at most 65536 bytes", ("null", "a string")),
+    ("structured_outputs", "an object", ("null", "an object")),
+    ("structured_outputs.choice", "an array of 1 to 500 strings", ("null", "an array")),
+    ("structured_outputs.json_object", "true or false", ("null", "a boolean")),
+    ("grammar_syntax", '"gbnf" or "lark"', ("null", "a string")),
     ("ignore_eos", "true or false", ("null", "a boolean")),
     ("cache_prompt", "true or false", ("null", "a boolean")),
     ("lora", "an object", ("null", "an object")),

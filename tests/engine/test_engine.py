@@ -21,8 +21,10 @@ from umaserve.messages import (
     Detokenized,
     Embed,
     Generate,
+    Grammar,
     Logprobs,
     Sampling,
+    Syntax,
     TokenIds,
     Tokenize,
     Tokenized,
@@ -55,6 +57,10 @@ def pooled() -> Iterator[LlamaEngine]:
     made = engine(pooling="mean")
     yield made
     made.close()
+
+
+def gbnf(text: str) -> Grammar:
+    return Grammar(Syntax.GBNF, text, "grammar")
 
 
 class Stream:
@@ -199,10 +205,10 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(plain: LlamaEngin
 
 def test_a_grammar_goes_on_where_it_was(plain: LlamaEngine):
     grammar = 'root ::= "one, two, three, four, five, " [0-9]{8} "."'
-    stream = Stream(plain, max_tokens=60, sampling=Sampling(grammar=grammar)).run(5)
+    stream = Stream(plain, max_tokens=60, sampling=Sampling(grammar=gbnf(grammar))).run(5)
     old = stream.prepared
     for temperature in (1.0, 0.0):
-        stream.change(sampling=Sampling(temperature=temperature, grammar='root ::= "something else"'))
+        stream.change(sampling=Sampling(temperature=temperature, grammar=gbnf('root ::= "something else"')))
         gc.collect()
         stream.run(4)
     assert old.sampler.constraint is stream.prepared.sampler.constraint
@@ -218,7 +224,7 @@ def test_a_grammar_goes_on_where_it_was(plain: LlamaEngine):
 @pytest.mark.parametrize("grammar", [None, 'root ::= "one " ("two " | "three ") [a-c]{9} "."'])
 def test_a_choice_says_what_it_would_say_if_it_were_prepared_alone(plain: LlamaEngine, grammar: str | None):
     def sampling(seed: int) -> Sampling:
-        return Sampling(temperature=1.5, seed=seed, repeat_penalty=1.3, grammar=grammar)
+        return Sampling(temperature=1.5, seed=seed, repeat_penalty=1.3, grammar=grammar and gbnf(grammar))
 
     first, other = (
         Stream(plain, max_tokens=20, sampling=sampling(1)),
@@ -238,7 +244,7 @@ def test_a_choice_says_what_it_would_say_if_it_were_prepared_alone(plain: LlamaE
 
 
 def test_a_grammar_that_becomes_too_complex_fails_its_run_alone(plain: LlamaEngine, monkeypatch):
-    bound = plain.prepare(Generate("t", STORY, 5, sampling=Sampling(grammar="root ::= [0-9]+")))
+    bound = plain.prepare(Generate("t", STORY, 5, sampling=Sampling(grammar=gbnf("root ::= [0-9]+"))))
     free = plain.prepare(Generate("u", STORY, 5))
     matcher = SimpleNamespace(
         is_stopped=lambda: False,
@@ -355,10 +361,17 @@ def test_a_change_keeps_waiting_for_the_tag(plain: LlamaEngine):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tools": TOOLS, "sampling": Sampling(grammar='root ::= "a"')}, "absent where a grammar is given"),
         (
-            {"tools": TOOLS, "sampling": Sampling(json_schema="{}"), "must_call": True},
-            "absent where a grammar is given",
+            {"tools": TOOLS, "sampling": Sampling(grammar=gbnf('root ::= "a"'))},
+            "tools: expected to be absent where grammar is given",
+        ),
+        (
+            {
+                "tools": TOOLS,
+                "sampling": Sampling(grammar=Grammar(Syntax.JSON_SCHEMA, "{}", "guided_json")),
+                "must_call": True,
+            },
+            "tools: expected to be absent where guided_json is given",
         ),
         ({"must_call": True}, "tools: expected at least one"),
     ],

@@ -14,7 +14,7 @@ from umaserve.engine.template import Template
 from umaserve.engine.tool_grammar import of_tools
 from umaserve.engine.written_calls import written
 from umaserve.forms import ToolForm
-from umaserve.messages import Tool, ToolCall
+from umaserve.messages import Grammar, Syntax, Tool, ToolCall
 
 TOKENIZER = LLTokenizer("byte")
 SCHEMA = {
@@ -33,7 +33,7 @@ VALUES = {"city": "Zürich, 12", "days": -3, "unit": "C", "exact": True, "units"
 
 
 def accepts(
-    form: ToolForm, text: str, *, must_call: bool = True, several: bool = True, or_schema: str | None = None
+    form: ToolForm, text: str, *, must_call: bool = True, several: bool = True, or_schema: Grammar | None = None
 ) -> bool:
     lark, after = of_tools(form, TOOLS, must_call=must_call, several=several, or_schema=or_schema)
     matcher = LLMatcher(TOKENIZER, lark, log_level=0)
@@ -80,7 +80,8 @@ def test_calls_in_the_forms_of_llama_cpps_templates(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_an_answer_is_a_call_or_matches_the_schema(name: str) -> None:
-    schema = '{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"]}'
+    text = '{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"]}'
+    schema = Grammar(Syntax.JSON_SCHEMA, text, "json_schema")
     assert accepts(FORMS[name], '{"x": 1}', must_call=False, or_schema=schema)
     assert accepts(FORMS[name], called(FORMS[name]), must_call=False, or_schema=schema)
     assert not accepts(FORMS[name], '{"x": "1"}', must_call=False, or_schema=schema)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import orjson
-
+from umaserve.dialects.grammars import grammar
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Generate, Priority, Sampling
-from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, out_of_range, parse_json, string
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, number, out_of_range, parse_json, string
 
 MAX_ID_BYTES = 256
-MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_BIASES = 1024
 MAX_ADAPTERS, MAX_ADAPTER_BYTES = 16, 256
@@ -28,16 +25,10 @@ ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
 
 
-_SCHEMA = "use json_schema, or response_format"
-_GRAMMAR = "use grammar, with GBNF"
 _SAMPLER = "this server has no such sampler"
 NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
-    "guided_json": ((), _SCHEMA),
-    "guided_regex": ((), _GRAMMAR),
-    "guided_choice": ((), _GRAMMAR),
-    "guided_grammar": ((), _GRAMMAR),
-    "structured_outputs": (({},), _SCHEMA),
-    "structural_tag": ((), _SCHEMA),
+    "guided_whitespace_pattern": ((), "a schema's text may have a line break or a space between its parts"),
+    "structural_tag": ((), "use tools, json_schema, or response_format"),
     "min_tokens": ((0,), "use ignore_eos with max_tokens for an answer of one length"),
     "mirostat": ((0,), _SAMPLER),
     "typical_p": ((1,), _SAMPLER),
@@ -110,13 +101,7 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
     refuse_unknown_constraints(fields)
     top_k = fields.integer("top_k", 0, 2**20)
     seed = fields.integer("seed", 0, MAX_SEED)
-    grammar = fields.string("grammar", max_bytes=MAX_GRAMMAR_BYTES)
-    schema = json_schema(fields)
-    if grammar is not None and schema is not None:
-        problem = "expected to be absent where json_schema is given, got both"
-        raise RequestError(Fault.BAD_REQUEST, fields.name("grammar"), problem)
     biased = fields.values.get("logit_bias") is not None
-    constrained = grammar is not None or schema is not None
     return Sampling(
         temperature=number_or("temperature", 0.0, 10.0, base.temperature),
         top_p=number_or("top_p", 0.0, 1.0, base.top_p, above_low=True),
@@ -127,29 +112,10 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
         frequency_penalty=number_or("frequency_penalty", -2.0, 2.0, base.frequency_penalty),
         seed=base.seed if seed is None else seed,
         logit_bias=logit_bias(fields) if biased else base.logit_bias,
-        grammar=grammar if constrained else base.grammar,
-        json_schema=schema if constrained else base.json_schema,
+        grammar=grammar(fields) or base.grammar,
         ignore_eos=fields.boolean("ignore_eos", base.ignore_eos),
         length_penalty=base.length_penalty,
     )
-
-
-def json_schema(fields: Fields, key: str = "json_schema") -> str | None:
-    schema = fields.object(key)
-    return None if schema is None else dump_capped(schema.values, fields.name(key), MAX_GRAMMAR_BYTES).decode()
-
-
-def dump_capped(values: Any, field: str, max_bytes: int) -> bytes:
-    """``values``, which were parsed from JSON, as JSON of at most ``max_bytes``; raises ``RequestError``."""
-    expected = f"an object of at most {max_bytes} bytes as JSON, nested less than 200 deep"
-    try:
-        # orjson reads deeper nesting than it writes. The list stands for the event that will contain the object.
-        text = orjson.dumps([values])[1:-1]
-    except orjson.JSONEncodeError:
-        raise out_of_range(field, expected, "a deeper one") from None
-    if len(text) > max_bytes:
-        raise out_of_range(field, expected, f"{len(text)} bytes")
-    return text
 
 
 def logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:

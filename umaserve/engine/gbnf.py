@@ -92,7 +92,7 @@ class _Reader:
             self.bodies[self._open[0]] = [_NOTHING]
             return
         if not self._open:
-            raise GbnfError("rules of the form: name ::= what it stands for")
+            raise GbnfError("rules of the form: name ::= what it stands for, or grammar_syntax lark for Lark")
         match kind, text:
             case "is", _:
                 pass

@@ -9,6 +9,7 @@ from llguidance import regex_to_lark
 
 from umaserve.engine import gbnf, json_schema
 from umaserve.errors import Fault, RequestError
+from umaserve.messages import Grammar, Syntax
 
 MAX_RULES = 300
 """Of a client's Lark: llguidance takes minutes for thousands of terminals one in another."""
@@ -17,6 +18,11 @@ MAX_TOOLS_BYTES = 256 * 1024
 
 _RULE = re.compile(r"^\s*[\w?!]", re.MULTILINE)
 _EMBEDDED = re.compile(r"%json\s*")
+
+
+def lark_of(grammar: Grammar) -> str:
+    """Lark for the texts of ``grammar``; raises ``RequestError``."""
+    return _WAYS[grammar.syntax](grammar.text, grammar.field)
 
 
 def of_schema(schema: str, field: str = "json_schema") -> str:
@@ -32,8 +38,9 @@ def of_gbnf(grammar: str, field: str = "grammar") -> str:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected {error}") from None
 
 
-def of_regex(pattern: str) -> str:
-    """Lark for the texts that ``pattern`` matches as a whole: the syntax of Rust's regex crate, without look-around."""
+def of_regex(pattern: str, field: str = "regex") -> str:
+    """Lark for the texts that ``pattern`` matches as a whole: the syntax of Rust's regex crate, without look-around.
+    Errors of the pattern are found by ``Constraint``."""
     return f"start: /{regex_to_lark(pattern, '')}/\n"
 
 
@@ -55,3 +62,6 @@ def of_lark(grammar: str, field: str = "grammar") -> str:
     if (rules := len(_RULE.findall(lark))) > MAX_RULES:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected at most {MAX_RULES} lines of rules, got {rules}")
     return lark
+
+
+_WAYS = {Syntax.JSON_SCHEMA: of_schema, Syntax.GBNF: of_gbnf, Syntax.REGEX: of_regex, Syntax.LARK: of_lark}

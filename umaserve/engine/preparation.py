@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.constraint import Constraint, Vocabulary
-from umaserve.engine.grammar import of_gbnf, of_schema
+from umaserve.engine.grammar import lark_of
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
@@ -29,6 +29,7 @@ from umaserve.messages import (
     Prompted,
     Query,
     Sampling,
+    Syntax,
     TokenIds,
     Tokenize,
     Tokenized,
@@ -108,25 +109,23 @@ class Preparation:
                 raise AssertionError("embeddings are made by embed, on the compute thread")
 
     def _constraint(self, request: Generate) -> Constraint | None:
-        sampling = request.sampling
+        grammar = request.sampling.grammar
         after = b""
         if request.tools:
-            if sampling.grammar is not None or (request.must_call and sampling.json_schema is not None):
-                raise RequestError(Fault.BAD_REQUEST, "tools", "expected to be absent where a grammar is given")
+            if grammar is not None and (request.must_call or grammar.syntax is not Syntax.JSON_SCHEMA):
+                raise RequestError(Fault.BAD_REQUEST, "tools", f"expected to be absent where {grammar.field} is given")
             field = "tools"
             lark, after = of_tools(
                 self._template.tool_form,
                 request.tools,
                 must_call=request.must_call,
                 several=request.parallel_calls,
-                or_schema=sampling.json_schema,
+                or_schema=grammar,
             )
         elif request.must_call:
             raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
-        elif sampling.json_schema is not None:
-            lark, field = of_schema(sampling.json_schema), "json_schema"
-        elif sampling.grammar is not None:
-            lark, field = of_gbnf(sampling.grammar), "grammar"
+        elif grammar is not None:
+            lark, field = lark_of(grammar), grammar.field
         else:
             return None
         if self._vocabulary is None:

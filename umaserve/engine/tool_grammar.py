@@ -10,7 +10,7 @@ from typing import Any
 from umaserve.engine import json_schema
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import ParameterForm, Slot, ToolForm
-from umaserve.messages import Tool
+from umaserve.messages import Grammar, Tool
 from umaserve.wire.schema_types import kinds, resolved
 
 MAX_TOOLS_BYTES = 256 * 1024
@@ -44,7 +44,7 @@ def trigger(form: ToolForm) -> str:
 
 
 def of_tools(
-    form: ToolForm, tools: Sequence[Tool], *, must_call: bool, several: bool = True, or_schema: str | None = None
+    form: ToolForm, tools: Sequence[Tool], *, must_call: bool, several: bool = True, or_schema: Grammar | None = None
 ) -> tuple[str, bytes]:
     """Lark for calls of ``tools``, and the text after which it applies; raises ``RequestError``.
 
@@ -56,7 +56,7 @@ def of_tools(
     more = f"({_literal((form.between or '') + _lead(form))} call)*" if several and form.between is not None else ""
     start, after = f"WS? {_literal(opening)} calls", ""
     if or_schema is not None and not must_call:
-        start += f" | %json {json_schema.enforced(or_schema)}"
+        start += f" | %json {json_schema.enforced(or_schema.text, or_schema.field)}"
     elif not must_call and form.anywhere:
         after = trigger(form)
         start = f"WS? {_literal(opening.removeprefix(after))} calls"

@@ -170,6 +170,19 @@ def _alternatives(names: Collection[str]) -> str:
     return " or ".join(f'"{name}"' for name in names)
 
 
+def dump_capped(values: Any, field: str, max_bytes: int) -> bytes:
+    """``values``, which were parsed from JSON, as JSON of at most ``max_bytes``; raises ``RequestError``."""
+    expected = f"an object of at most {max_bytes} bytes as JSON, nested less than 200 deep"
+    try:
+        # orjson reads deeper nesting than it writes. The list stands for the event that will contain the object.
+        text = orjson.dumps([values])[1:-1]
+    except orjson.JSONEncodeError:
+        raise out_of_range(field, expected, "a deeper one") from None
+    if len(text) > max_bytes:
+        raise out_of_range(field, expected, f"{len(text)} bytes")
+    return text
+
+
 def array(value: object, field: str, low: int, high: int, what: str) -> list[Any]:
     expected = f"an array of {low} to {high} {what}"
     if not isinstance(value, list):

@@ -90,7 +90,7 @@ class Generation:
         """An estimate of the memory that this takes, in bytes."""
         sampling, prompt = self.request.sampling, self.request.prompt
         prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
-        texts = [self._text, *prompts, sampling.grammar or "", sampling.json_schema or ""]
+        texts = [self._text, *prompts, "" if sampling.grammar is None else sampling.grammar.text]
         scored = 0 if self.request.logprobs is None else 1 + self.request.logprobs
         return (
             4 * sum(map(len, texts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from umaserve.dialects import grammars
 from umaserve.dialects.parameters import (
     MAX_TURNS,
     RequestLimits,
@@ -25,7 +26,7 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range
 MAX_MODEL_BYTES = 256
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
 ANY_MODEL = ("", "default")
-FIXED_PARAMETERS = ("grammar", "json_schema", "lora", "cache_prompt")
+FIXED_PARAMETERS = (*grammars.FIELDS, "lora", "cache_prompt")
 """Parameters that can't be modified while a generation runs."""
 PARAMETERS = frozenset(
     (

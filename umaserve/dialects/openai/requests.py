@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
@@ -12,7 +13,6 @@ from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
     json_body,
-    json_schema,
     lora,
     sampling,
     stops,
@@ -22,7 +22,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sampling, Speaking, TokenIds, VoiceInfo
+from umaserve.messages import Generate, Grammar, Sampling, Speaking, Syntax, TokenIds, VoiceInfo
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
@@ -37,7 +37,6 @@ MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """``none``: the model doesn't think; what the others do is up to the chat template."""
-_ANY_OBJECT = '{"type":"object"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +61,11 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         if fields.values.get(legacy) is not None:
             raise RequestError(Fault.BAD_REQUEST, legacy, "expected to be absent, use tools and tool_choice")
     offered, must_call, parallel_calls = chosen_tools(fields, tools(fields))
-    response_schema = _response_schema(fields)
+    response_format = _response_format(fields)
     # The format is that of answers in words.
-    chosen = _sampling(fields, None if must_call else response_schema)
-    if must_call and (chosen.grammar is not None or chosen.json_schema is not None):
-        problem = "expected no required call with json_schema or grammar, got both"
+    chosen = _sampling(fields, None if must_call else response_format)
+    if must_call and chosen.grammar is not None:
+        problem = f"expected no required call where {chosen.grammar.field} is given, got both"
         raise RequestError(Fault.BAD_REQUEST, "tool_choice", problem)
     max_tokens = _wanted_tokens(fields, None, "max_completion_tokens", "max_tokens", "n_predict")
     continues, opens = _continuation(fields)
@@ -210,32 +209,26 @@ def _wanted_tokens(fields: Fields, default: int | None, *keys: str) -> int | Non
     return next((number for number in numbers if number is not None), None)
 
 
-def _sampling(fields: Fields, response_schema: str | None) -> Sampling:
+def _sampling(fields: Fields, response_format: Grammar | None) -> Sampling:
     chosen = sampling(fields, DEFAULTS)
-    if response_schema is None:
-        return chosen
-    if chosen.grammar is not None or chosen.json_schema is not None:
-        raise RequestError(
-            Fault.BAD_REQUEST, "response_format", 'expected "text" where grammar or json_schema is given, got both'
-        )
-    return replace(chosen, json_schema=response_schema)
+    return replace(chosen, grammar=only_one(one for one in (chosen.grammar, response_format) if one is not None))
 
 
-def _response_schema(fields: Fields) -> str | None:
-    """The JSON schema that ``response_format`` asks for, as JSON text."""
+def _response_format(fields: Fields) -> Grammar | None:
+    """The JSON schema that ``response_format`` asks for."""
     wanted = fields.object("response_format")
     if wanted is None:
         return None
     kind = wanted.required_one_of("type", ("text", "json_object", "json_schema"))
     if kind == "json_object":
-        return _ANY_OBJECT
+        return Grammar(Syntax.JSON_SCHEMA, ANY_OBJECT, fields.name("response_format"))
     if kind == "text":
         return None
     described = Fields.of(wanted.values.get("json_schema"), wanted.name("json_schema"))
-    schema = json_schema(described, "schema")
-    if schema is None:
+    given = schema(described, "schema")
+    if given is None:
         raise bad_request(described.name("schema"), "an object", None)
-    return schema
+    return given
 
 
 def _chat_logprobs(fields: Fields) -> int | None:

@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 
 from umaserve.dialects.content import check_media, joined
-from umaserve.dialects.parameters import (
-    MAX_GRAMMAR_BYTES,
-    MAX_ID_BYTES,
-    MAX_TURNS,
-    RequestLimits,
-    check_prompt_bytes,
-    dump_capped,
-)
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Audio, ChatTurn, Image, Media, Tool, ToolCall
-from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, parse_json, string
+from umaserve.wire.fields import Fields, array, bad_request, dump_capped, media_data, out_of_range, parse_json, string
 from umaserve.wire.long_texts import as_string
 
 MAX_PARTS = 256

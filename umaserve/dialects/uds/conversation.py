@@ -13,7 +13,6 @@ from umaserve.dialects.parameters import (
     MAX_TURNS,
     RequestLimits,
     check_prompt_bytes,
-    dump_capped,
     lora,
     max_tokens,
     sampling,
@@ -35,7 +34,7 @@ from umaserve.messages import (
     Sampling,
     Token,
 )
-from umaserve.wire.fields import Fields, bad_request, out_of_range, parse_json
+from umaserve.wire.fields import Fields, bad_request, dump_capped, out_of_range, parse_json
 
 CODES = {
     Fault.FRAME_TOO_LARGE: "E_PROTO_FRAME_TOO_LARGE",
