@@ -263,6 +263,31 @@ def test_results_stand_in_the_message_with_the_calls_where_the_template_looks_fo
     )
 
 
+STRICT = (
+    "{% if tools %}{% endif %}{% for m in messages %}{% for id in m.tool_calls | map(attribute='id') %}"
+    "{% if id | length != 9 %}{{ raise_exception('nine') }}{% endif %}[{{ id }}]{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    "{{ m.tool_call_id }}={{ m.content }};{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("call_id", ["c1", "call_Ab3dEf6hIj9kLm2nOp5qRs8t", "functions.weather:0", "aé3456789"])
+def test_ids_that_the_template_refuses_are_always_the_same_others_in_calls_and_results(call_id: str):
+    def conversation(first: str) -> tuple[ChatTurn, ...]:
+        calls = (ToolCall(first, "weather", "{}"), ToolCall("abcdefgh2", "weather", "{}"))
+        results = (ChatTurn("tool", "20", tool_call_id=first), ChatTurn("tool", "30", tool_call_id="abcdefgh2"))
+        return (ChatTurn("user", "Hi"), ChatTurn("assistant", "", calls), *results)
+
+    prompt = told(FORM + STRICT, conversation(call_id), tools=[WEATHER])
+    shaped = prompt[1:10]
+    assert shaped.isascii()
+    assert shaped.isalnum()
+    assert prompt == f"[{shaped}][abcdefgh2]{shaped}=20;abcdefgh2=30;"
+    assert told(FORM + STRICT, conversation(call_id), tools=[WEATHER]) == prompt
+    free = FORM + STRICT.replace("!= 9", "== 0")
+    assert told(free, conversation(call_id), tools=[WEATHER]) == prompt.replace(shaped, call_id)
+
+
 def test_switches_are_variables_of_the_template():
     source = "{{ documents[0] }} {{ reasoning_strength }} {{ clear_thinking }} {{ preserve_thinking }}"
     assert told(source, switches={"documents": ["d"], "reasoning_effort": "low"}) == "d low False True"

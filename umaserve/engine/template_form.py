@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +15,9 @@ Render = Callable[[Sequence[Message], Sequence[Message]], str]
 """The prompt for messages and tools; empty where the template refuses them."""
 
 _MARK = "Zq4Zq4"
+_ID = "call00001"
+"""Of nine letters and digits: the only form of ids that Mistral's templates take."""
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _USER: Message = {"role": "user", "content": "Hi"}
 _DONE: Message = {"role": "assistant", "content": "Done"}
 _KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key"}}, "required": ["key"]}
@@ -37,6 +42,8 @@ class Form:
     """An assistant's thoughts stand under this key, or are the first part of the content."""
     shows_thoughts: bool
     """It writes the thoughts of earlier turns."""
+    short_ids: bool
+    """It refuses ids of calls that aren't nine letters and digits."""
 
     def shaped(self, messages: Sequence[Message]) -> list[Message]:
         """``messages`` as the template takes them; given are content as a string, arguments as JSON text, and thoughts
@@ -61,7 +68,7 @@ class Form:
             shaped["thinking"] = shaped["reasoning_content"]
         if self.objects and "tool_calls" in shaped:
             shaped["tool_calls"] = [_with_object(call) for call in shaped["tool_calls"]]
-        return shaped
+        return _with_short_ids(shaped) if self.short_ids else shaped
 
 
 def learned(render: Render) -> Form:
@@ -84,6 +91,7 @@ def learned(render: Render) -> Form:
         results=_results(render, arguments),
         thoughts=thoughts or "reasoning_content",
         shows_thoughts=thoughts is not None,
+        short_ids=_refuses_long_ids(render, arguments),
     )
 
 
@@ -107,7 +115,7 @@ def _in_parts(message: Message) -> Message:
 
 
 def _results(render: Render, arguments: object) -> Literal["messages", "responses"]:
-    called, result = _called(arguments), {"role": "tool", "content": _MARK, "tool_call_id": "call00001"}
+    called, result = _called(arguments), {"role": "tool", "content": _MARK, "tool_call_id": _ID}
     inside = render([_USER, *_with_responses([called, result])], [_TOOL])
     if _MARK not in inside or "tool_responses" in inside:  # A template that writes messages as JSON shows their keys.
         return "messages"
@@ -116,7 +124,7 @@ def _results(render: Render, arguments: object) -> Literal["messages", "response
 
 def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content", "thinking", "part"] | None:
     shows = _shows(render)
-    result = {"role": "tool", "content": "1", "tool_call_id": "call00001"}
+    result = {"role": "tool", "content": "1", "tool_call_id": _ID}
     for key in ("reasoning_content", "thinking"):
         said = {**_DONE, key: _MARK}
         called = {**_called(arguments), key: _MARK}
@@ -128,8 +136,17 @@ def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content",
     return "part" if any(_MARK in text and '"thinking' not in text.replace("'", '"') for text in shown) else None
 
 
+def _refuses_long_ids(render: Render, arguments: object) -> bool:
+    called, result = _called(arguments), {"role": "tool", "content": "1", "tool_call_id": _ID}
+    if not render([_USER, called, result], [_TOOL]):
+        return False
+    long = f"call_{_ID}"
+    called["tool_calls"][0]["id"] = result["tool_call_id"] = long
+    return not render([_USER, called, result], [_TOOL])
+
+
 def _calling(arguments: object) -> list[Message]:
-    result = {"role": "tool", "content": "1", "tool_call_id": "call00001"}
+    result = {"role": "tool", "content": "1", "tool_call_id": _ID}
     return [_USER, _called(arguments), result, _DONE, _USER]
 
 
@@ -138,7 +155,7 @@ def _called(arguments: object) -> Message:
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "function": function, "id": "call00001"}],
+        "tool_calls": [{"type": "function", "function": function, "id": _ID}],
     }
 
 
@@ -150,6 +167,18 @@ def _with_object(call: Message) -> Message:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _with_short_ids(message: Message) -> Message:
+    if "tool_calls" in message:
+        calls = [{**call, "id": _short_id(call["id"])} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    return {**message, "tool_call_id": _short_id(message["tool_call_id"])} if "tool_call_id" in message else message
+
+
+def _short_id(text: str) -> str:
+    """Nine letters and digits for an id: itself where it has that form, else always the same ones."""
+    return text if _SHORT_ID.fullmatch(text) else hashlib.blake2s(text.encode()).hexdigest()[:9]
 
 
 def _part_of_thoughts(message: Message) -> Message:
