@@ -31,7 +31,7 @@ STACKED = 100
 @dataclass(frozen=True)
 class Shape:
     """Of an encoder: its transformer, and the images that it sees, in pixels a side. ``merged``: patches a side that
-    make one token."""
+    make one token; ``text``: the width of the text model."""
 
     width: int
     hidden: int
@@ -41,6 +41,7 @@ class Shape:
     patch: int
     merged: int
     weights: DTypeLike = np.float32
+    text: int = TEXT_WIDTH
 
     @property
     def patches(self) -> int:
@@ -49,11 +50,12 @@ class Shape:
 
 TINY = Shape(width=32, hidden=64, heads=2, layers=2, image=64, patch=16, merged=2)
 TINY_PATCHES = replace(TINY, patch=8)
+TINY_MROPE = replace(TINY_PATCHES, text=MROPE_WIDTH)
 SMOLVLM = Shape(width=768, hidden=3072, heads=12, layers=12, image=512, patch=16, merged=4, weights=np.float16)
 """SmolVLM-256M's: 93 million weights; each slice of 512 by 512 pixels makes 64 tokens."""
 
 
-class _File:
+class File:
     """A GGUF that is being written; weights come from one generator, in the order in which they are asked for."""
 
     def __init__(self, path: Path, architecture: str, shape: Shape) -> None:
@@ -91,46 +93,51 @@ def vision(path: Path, longest_edge: int = 0, shape: Shape = TINY) -> Path:
     ``longest_edge``: each image is scaled to it first, whatever its size; 0 as in older files, where it's only rounded
     to whole slices.
     """
-    with _writing(path, "clip", shape) as file:
+    with writing(path, "clip", shape) as file:
         _sliced_images(file, longest_edge)
     return path
 
 
-def audio(path: Path) -> Path:
+def audio(path: Path, shape: Shape = TINY) -> Path:
     """Ultravox's kind: each begun 30 s at 16 kHz are a chunk of ``FRAMES // 2 // STACKED`` tokens; 30 s make two."""
-    with _writing(path, "clip") as file:
+    with writing(path, "clip", shape) as file:
         _audio(file)
     return path
 
 
 def both(path: Path) -> Path:
     """``vision`` and ``audio`` in one file."""
-    with _writing(path, "clip") as file:
+    with writing(path, "clip") as file:
         _sliced_images(file, longest_edge=0)
         _audio(file)
     return path
 
 
-def whole(path: Path) -> Path:
+def whole(path: Path, shape: Shape = TINY_PATCHES) -> Path:
     """Gemma 3's kind: any image becomes 16 tokens that all see one another, so that they're decoded in one batch."""
-    with _writing(path, "clip", TINY_PATCHES) as file:
-        _image_encoder(file, "gemma3")
+    with writing(path, "clip", shape) as file:
+        image_encoder(file, "gemma3", positions=shape.patches)
         file.numbers({"clip.vision.projector.scale_factor": 2})
-        file.norm("mm.soft_emb_norm", file.shape.width, bias=False)
-        file.weight("mm.input_projection.weight", file.shape.width, TEXT_WIDTH)  # inputs first, unlike all others
+        file.norm("mm.soft_emb_norm", shape.width, bias=False)
+        file.weight("mm.input_projection.weight", shape.width, shape.text)  # inputs first, unlike all others
     return path
 
 
 def mrope_vision(path: Path) -> Path:
     """Qwen2-VL's kind, for ``mrope_model``: a token for each 16 by 16 pixels, and as many positions as the longer edge
     has tokens."""
-    with _writing(path, "clip", TINY_PATCHES) as file:
-        _image_encoder(file, "qwen2vl_merger", learned_positions=False)
-        width, patch = file.shape.width, file.shape.patch
-        file.weight("v.patch_embd.weight.1", width, 3, patch, patch)
-        file.linear("mm.0", 4 * width, 4 * width)
-        file.linear("mm.2", MROPE_WIDTH, 4 * width)
+    with writing(path, "clip", TINY_MROPE) as file:
+        image_encoder(file, "qwen2vl_merger")
+        merged_pairs(file)
     return path
+
+
+def merged_pairs(file: File) -> None:
+    """What the kinds of Qwen-VL have: patches of two frames, of which four in a square make a token."""
+    shape = file.shape
+    file.weight("v.patch_embd.weight.1", shape.width, 3, shape.patch, shape.patch)
+    file.linear("mm.0", 4 * shape.width, 4 * shape.width)
+    file.linear("mm.2", shape.text, 4 * shape.width)
 
 
 def mrope_model(path: Path, *more_tokens: str) -> Path:
@@ -139,7 +146,7 @@ def mrope_model(path: Path, *more_tokens: str) -> Path:
     heads, hidden = 2, 2 * MROPE_WIDTH
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", *more_tokens]
     tokens = specials + _byte_tokens()
-    with _writing(path, "qwen2vl") as file:
+    with writing(path, "qwen2vl") as file:
         writer = file.writer
         writer.add_context_length(8192)
         writer.add_embedding_length(MROPE_WIDTH)
@@ -176,8 +183,8 @@ def mrope_model(path: Path, *more_tokens: str) -> Path:
 
 
 @contextmanager
-def _writing(path: Path, architecture: str, shape: Shape = TINY) -> Iterator[_File]:
-    file = _File(path, architecture, shape)
+def writing(path: Path, architecture: str, shape: Shape = TINY) -> Iterator[File]:
+    file = File(path, architecture, shape)
     yield file
     file.writer.write_header_to_file()
     file.writer.write_kv_data_to_file()
@@ -185,39 +192,47 @@ def _writing(path: Path, architecture: str, shape: Shape = TINY) -> Iterator[_Fi
     file.writer.close()
 
 
-def _sliced_images(file: _File, longest_edge: int) -> None:
-    _image_encoder(file, "idefics3")
+def _sliced_images(file: File, longest_edge: int) -> None:
+    image_encoder(file, "idefics3", positions=file.shape.patches)
     file.numbers({"clip.vision.projector.scale_factor": file.shape.merged})
     if longest_edge:
         file.numbers({"clip.vision.preproc_image_size": longest_edge})
-    file.linear("mm.model.fc", TEXT_WIDTH, file.shape.merged**2 * file.shape.width, bias=False)
+    file.linear("mm.model.fc", file.shape.text, file.shape.merged**2 * file.shape.width, bias=False)
 
 
-def _image_encoder(file: _File, projector: str, *, learned_positions: bool = True) -> None:
+def image_encoder(file: File, projector: str, *, positions: int = 0) -> None:
+    """``positions``: those that are learned; 0 where none are."""
     shape = file.shape
     file.writer.add_bool("clip.has_vision_encoder", True)
     file.writer.add_array("clip.vision.image_mean", [0.5] * 3)
     file.writer.add_array("clip.vision.image_std", [0.5] * 3)
     file.numbers({"clip.vision.image_size": shape.image, "clip.vision.patch_size": shape.patch})
-    _encoder(file, "vision", projector, "v", positions=shape.patches if learned_positions else 0)
+    _encoder(file, "vision", projector, "v", positions=positions)
     file.weight("v.patch_embd.weight", shape.width, 3, shape.patch, shape.patch)
 
 
-def _audio(file: _File) -> None:
+def _audio(file: File) -> None:
     width = file.shape.width
-    file.writer.add_bool("clip.has_audio_encoder", True)
-    file.numbers({"clip.audio.num_mel_bins": MEL_BINS, "clip.audio.projector.stack_factor": STACKED})
-    _encoder(file, "audio", "ultravox", "a", positions=FRAMES // 2, key_bias=False)
-    for name, inputs in (("a.conv1d.1", MEL_BINS), ("a.conv1d.2", width)):
-        file.weight(f"{name}.weight", width, inputs, 3, dtype=np.float16)
-        file.bias(f"{name}.bias", width, 1)
+    file.numbers({"clip.audio.projector.stack_factor": STACKED})
+    sound_encoder(file, "ultravox")
     file.norm("mm.a.norm_pre", STACKED * width, bias=False)
     file.linear("mm.a.mlp.1", 2 * width, STACKED * width, bias=False)
     file.norm("mm.a.norm_mid", width, bias=False)
-    file.linear("mm.a.mlp.2", TEXT_WIDTH, width, bias=False)
+    file.linear("mm.a.mlp.2", file.shape.text, width, bias=False)
 
 
-def _encoder(file: _File, modality: str, projector: str, prefix: str, *, positions: int, key_bias: bool = True) -> None:
+def sound_encoder(file: File, projector: str) -> None:
+    """Whisper's, which many kinds have."""
+    width = file.shape.width
+    file.writer.add_bool("clip.has_audio_encoder", True)
+    file.numbers({"clip.audio.num_mel_bins": MEL_BINS})
+    _encoder(file, "audio", projector, "a", positions=FRAMES // 2, key_bias=False)
+    for name, inputs in (("a.conv1d.1", MEL_BINS), ("a.conv1d.2", width)):
+        file.weight(f"{name}.weight", width, inputs, 3, dtype=np.float16)
+        file.bias(f"{name}.bias", width, 1)
+
+
+def _encoder(file: File, modality: str, projector: str, prefix: str, *, positions: int, key_bias: bool = True) -> None:
     """The transformer before the projector, which all kinds have; ``positions`` is 0 where they are not learned."""
     shape = file.shape
     file.writer.add_string(f"clip.{modality}.projector_type", projector)
@@ -227,7 +242,7 @@ def _encoder(file: _File, modality: str, projector: str, prefix: str, *, positio
         "feed_forward_length": shape.hidden,
         "block_count": shape.layers,
         "attention.head_count": shape.heads,
-        "projection_dim": TEXT_WIDTH,
+        "projection_dim": shape.text,
     }
     file.numbers({f"clip.{modality}.{name}": size for name, size in sizes.items()})
     if positions:

@@ -484,6 +484,10 @@ class ModelInfo:
     """How it writes tool calls."""
     lacks: Sequence[str] = ()
     """What it can't do here that other models can, a sentence each."""
+    sees: bool = False
+    """Whether its projector takes images."""
+    hears: bool = False
+    """Whether its projector takes sounds."""
 
 
 @dataclass(frozen=True, slots=True)

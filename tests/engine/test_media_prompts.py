@@ -20,7 +20,7 @@ from bench import standin_projectors as projectors
 from umaserve.engine import media as reading
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.projector import MediaChunk
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, Audio, ChatTurn, Detokenize, Generate, Image, Media, Video
 from umaserve.serving.ticks import Copy, Load, Outcome, Prepared, Release, Run, Save, Tick, without_parts
 from umaserve.settings.daemon import Config
@@ -444,12 +444,6 @@ def test_a_daemon_without_a_projector_says_what_to_load() -> None:
                 prepared(engine, media, "a")
     finally:
         engine.close()
-
-
-def test_a_projector_for_another_model_is_refused(tmp_path: Path) -> None:
-    path = projectors.mrope_vision(tmp_path / "projector.gguf")
-    with pytest.raises(ModelError, match=r"mmproj .*projector.gguf: llama.cpp could not load it for the model"):
-        load(replace(CONFIG, mmproj=str(path)), lambda _fraction: True)
 
 
 def test_a_very_short_sound_and_a_very_small_image_are_taken(engines: Callable[[str], LlamaEngine]) -> None:

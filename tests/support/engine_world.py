@@ -9,7 +9,7 @@ from standin import SteppedWorker
 
 from umaserve.engine.engine import load
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, FinishReason, Generate, Output, Sampling, TokenIds
+from umaserve.messages import ChatTurn, Finished, FinishReason, Generate, Output, Sampling, Token, TokenIds
 from umaserve.serving.planning import Targets
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Caller, SessionManager
@@ -19,12 +19,17 @@ CALLER = Caller("uds", "uid:1000")
 SETTINGS = {"n_ctx": 2048, "parallel": 4, "threads": 1, "weights": "as-is", "n_batch": 256, "n_ubatch": 256}
 GREEDY = Sampling(temperature=0.0)
 
+Prompt = str | Sequence[int] | tuple[ChatTurn, ...]
+
 
 class Answer:
     """What came of one request."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
+        self.logprobs: list[float] = []
+        """Of its tokens, if the request asks for them."""
+        self.prompt_tokens = 0
         self.reused = 0
         self.end: FinishReason | RequestError | None = None
 
@@ -50,19 +55,22 @@ class EngineWorld:
     def close(self) -> None:
         self.engine.close()
 
-    def ask(self, prompt: str | Sequence[int], max_tokens: int = 12, **fields: object) -> Answer:
+    def ask(self, prompt: Prompt, max_tokens: int = 12, **fields: object) -> Answer:
         """Start a request for a greedy answer."""
         answer = Answer()
 
         def receive(output: Output | RequestError) -> None:
+            if isinstance(output, Token) and output.logprobs is not None:
+                answer.logprobs.append(output.logprobs.chosen.logprob)
             if isinstance(output, Finished | RequestError):
                 answer.end = output if isinstance(output, RequestError) else output.reason
                 answer.tokens, answer.reused = list(session.generated), session.reused
+                answer.prompt_tokens = output.usage.prompt_tokens if isinstance(output, Finished) else 0
 
         session = self._sessions.open(receive, CALLER)
         self._asked += 1
-        ids = prompt if isinstance(prompt, str) else TokenIds(prompt)
-        request = Generate(f"r{self._asked}", ids, max_tokens, sampling=GREEDY, **fields)
+        given = prompt if isinstance(prompt, str) or isinstance(prompt[0], ChatTurn) else TokenIds(prompt)
+        request = Generate(f"r{self._asked}", given, max_tokens, sampling=GREEDY, **fields)
         self._sessions.request(session, request, time.monotonic())
         return answer
 
@@ -80,7 +88,7 @@ class EngineWorld:
                 return
         raise AssertionError("it never came to an end")
 
-    def answer(self, prompt: str | Sequence[int], max_tokens: int = 12, **fields: object) -> Answer:
+    def answer(self, prompt: Prompt, max_tokens: int = 12, **fields: object) -> Answer:
         """Ask alone, and wait for the end."""
         answer = self.ask(prompt, max_tokens, **fields)
         self.finish()

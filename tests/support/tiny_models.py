@@ -94,6 +94,7 @@ FULL_ATTENTION: dict[str, dict[str, Value]] = {
     "phi2": {},
     "phi3": {},
     "qwen2": {},
+    "qwen2vl": {"rope.dimension_sections": [4, 6, 6, 0]},
     "qwen3": {},
     "qwen3moe": _MOE,
     "seed_oss": {},
@@ -160,17 +161,23 @@ _COMMON: dict[str, Value] = {
 }
 
 
-def tiny_model(path: Path, architecture: str, seed: int = 1, **keys: Value) -> str:
-    """Write a model of ``architecture`` to ``path``; ``keys`` replace keys of its own, with ``__`` for a dot."""
+def tiny_model(path: Path, architecture: str, seed: int = 1, tokens: Sequence[str] = (), **keys: Value) -> str:
+    """Write a model of ``architecture`` to ``path``; ``tokens`` are control tokens beside the usual ones, and ``keys``
+    replace keys of its own, with ``__`` for a dot."""
     own = (FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | EMBEDDING | OTHERS)[architecture]
     values = _COMMON | own | {key.replace("__", "."): value for key, value in keys.items()}
-    _write(path, architecture, values, [], seed)
-    _write(path, architecture, values, _tensors(path), seed)
+    _write(path, architecture, values, [], seed, tokens)
+    _write(path, architecture, values, _tensors(path), seed, tokens)
     return str(path)
 
 
 def _write(
-    path: Path, architecture: str, values: dict[str, Value], tensors: list[tuple[str, tuple[int, ...]]], seed: int
+    path: Path,
+    architecture: str,
+    values: dict[str, Value],
+    tensors: list[tuple[str, tuple[int, ...]]],
+    seed: int,
+    control: Sequence[str],
 ) -> None:
     writer = GGUFWriter(path, architecture)
     for key, value in values.items():
@@ -186,22 +193,26 @@ def _write(
                 writer.add_string(name, value)
             case _:
                 writer.add_array(name, value)
-    _add_vocabulary(writer, "bert" if architecture.endswith("bert") else "llama")
+    _add_vocabulary(writer, "bert" if architecture.endswith("bert") else "llama", control)
     random = np.random.default_rng(seed)
+    untied = any(name == "output.weight" for name, _shape in tensors)
     for name, shape in tensors:
-        writer.add_tensor(name, _random(random, name, shape))
+        role = "output.weight" if name == "token_embd.weight" and not untied else name
+        writer.add_tensor(name, _random(random, role, shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_vocabulary(writer: GGUFWriter, kind: str) -> None:
-    tokens = [*SPECIAL, *LETTERS, *(BYTES if kind == "llama" else ())]
+def _add_vocabulary(writer: GGUFWriter, kind: str, control: Sequence[str]) -> None:
+    written = [*SPECIAL, *LETTERS, *(BYTES if kind == "llama" else ())]
+    types = [2, 3, 3] + [1] * len(LETTERS) + [6] * (len(written) - len(SPECIAL) - len(LETTERS))
+    tokens = [*written, *control]
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([2, 3, 3] + [1] * len(LETTERS) + [6] * (len(tokens) - len(SPECIAL) - len(LETTERS)))
+    writer.add_token_types(types + [3] * len(control))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_space_prefix(False)
@@ -218,7 +229,9 @@ def _random(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
         return 1 + 0.1 * values
     if "ssm_a" in name:
         return -np.abs(values)  # The state decays.
-    if name in ("token_embd.weight", "output.weight"):
+    if name == "token_embd.weight":
+        return values
+    if name == "output.weight":
         values[: len(SPECIAL)] = values[len(SPECIAL) + len(LETTERS) :] = 0  # Only letters are generated.
         return values
     return values * np.float32(1.5 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3)

@@ -109,6 +109,7 @@ class LlamaEngine:
         )
         self.end_tokens = model.end_tokens
         self.name = model.name
+        self._projector = _projector(model, config)
         info = model.info(self.capacity.sequence_tokens)
         lacks = list(_lacks(model, config, self.capacity)) if generates else []
         for sentence in lacks:
@@ -118,8 +119,9 @@ class LlamaEngine:
             chat_template=chat_template or info.chat_template,
             tool_form=template.tool_form,
             lacks=lacks,
+            sees=self._projector is not None and self._projector.sees,
+            hears=self._projector is not None and self._projector.hears,
         )
-        self._projector = Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0) if config.mmproj else None
         self._media = MediaReader(
             model,
             self._projector,
@@ -300,6 +302,12 @@ class LlamaEngine:
         if self._projector is not None:
             self._projector.free()
         self._model.free()
+
+
+def _projector(model: Model, config: Config) -> Projector | None:
+    if not config.mmproj:
+        return None
+    return Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0, flash_attn=config.flash_attn)
 
 
 def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:

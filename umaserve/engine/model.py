@@ -38,7 +38,7 @@ _KV_TYPES = {
     "q4_1": llama_cpp.GGML_TYPE_Q4_1,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
-_FLASH_ATTN = {
+FLASH_ATTN = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
@@ -54,7 +54,8 @@ _QUANTIZATIONS = {
     for name, value in vars(llama_cpp).items()
     if name.startswith("LLAMA_FTYPE_")
 }
-_LEVELS = {3: logging.DEBUG, 4: logging.WARNING}
+ERROR_LEVEL = 4
+_LEVELS = {3: logging.DEBUG, ERROR_LEVEL: logging.WARNING}
 
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 """For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
@@ -307,7 +308,7 @@ class Model:
             params.n_ctx = self.parts * dict(self.divisions())[self.parts]
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
-        params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
+        params.flash_attn_type = FLASH_ATTN[config.flash_attn]
         params.type_k = params.type_v = _KV_TYPES[config.kv_type]
         return params
 

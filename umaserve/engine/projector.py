@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import re
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from llama_cpp import mtmd_cpp
 
 from umaserve.engine import gguf
-from umaserve.engine.model import Model, log_line
+from umaserve.engine.model import ERROR_LEVEL, FLASH_ATTN, Model, log_line
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.media.images import Picture
 from umaserve.serving.ticks import YieldPoint
@@ -34,6 +35,8 @@ _DIGEST_BYTES = 16
 PICTURE_BYTES = 512 * 512 * 3 * 4
 """The estimated size of a preprocessed picture or slice: 512 x 512 pixels of three float32."""
 MAX_WINDOW_S = 32
+_OTHER_WIDTH = re.compile(r"text model \(n_embd = (\d+)\) and \S*mmproj \(n_embd = (\d+)\)")
+"""What llama.cpp says of a projector for a model of another width."""
 
 Samples = npt.NDArray[np.float32]
 Embeddings = npt.NDArray[np.float32]
@@ -84,7 +87,8 @@ class Projector:
     """The projector ``path`` of ``model``. Made, used and freed on the compute thread, except ``lay_out``, which only
     reads it. Raises ``ModelError``."""
 
-    def __init__(self, path: str, model: Model, *, gpu: bool) -> None:
+    def __init__(self, path: str, model: Model, *, gpu: bool, flash_attn: str = "auto") -> None:
+        """``flash_attn`` is as in the settings."""
         gguf.check(path)
         self._model = model
         self._n_embd: int = llama_cpp.llama_model_n_embd_inp(model.native)
@@ -99,14 +103,10 @@ class Projector:
         params.print_timings = False
         params.n_threads = model.n_threads_batch
         params.cb_eval = self._callback
-        mtmd_cpp.mtmd_log_set(log_line, ctypes.c_void_p())
-        mtmd_cpp.mtmd_helper_log_set(log_line, ctypes.c_void_p())
-        self._native = mtmd_cpp.mtmd_init_from_file(path.encode(), model.native, params)
+        params.flash_attn_type = FLASH_ATTN[flash_attn]
+        self._native, problem = _loaded(path, model, params)
         if not self._native:
-            raise ModelError(
-                f"mmproj {path}: llama.cpp could not load it for the model {model.name}: run with --log-level debug to "
-                "see why (a projector for another model, or newer than the installed llama-cpp-python)"
-            )
+            raise ModelError(f"mmproj {path}: {problem}")
         self.sees: bool = mtmd_cpp.mtmd_support_vision(self._native)
         self.hears: bool = mtmd_cpp.mtmd_support_audio(self._native)
         self.sample_rate: int = mtmd_cpp.mtmd_get_audio_sample_rate(self._native) if self.hears else 0
@@ -215,6 +215,35 @@ class Projector:
         ):
             raise ValueError("the daemon can't say where the images of this kind of projector stand (HunyuanVL's)")
         return np.array([(at.t, at.y, at.x, at.z) for at in found], np.int32).T
+
+
+def _loaded(path: str, model: Model, params: Any) -> tuple[Any, str]:
+    """llama.cpp's object for the projector; where it can't be loaded, a null pointer and why."""
+    errors: list[str] = []
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def note(level: int, text: bytes, user_data: object) -> None:
+        if level == ERROR_LEVEL:
+            errors.append(text.decode(errors="replace"))
+        else:
+            log_line(level, text, user_data)
+
+    mtmd_cpp.mtmd_helper_log_set(note, ctypes.c_void_p())
+    native = mtmd_cpp.mtmd_init_from_file(path.encode(), model.native, params)
+    mtmd_cpp.mtmd_helper_log_set(log_line, ctypes.c_void_p())
+    said = " ".join(" ".join(errors).split())
+    if native and said:
+        log.warning("%s", said)
+    widths = _OTHER_WIDTH.search(said)
+    if widths is not None:
+        return native, (
+            f"it makes embeddings of width {widths[2]}, and the model {model.name} takes {widths[1]}: give the "
+            "projector that was made for this model, in its size"
+        )
+    return native, (
+        f"llama.cpp can't load it for the model {model.name}: {said or 'no reason given'}: give the projector that was "
+        "made for this model; a newer one may need a newer llama-cpp-python"
+    )
 
 
 def media_chunks(pieces: Sequence[Piece]) -> list[MediaChunk]:

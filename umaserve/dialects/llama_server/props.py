@@ -29,7 +29,7 @@ def props(info: ModelInfo, total_slots: int) -> bytes:
             "chat_template": info.chat_template or "",
             "bos_token": info.bos,
             "eos_token": info.eos,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": info.sees, "audio": info.hears},
             "lacks": list(info.lacks),
         }
     )

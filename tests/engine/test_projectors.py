@@ -1,0 +1,233 @@
+"""Tiny projectors of many kinds: a conversation with pictures or sounds has the same prompt and answer as through
+llama-server, and media that are known are neither encoded nor computed again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import media_files
+import numpy as np
+import PIL.Image
+import pytest
+from engine_world import EngineWorld
+from llama_cpp import mtmd_cpp
+from llama_server import LlamaServer
+from tiny_models import LETTERS, SPECIAL
+from tiny_projectors import KINDS, pair
+
+from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.openai.turns import turns
+from umaserve.dialects.parameters import RequestLimits
+from umaserve.errors import ModelError, RequestError
+from umaserve.messages import ChatTurn
+from umaserve.serving.slots import BEFORE_END
+from umaserve.wire.fields import Fields
+
+Message = dict[str, Any]
+Make = Callable[[str], EngineWorld]
+
+N = 16
+LIMITS = RequestLimits(max_prompt_bytes=4096, max_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("projectors")
+    made: dict[str, tuple[str, str]] = {}
+
+    def of_kind(name: str) -> tuple[str, str]:
+        if name not in made:
+            made[name] = pair(folder, name)
+        return made[name]
+
+    return of_kind
+
+
+@pytest.fixture
+def world(pairs: Callable[[str], tuple[str, str]]) -> Iterator[Make]:
+    made = []
+
+    def make(name: str) -> EngineWorld:
+        model, mmproj = pairs(name)
+        # Other types of cells and other attention round otherwise by where a sequence lies.
+        made.append(EngineWorld(model, mmproj=mmproj, kv_type="f32", flash_attn="off"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def picture(width: int, height: int, seed: int) -> Message:
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    data = base64.b64encode(media_files.image("PNG", PIL.Image.fromarray(noise))).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def sound(pitch: float, seconds: float = 1.0) -> Message:
+    data = base64.b64encode(media_files.wav(media_files.sine(pitch, seconds))).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def text(words: str) -> Message:
+    return {"type": "text", "text": words}
+
+
+def conversation(name: str) -> list[Message]:
+    """Of three turns, two of which have a picture or a sound."""
+    first, second = (sound(440), sound(880, 0.5)) if KINDS[name].hears else (picture(130, 100, 1), picture(60, 90, 2))
+    return [
+        {"role": "user", "content": [first, text("What")]},
+        {"role": "assistant", "content": "Noise"},
+        {"role": "user", "content": [text("and\n"), second, text("that")]},
+        {"role": "assistant", "content": "too"},
+        {"role": "user", "content": "Which"},
+    ]
+
+
+def parsed(messages: Sequence[Message]) -> tuple[ChatTurn, ...]:
+    return turns(Fields({"messages": messages}), LIMITS)
+
+
+def written(tokens: Sequence[int]) -> str:
+    """The text of letters that the model has generated."""
+    return "".join(LETTERS[token - len(SPECIAL)] for token in tokens).replace("▁", " ")
+
+
+@pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server to compare with")
+@pytest.mark.parametrize("name", KINDS)
+def test_prompts_and_answers_are_llama_servers_own(
+    world: Make, pairs: Callable[[str], tuple[str, str]], tmp_path: Path, name: str
+):
+    messages = conversation(name)
+    asked = [messages[:1], messages[:3], messages]
+    model, mmproj = pairs(name)
+    server = LlamaServer(os.environ["LLAMA_SERVER"], model, tmp_path / "log", "--mmproj", mmproj)
+    try:
+        theirs = [server.chat(one, N) for one in asked]
+    finally:
+        server.close()
+    plain = world(name)
+    for one, (prompt_tokens, tokens, logprobs) in zip(asked, theirs, strict=True):
+        answer = plain.answer(parsed(one), N, logprobs=0)
+        assert (answer.prompt_tokens, list(answer.tokens)) == (prompt_tokens, tokens)
+        assert answer.logprobs == pytest.approx(logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_second_turn_computes_only_what_is_new_and_answers_as_one_that_computes_all(world: Make, name: str):
+    plain, fresh = world(name), world(name)
+    messages = conversation(name)
+    first = plain.answer(parsed(messages[:1]), N)
+    said = {"role": "assistant", "content": written(first.tokens)}
+    following = parsed([messages[0], said, *messages[2:3]])
+    encoded = plain.scheduler.metrics.chunks_encoded
+    second = plain.answer(following, N, logprobs=0)
+    # All but the answer's last token; of a sliding window, what the prompt's checkpoint holds.
+    known = first.prompt_tokens + N - 1
+    assert second.reused >= (first.prompt_tokens - BEFORE_END if name == "gemma3" else known)
+    alone = fresh.answer(following, N, logprobs=0)
+    assert (list(second.tokens), alone.reused) == (list(alone.tokens), 0)
+    assert second.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
+    # Those of the second turn's media, and none of the first's.
+    assert 0 < plain.scheduler.metrics.chunks_encoded - encoded < fresh.scheduler.metrics.chunks_encoded
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_other_media_of_the_same_size_make_another_answer(world: Make, name: str):
+    plain = world(name)
+    one, other = [sound(440), sound(880)] if KINDS[name].hears else [picture(130, 100, seed) for seed in (1, 2)]
+    answers = [
+        plain.answer(parsed([{"role": "user", "content": [media, text("What")]}]), N, logprobs=0)
+        for media in (one, other)
+    ]
+    assert answers[0].prompt_tokens == answers[1].prompt_tokens
+    assert not np.allclose(answers[0].logprobs, answers[1].logprobs, atol=1e-2)
+
+
+# -- what does not fit -------------------------------------------------------------------------------------------------
+
+
+def test_a_projector_for_a_model_of_another_width_is_refused_with_both(
+    pairs: Callable[[str], tuple[str, str]], caplog: pytest.LogCaptureFixture
+):
+    model, mmproj = pairs("minicpmv")[0], pairs("llava")[1]
+    with pytest.raises(ModelError) as refused:
+        EngineWorld(model, mmproj=mmproj)
+    assert str(refused.value) == (
+        f"mmproj {mmproj}: it makes embeddings of width 64, and the model minicpmv takes 128: give the projector that "
+        "was made for this model, in its size"
+    )
+    # The operator reads one line.
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_a_projector_that_llama_cpp_does_not_know_is_refused_with_its_reason(
+    pairs: Callable[[str], tuple[str, str]], tmp_path: Path
+):
+    model, mmproj = pairs("llava")
+    unknown = tmp_path / "unknown.gguf"
+    unknown.write_bytes(Path(mmproj).read_bytes().replace(b"\x03\0\0\0\0\0\0\0mlp", b"\x03\0\0\0\0\0\0\0new"))
+    with pytest.raises(
+        ModelError, match=r"^mmproj .*unknown.gguf: llama.cpp can't load it .*unknown projector type: new.*newer llama-"
+    ) as refused:
+        EngineWorld(model, mmproj=str(unknown))
+    assert "\n" not in str(refused.value)
+
+
+def test_clients_are_told_which_media_are_taken(world: Make):
+    told = {name: json.loads(props(world(name).engine.info, 4))["modalities"] for name in ("llava", "ultravox")}
+    assert told == {"llava": {"vision": True, "audio": False}, "ultravox": {"vision": False, "audio": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "media", "error"),
+    [
+        (
+            "llava",
+            "sound",
+            "content[0].input_audio.data: the daemon's projector takes no audio: load a model that does",
+        ),
+        ("ultravox", "picture", "content[0].image_url.url: the daemon's projector takes no images: load a model that"),
+        (
+            "",
+            "sound",
+            "content[0].input_audio.data: the daemon's model takes no audio: load its projector with --mmproj",
+        ),
+        ("", "picture", "content[0].image_url.url: the daemon's model takes no images: load its projector with --mmpr"),
+    ],
+)
+def test_media_that_are_not_taken_are_refused_with_what_to_load(
+    world: Make, pairs: Callable[[str], tuple[str, str]], name: str, media: str, error: str
+):
+    part = sound(440) if media == "sound" else picture(64, 64, 1)
+    prompt = parsed([{"role": "user", "content": [part, text("What")]}])
+    plain = world(name) if name else EngineWorld(pairs("llava")[0])
+    end = plain.answer(prompt).end
+    if not name:
+        plain.close()
+    assert isinstance(end, RequestError)
+    assert end.message.startswith(f"messages[0].{error}")
+
+
+def test_flash_attention_is_off_in_the_projector_too(
+    pairs: Callable[[str], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+):
+    model, mmproj = pairs("llava")
+    given = []
+    load = mtmd_cpp.mtmd_init_from_file
+
+    def loading(path: bytes, native: object, params: mtmd_cpp.mtmd_context_params) -> object:
+        given.append(params.flash_attn_type)
+        return load(path, native, params)
+
+    monkeypatch.setattr(mtmd_cpp, "mtmd_init_from_file", loading)
+    for setting in ("off", "auto"):
+        EngineWorld(model, mmproj=mmproj, flash_attn=setting).close()
+    assert given == [llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO]
