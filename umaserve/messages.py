@@ -139,6 +139,13 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedText:
+    """A prompt of texts and token ids, one after another. One that begins with ids gets no start token."""
+
+    parts: tuple[str | TokenIds, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text."""
 
@@ -168,7 +175,7 @@ class Generate:
     """A request for text. Where no other meaning is given, ``None`` means the server's default."""
 
     id: str
-    prompt: str | tuple[ChatTurn, ...] | TokenIds
+    prompt: str | tuple[ChatTurn, ...] | TokenIds | MixedText
     """A raw prompt, or turns for the chat template."""
     max_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -372,6 +379,10 @@ class Prefilled:
     """The prompt is computed; the first token or the end follows."""
 
     input_tokens: int
+    reused_tokens: int = 0
+    """Those of them that were in the cached prefix."""
+    started_s: float = 0.0
+    """Seconds from the request until its prompt was started."""
 
 
 class Token(NamedTuple):
@@ -386,6 +397,8 @@ class Token(NamedTuple):
     logprobs: Logprobs | None = None
     elapsed_s: float = 0.0
     since_last_s: float = 0.0
+    sampled: bool = True
+    """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +417,8 @@ class Finished:
     timing: Timing = Timing()
     recording: str | None = None
     """The id of the conversation's recording, if there is one."""
+    stop_string: str | None = None
+    """The stop string that ended it; ``None``: something else did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from umaserve.messages import (
     Generate,
     Grammar,
     Logprobs,
+    MixedText,
     Sampling,
     Syntax,
     TokenIds,
@@ -397,6 +398,14 @@ def test_a_prompt_of_tokens_is_used_as_it_is(plain: LlamaEngine):
     ids = tuple(plain.answer(Tokenize(STORY, special=True)).ids)
     assert plain.prepare(Generate("t", TokenIds(ids))).tokens == ids
     assert Stream(plain, TokenIds(ids), max_tokens=5).run().tokens == Stream(plain, max_tokens=5).run().tokens
+
+
+def test_a_prompt_of_texts_and_tokens_has_one_after_another(plain: LlamaEngine):
+    first, second = (tuple(plain.answer(Tokenize(text, special=False)).ids) for text in ("Once upon", " a time"))
+    for parts in ((TokenIds(first), " a time"), ("Once upon", TokenIds(second))):
+        assert tuple(plain.prepare(Generate("t", MixedText(parts))).tokens) == first + second
+    with pytest.raises(RequestError, match=r"^prompt\[0\]: expected a token id"):
+        plain.prepare(Generate("t", MixedText(("Once", TokenIds((2**30,))))))
 
 
 @pytest.mark.parametrize("wrong", [-1, 49152, 2**40])

@@ -179,3 +179,11 @@ def test_without_stops_all_that_was_held_comes_in_its_order() -> None:
     stream.set_stops([])
     assert stream.push(1) == ("\ntwo", False)
     assert stream.finish() == ""
+
+
+def test_the_stop_string_that_ended_a_text_is_told() -> None:
+    stream = TextStream([b"a", b"b", b"c"], ["bc", "cc"])
+    assert [stream.push(token) for token in (0, 1)] == [("a", False), ("", False)]
+    assert stream.stop_string is None
+    assert stream.push(2) == ("", True)
+    assert stream.stop_string == "bc"

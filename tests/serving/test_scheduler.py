@@ -71,7 +71,7 @@ def test_one_request() -> None:
     last = client.outputs[-1]
     assert isinstance(last, Finished)
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 5)
-    assert client.outputs[:3] == [Started(), Placed(), Prefilled(5)]
+    assert client.outputs[:3] == [Started(), Placed(), Prefilled(5, started_s=0.02)]
     assert [token.token_id for token in client.outputs[3:-1]] == list(client.text.encode())
 
 
@@ -139,6 +139,9 @@ def test_a_stop_string_ends_the_text_before_it(world: SchedulerWorld, length: in
     assert client.text == client.expected == whole[: whole.index(stop)]
     assert client.end is FinishReason.STOP
     assert stop not in client.text
+    last = client.outputs[-1]
+    assert isinstance(last, Finished)
+    assert last.stop_string == stop
 
 
 def test_what_a_stop_string_held_back_is_sent_when_the_length_is_reached(world: SchedulerWorld) -> None:

@@ -157,7 +157,7 @@ def test_the_end_releases_what_was_held_back() -> None:
     manager.put(session, Token(text, 0))
     manager.cancel(session, "r")
     deliver(manager)
-    assert got == [Token("x", 0), Token("\n", 0, elapsed_s=3.0), end(session, FinishReason.CANCELLED)]
+    assert got == [Token("x", 0), Token("\n", 0, elapsed_s=3.0, sampled=False), end(session, FinishReason.CANCELLED)]
     assert (session.usage.prompt_tokens, session.usage.completion_tokens) == (3, 1)
 
 

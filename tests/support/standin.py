@@ -24,6 +24,7 @@ from umaserve.messages import (
     Embedded,
     Generate,
     Logprobs,
+    MixedText,
     ModelInfo,
     Prompted,
     Query,
@@ -267,7 +268,7 @@ class StandInEngine:
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         tokens, spans = _tokens(request), ()
-        if not isinstance(request.prompt, str | TokenIds) and any(turn.attachments for turn in request.prompt):
+        if isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt):
             tokens, spans = self._with_media(request.prompt, tenant)
         max_tokens = self._max_tokens(request, tokens)
         text = TextStream(PIECES, request.stop)
@@ -432,6 +433,8 @@ def _tokens(request: Generate) -> tuple[int, ...]:
     match request.prompt:
         case TokenIds(ids):
             return ids
+        case MixedText(parts):
+            return tuple(token for part in parts for token in (part.encode() if isinstance(part, str) else part.ids))
         case str() as prompt:
             pass
         case turns:

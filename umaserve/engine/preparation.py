@@ -26,6 +26,7 @@ from umaserve.messages import (
     Detokenized,
     Embed,
     Generate,
+    MixedText,
     Prompted,
     Query,
     Sampling,
@@ -138,7 +139,7 @@ class Preparation:
         return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint)
 
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
-        if isinstance(request.prompt, str | TokenIds):
+        if isinstance(request.prompt, str | TokenIds | MixedText):
             return Prompt(self.tokens(request.prompt, "prompt"), ())
         render = self._render(request)
         if not any(turn.attachments for turn in request.prompt):
@@ -161,11 +162,17 @@ class Preparation:
             add_generation_prompt=request.add_generation_prompt,
         )
 
-    def tokens(self, text: str | TokenIds, field: str) -> Sequence[int]:
-        if isinstance(text, str):
-            return self._model.tokenize(text)
-        self._check_ids(text.ids, field)
-        return text.ids
+    def tokens(self, text: str | TokenIds | MixedText, field: str, *, begins: bool = True) -> Sequence[int]:
+        """The tokens of ``text``; where it ``begins`` a prompt, with the model's start token."""
+        match text:
+            case str():
+                return self._model.tokenize(text, begins=begins)
+            case TokenIds(ids):
+                self._check_ids(ids, field)
+                return ids
+            case MixedText(parts):
+                mixed = (self.tokens(part, field, begins=begins and at == 0) for at, part in enumerate(parts))
+                return list(itertools.chain.from_iterable(mixed))
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         """llama.cpp doesn't check them: it would read out of bounds."""

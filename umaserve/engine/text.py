@@ -18,6 +18,8 @@ class TextStream:
         self._stops = stops
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
+        self.stop_string: str | None = None
+        """The stop string that was reached."""
 
     def set_stops(self, stops: Sequence[str]) -> None:
         """Stop at ``stops`` from now on. If the text held contains one, the next call stops there."""
@@ -40,9 +42,9 @@ class TextStream:
             return text, False
         # The stop string that is complete first ends the text, not the one that begins first: with shorter tokens, only
         # the former would have been seen.
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _end, at = min(found)
+            _end, at, self.stop_string = min(found)
             self._held = ""
             self._decoder.reset()
             return text[:at], True

@@ -14,6 +14,11 @@ class AnswerText:
         self._text = text
         self._filtered = filtered
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._text.stop_string
+
     def push(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that ``token`` releases, and why the answer ends there, if it does; raises ``RequestError``."""
         text, stopped = self._text.push(token)

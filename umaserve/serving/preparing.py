@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize, Detokenized, Generate, TokenIds
+from umaserve.messages import Detokenize, Detokenized, Generate, MixedText, TokenIds
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager
@@ -131,15 +131,20 @@ class Preparing:
             case str() as text:
                 yield text
             case TokenIds() as tokens:
-                answer = self._engine.answer(Detokenize(tokens.ids))
-                assert isinstance(answer, Detokenized)
-                yield answer.text
+                yield self._text_of(tokens)
+            case MixedText(parts):
+                yield "".join(part if isinstance(part, str) else self._text_of(part) for part in parts)
             case turns:
                 for turn in turns:
                     yield turn.content
                     yield from (call.arguments for call in turn.tool_calls)
         for tool in request.tools:
             yield from (tool.description, tool.parameters)
+
+    def _text_of(self, tokens: TokenIds) -> str:
+        answer = self._engine.answer(Detokenize(tokens.ids))
+        assert isinstance(answer, Detokenized)
+        return answer.text
 
 
 def has_media(request: Generate) -> bool:

@@ -243,7 +243,8 @@ class Scheduler:
         assert prepared is not None
         assert text is not None
         if not session.generated:
-            self._sessions.put(session, Prefilled(len(prepared.tokens)))
+            started_s = session.timing(now).started_s
+            self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s))
         if token in self._engine.end_tokens:
             self._sessions.finish(session, FinishReason.STOP)
             return

@@ -296,9 +296,11 @@ class SessionManager:
         self._end(session, Event.FINISH)
         now = self._now()
         if text:
-            self.put(session, Token(text, session.generated[-1], elapsed_s=now - session.requested_at))
+            took = now - session.requested_at
+            self.put(session, Token(text, session.generated[-1], elapsed_s=took, sampled=False))
         reason = FinishReason.CONTENT_FILTER if filtered else reason
-        self.put(session, Finished(reason, session.usage, session.timing(now)))
+        stop_string = session.text.stop_string if reason is FinishReason.STOP and session.text is not None else None
+        self.put(session, Finished(reason, session.usage, session.timing(now), stop_string=stop_string))
 
     def fail(self, session: Session, error: RequestError) -> None:
         """End with ``error``, after the queued outputs."""

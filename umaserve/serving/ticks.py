@@ -19,6 +19,10 @@ Adapters = tuple[tuple[str, float], ...]
 class Text(Protocol):
     """Makes the text of one stream from its tokens."""
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that was reached."""
+
     def push(self, token: int) -> tuple[str, bool]:
         """The text that ``token`` releases, and whether a stop string was reached."""
 

@@ -174,7 +174,7 @@ class Generation:
         }
         if self._kept is not None and not self.options.stream:
             if self.options.include_token_ids:
-                outcome["token_ids"] = [token.token_id for token in self._kept]
+                outcome["token_ids"] = [token.token_id for token in self._kept if token.sampled]
             if self.request.logprobs is not None:
                 outcome["logprobs"] = [self._logprobs(token.logprobs) for token in self._kept if token.logprobs]
         if self.options.include_timing:
