@@ -175,6 +175,38 @@ def test_the_openai_client_sends_images_and_sounds(seeing: Daemon) -> None:
         prompt_tokens({"type": "image_url", "image_url": {"url": url[:-40]}})
 
 
+def test_the_openai_client_sends_the_pictures_that_a_tool_has_found(seeing: Daemon) -> None:
+    client = openai.OpenAI(base_url=f"http://{seeing.http}/v1", api_key="none")
+
+    def found(*parts: Message, content: object = None) -> Any:
+        call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        return client.chat.completions.create(
+            model="default",
+            messages=[
+                {"role": "user", "content": "Look at the door."},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": content or list(parts)},
+            ],
+            max_tokens=8,
+            temperature=0,
+        )
+
+    def shown(data: str) -> Message:
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+    words = found(content="A door.")
+    seen, other = (found(text("A door."), shown(encoded(noise(seed)))) for seed in (11, 12))
+    assert seen.usage.prompt_tokens == other.usage.prompt_tokens > words.usage.prompt_tokens
+    assert seen.choices[0].message.content
+    path = r"messages\[2\].content\[1\]"
+    with pytest.raises(openai.BadRequestError, match=rf"{path}.image_url.url: expected an intact image"):
+        found(text("A door."), shown(encoded(noise(11)[:-2000])))
+    with pytest.raises(openai.BadRequestError, match=rf"{path}.image_url.url: expected \"data:image/TYPE;base64,"):
+        found(text("A door."), {"type": "image_url", "image_url": {"url": "https://example.com/door.png"}})
+    with pytest.raises(openai.BadRequestError, match=rf"{path}.type: expected \"text\" or \"image_url\""):
+        found(text("A door."), {"type": "file"})
+
+
 def test_images_are_more_than_other_bodies_may_hold(seeing: Daemon) -> None:
     url = f"data:image/png;base64,{encoded(bytes(2**20))}"
     part = {"type": "image_url", "image_url": {"url": url}}

@@ -18,21 +18,22 @@ import pytest
 from engine_world import EngineWorld
 from llama_cpp import mtmd_cpp
 from llama_server import LlamaServer
-from tiny_models import LETTERS, SPECIAL
+from tiny_models import BYTES, LETTERS, SPECIAL, tiny_model
 from tiny_projectors import KINDS, pair
 
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.openai.turns import turns
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ModelError, RequestError
-from umaserve.messages import ChatTurn
+from umaserve.messages import ChatTurn, Generate
 from umaserve.serving.slots import BEFORE_END
 from umaserve.wire.fields import Fields
 
 Message = dict[str, Any]
-Make = Callable[[str], EngineWorld]
+Make = Callable[..., EngineWorld]
 
 N = 16
+BOS, EOS = 1, 2
 LIMITS = RequestLimits(max_prompt_bytes=4096, max_tokens=64)
 
 
@@ -53,10 +54,10 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
 def world(pairs: Callable[[str], tuple[str, str]]) -> Iterator[Make]:
     made = []
 
-    def make(name: str) -> EngineWorld:
+    def make(name: str, chat_template: str | None = None) -> EngineWorld:
         model, mmproj = pairs(name)
         # Other types of cells and other attention round otherwise by where a sequence lies.
-        made.append(EngineWorld(model, mmproj=mmproj, kv_type="f32", flash_attn="off"))
+        made.append(EngineWorld(model, chat_template, mmproj=mmproj, kv_type="f32", flash_attn="off"))
         return made[-1]
 
     yield make
@@ -96,8 +97,9 @@ def parsed(messages: Sequence[Message]) -> tuple[ChatTurn, ...]:
 
 
 def written(tokens: Sequence[int]) -> str:
-    """The text of letters that the model has generated."""
-    return "".join(LETTERS[token - len(SPECIAL)] for token in tokens).replace("▁", " ")
+    """The text of tokens, without the one that begins a prompt."""
+    vocabulary = [*SPECIAL, *LETTERS, *BYTES]
+    return "".join(vocabulary[token] for token in tokens if token != BOS).replace("▁", " ")
 
 
 @pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server to compare with")
@@ -149,6 +151,93 @@ def test_other_media_of_the_same_size_make_another_answer(world: Make, name: str
     ]
     assert answers[0].prompt_tokens == answers[1].prompt_tokens
     assert not np.allclose(answers[0].logprobs, answers[1].logprobs, atol=1e-2)
+
+
+def test_the_token_that_ends_a_prompt_comes_after_the_media(pairs: Callable[[str], tuple[str, str]], tmp_path: Path):
+    model = tiny_model(tmp_path / "model.gguf", "llama", tokenizer__ggml__add_eos_token=True)
+    plain = EngineWorld(model, mmproj=pairs("llava")[1])
+    try:
+        with_picture, without = (
+            list(plain.engine.prepare(Generate("t", parsed([{"role": "user", "content": content}]))).tokens)
+            for content in ([text("A"), picture(64, 64, 1), text("B")], [text("A"), text("B")])
+        )
+    finally:
+        plain.close()
+    assert without[-1] == EOS
+    assert [token for token in with_picture if token >= 0] == without
+
+
+# -- what a tool has found ---------------------------------------------------------------------------------------------
+
+TOOLS = """{%- for m in messages -%}
+{%- if m.role == "tool" -%}<tool|<tool_response>{{ m.content }}</tool_response>>
+{%- else -%}<{{ m.role }}|{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor -%}>
+{%- endif -%}
+{%- endfor -%}<assistant|"""
+"""A template that writes calls and their results, whose content is a string."""
+PARTS = """{%- for m in messages -%}<{{ m.role }}|
+{%- for part in m.content -%}{%- if part.type == "text" -%}{{ part.text }}{%- endif -%}{%- endfor -%}>
+{%- endfor -%}<assistant|"""
+"""A template that knows no calls, whose content is a list."""
+RESPONSES = """{%- for m in messages -%}<{{ m.role }}|{{ m.content }}
+{%- for call in m.tool_calls or [] -%}<tool_call>{{ call.function | tojson }}</tool_call>{%- endfor -%}
+{%- for one in m.tool_responses or [] -%}<{{ one.name }}|{{ one.response }}>{%- endfor -%}>
+{%- endfor -%}<assistant|"""
+"""A template that writes results in the message of their calls, and by their JSON type."""
+
+
+def looked(*found: Message | str) -> list[Message]:
+    """A conversation in which a tool has ``found`` something."""
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
+    parts = [text(one) if isinstance(one, str) else one for one in found]
+    return [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00001", "content": parts},
+    ]
+
+
+@pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server to compare with")
+@pytest.mark.parametrize("found", [(picture(60, 60, 1),), ("Here", picture(130, 60, 1), "it is")])
+def test_pictures_in_the_results_of_tools_are_read_as_by_llama_server(
+    world: Make, pairs: Callable[[str], tuple[str, str]], tmp_path: Path, found: Sequence[Message | str]
+):
+    model, mmproj = pairs("qwen2.5vl")
+    (tmp_path / "template").write_text(TOOLS)
+    flags = ("--mmproj", mmproj, "--jinja", "--chat-template-file", str(tmp_path / "template"))
+    server = LlamaServer(os.environ["LLAMA_SERVER"], model, tmp_path / "log", *flags)
+    try:
+        prompt_tokens, tokens, logprobs = server.chat(looked(*found), N)
+    finally:
+        server.close()
+    answer = world("qwen2.5vl", TOOLS).answer(parsed(looked(*found)), N, logprobs=0)
+    assert (answer.prompt_tokens, list(answer.tokens)) == (prompt_tokens, tokens)
+    assert answer.logprobs == pytest.approx(logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("template", [TOOLS, PARTS, RESPONSES, None], ids=["tools", "parts", "responses", "plain"])
+def test_a_picture_in_the_result_of_a_tool_stands_where_the_template_writes_the_result(
+    world: Make, monkeypatch: pytest.MonkeyPatch, template: str | None
+):
+    # As unlucky as a random mark can be: it could be read as a number in JSON.
+    monkeypatch.setattr("secrets.token_hex", lambda n: "1e".ljust(2 * n, "0"))
+    plain = world("llava", template)
+    for found in ([picture(64, 64, 1)], ["Here", picture(64, 64, 1), picture(64, 64, 2), "it is"]):
+        words = ["X" if isinstance(one, dict) else one for one in found]
+        prepared, as_text = (
+            plain.engine.prepare(Generate("t", parsed(looked(*one)), 4)) for one in (found, ["".join(words)])
+        )
+        shown, at = "", 0
+        for span in prepared.spans:
+            shown += written(prepared.tokens[at : span.start]) + "X"
+            at = span.end
+        assert shown + written(prepared.tokens[at:]) == written(as_text.tokens)
+        assert len(prepared.spans) == words.count("X")
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ class Answer:
 
 
 class EngineWorld:
-    def __init__(self, model: str, **settings: object) -> None:
+    def __init__(self, model: str, chat_template: str | None = None, **settings: object) -> None:
         config = Config(model=model, **(SETTINGS | settings))
-        self.engine = load(config, lambda _fraction: True)
+        self.engine = load(config, lambda _fraction: True, chat_template)
         self._compute, self._preparing = SteppedWorker(), SteppedWorker()
         self._sessions = SessionManager(clock=time.monotonic)
         self.scheduler = Scheduler(

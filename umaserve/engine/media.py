@@ -73,8 +73,8 @@ class MediaReader:
         for one in media:
             room.begin(one.field)
             laid_out.append(self._pieces(one, tenant, room))
-        # Random, so that no text of a client can contain it.
-        mark = f"[{secrets.token_hex(16)}]"
+        # Random, so that no text of a client can contain it; and no JSON, which templates write in their own way.
+        mark = f"[media-{secrets.token_hex(16)}]"
         texts = render(_marked(turns, mark)).split(mark)
         if len(texts) != len(media) + 1:
             problem = "the model's chat template leaves out or repeats an image or a sound"
@@ -85,14 +85,16 @@ class MediaReader:
             )
         several = sum(isinstance(one, Image) for one in media) > 1
         index = 0
-        pieces: list[Piece] = [self._model.tokenize(texts[0])]
+        first = self._model.tokenize(texts[0])
+        end = [first.pop()] if self._model.adds_eos else []
+        pieces: list[Piece] = [first]
         for one, its_pieces, before, after in zip(media, laid_out, texts[:-1], texts[1:], strict=True):
             if several and isinstance(one, Image):
                 pieces.append(self._text(self._number(one, index, before)))
                 index += 1
             pieces += its_pieces
             pieces.append(self._text(after))
-        return _joined(pieces)
+        return _joined([*pieces, end])
 
     def _number(self, image: Image, index: int, before: str) -> str:
         """The text that numbers one of several images, after the text ``before``; ``index`` counts from 0."""
