@@ -59,7 +59,9 @@ def world(models: Callable[[str], str]) -> Iterator[Make]:
 
 
 @pytest.mark.parametrize("architecture", FULL_ATTENTION | UNCUT)
-def test_a_crowd_gets_what_each_gets_alone_and_what_is_known_is_reused(world: Make, architecture: str):
+def test_a_crowd_gets_what_each_gets_alone_and_what_is_known_is_reused(
+    world: Make, caplog: pytest.LogCaptureFixture, architecture: str
+):
     plain, crowded = world(architecture), world(architecture)
     alone = [plain.answer(prompt) for prompt in PROMPTS]
     crowd = [crowded.ask(prompt) for prompt in PROMPTS]
@@ -75,6 +77,7 @@ def test_a_crowd_gets_what_each_gets_alone_and_what_is_known_is_reused(world: Ma
     # All but the answer's last token, which nobody has computed.
     assert turn.reused == len(longest) + len(tokens) - 1
     assert turn.tokens == world(architecture).answer(following).tokens
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server to compare with")
@@ -163,6 +166,11 @@ def test_what_can_be_cut_has_sequences_to_keep(world: Make):
     assert world("llama").engine.capacity.sequences == 4 + KEPT_SEQUENCES
 
 
+@pytest.mark.parametrize(("architecture", "divided"), [("llama", True), ("deepseek32", False), ("minimax-m3", False)])
+def test_cells_are_divided_where_a_sequence_can_be_moved_between_parts(world: Make, architecture: str, divided: bool):
+    assert bool(world(architecture).engine.capacity.divisions) == divided
+
+
 # -- what a model can't do ---------------------------------------------------------------------------------------------
 
 
@@ -200,7 +208,10 @@ def test_a_draft_model_may_have_a_sliding_window(
     assert [answer.tokens for answer in answers] == expected
 
 
-@pytest.mark.parametrize(("architecture", "kind"), [("t5", "an encoder-decoder"), ("llada", "a diffusion")])
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("t5", "an encoder-decoder"), *((name, "a diffusion") for name in ("dream", "llada", "llada-moe", "rnd1"))],
+)
 def test_what_does_not_go_on_with_a_text_is_refused_by_its_kind(world: Make, architecture: str, kind: str):
     with pytest.raises(ModelError, match=rf"\.gguf: {kind} model \({architecture}\), which .*: choose a decoder-only"):
         world(architecture)

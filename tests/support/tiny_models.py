@@ -29,6 +29,16 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}|{{ m.content }}>{% endfor %}<as
 
 _UNUSUAL = ("scale", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "attn_qkv.bias")
 """Tensors that llama.cpp would take, and that few models have."""
+_USUAL = {
+    "bloom": "attn_qkv.bias",
+    "gemma4": "rope_freqs.weight",
+    "gpt2": "attn_qkv.bias",
+    "gptneox": "attn_qkv.bias",
+    "jais": "attn_qkv.bias",
+    "qwen": "attn_qkv.bias",
+    "starcoder": "attn_qkv.bias",
+}
+"""Architectures with a tensor that others lack."""
 _PER_LAYER = [HEADS, 0]
 """Attention in the first layer, a recurrent state in the second."""
 _MOE: dict[str, Value] = {
@@ -71,29 +81,65 @@ _MLA: dict[str, Value] = {
     "rope.dimension_count": 32,
 }
 
+_INDEXER: dict[str, Value] = {
+    "attention.indexer.head_count": 2,
+    "attention.indexer.key_length": 128,
+    "attention.indexer.top_k": N_CTX,
+}
+"""Sparse attention: a layer attends only to the tokens that its indexer chooses. All, since many are
+equally good with random weights."""
+_INDEXED_BLOCKS: dict[str, Value] = {
+    "attention.indexer.block_size": 16,
+    "attention.indexer.local_blocks": 1,
+    "attention.indexer.init_blocks": 1,
+}
+_KDA: dict[str, Value] = _MLA | {
+    "attention.head_count": [1, 0],
+    "attention.head_count_kv": [1, 0],
+    "kda.head_dim": 32,
+    "ssm.conv_kernel": 4,
+}
+_RWKV7: dict[str, Value] = {
+    "embedding_length": 128,
+    "wkv.head_size": 64,
+    "attention.decay_lora_rank": 16,
+    "attention.iclr_lora_rank": 16,
+    "attention.value_residual_mix_lora_rank": 16,
+    "attention.gate_lora_rank": 16,
+}
+
 _SCALES: dict[str, Value] = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
 _BERT: dict[str, Value] = {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2}
 
 FULL_ATTENTION: dict[str, dict[str, Value]] = {
+    "bloom": {"attention.max_alibi_bias": 8.0},
     "command-r": {"logit_scale": 1.0},
     "deepseek2": _MOE | _MLA,
+    "deepseek32": _MOE | _MLA | _INDEXER,
     "ernie4_5": {},
     "falcon": {},
     "gemma": {},
     "glm4": {},
     "glm4moe": _MOE,
+    "gpt2": {},
+    "gptneox": {"use_parallel_residual": True},
     "granite": _SCALES | {"attention.scale": 0.2},
+    "granitemoe": _MOE | _SCALES | {"attention.scale": 0.2},
     "hunyuan-dense": {},
     "internlm2": {},
     "llama": {},
     "minicpm": _SCALES,
+    "minicpm3": _SCALES | _MLA | {"attention.head_count": HEADS, "attention.head_count_kv": HEADS},
     "minimax-m2": _MOE,
+    "minimax-m3": _MOE | _INDEXER | _INDEXED_BLOCKS,
     "mistral3": {},
+    "nemotron": {},
     "olmo2": {},
     "olmoe": _MOE,
     "phi2": {},
     "phi3": {},
     "qwen2": {},
+    "qwen2moe": _MOE,
     "qwen2vl": {"rope.dimension_sections": [4, 6, 6, 0]},
     "qwen3": {},
     "qwen3moe": _MOE,
@@ -103,24 +149,33 @@ FULL_ATTENTION: dict[str, dict[str, Value]] = {
     "starcoder2": {},
 }
 SLIDING_WINDOW: dict[str, dict[str, Value]] = {
+    "afmoe": _MOE | _SWA | {"block_count": 4},
     "cohere2": _SWA | {"logit_scale": 1.0},
     "exaone4": _SWA,
     "gemma2": _SWA,
     "gemma3": _SWA,
+    "gemma4": _SWA
+    | {
+        "attention.sliding_window_pattern": [True, False],
+        "attention.key_length_swa": HEAD,
+        "attention.value_length_swa": HEAD,
+        "embedding_length_per_layer_input": 16,
+    },
     "gpt-oss": _MOE | _SWA,
     "llama4": _MOE | {"block_count": 4},
+    "mimo2": _MOE | _SWA | {"attention.sliding_window_pattern": [True, False]},
 }
 RECURRENT: dict[str, dict[str, Value]] = {
+    "bailingmoe3": _MOE | _KDA | {"kda.gate_lower_bound": -5.0},
     "falcon-h1": _SSM | {"ssm.group_count": 2},
     "granitehybrid": _HYBRID | _SSM | {"ssm.group_count": 2},
     "jamba": _HYBRID | _SSM,
-    "kimi-linear": _MOE
-    | _MLA
-    | {"attention.head_count": [1, 0], "attention.head_count_kv": [1, 0], "kda.head_dim": 32, "ssm.conv_kernel": 4},
+    "kimi-linear": _MOE | _KDA,
     "lfm2": _HYBRID | {"shortconv.l_cache": 3},
     "lfm2moe": _MOE | _HYBRID | {"shortconv.l_cache": 3},
     "mamba": _SSM,
     "mamba2": _SSM | {"ssm.group_count": 2},
+    "minimax-01": _MOE | {"residual_scale": 1.0, "full_attention_interval": 2},
     "nemotron_h": _SSM
     | {
         "ssm.group_count": 2,
@@ -133,19 +188,14 @@ RECURRENT: dict[str, dict[str, Value]] = {
     "qwen35moe": _DELTA_NET | _MOE,
     "qwen3next": _DELTA_NET | _MOE,
     "rwkv6": {"wkv.head_size": HEAD, "time_mix_extra_dim": 16, "time_decay_extra_dim": 16},
-    "rwkv7": {
-        "embedding_length": 128,
-        "wkv.head_size": 64,
-        "attention.decay_lora_rank": 16,
-        "attention.iclr_lora_rank": 16,
-        "attention.value_residual_mix_lora_rank": 16,
-        "attention.gate_lora_rank": 16,
-    },
+    "rwkv7": _RWKV7,
 }
 EMBEDDING: dict[str, dict[str, Value]] = {"bert": _BERT, "modern-bert": _BERT | _SWA, "nomic-bert": _BERT}
 OTHERS: dict[str, dict[str, Value]] = {
     "dream": {},
     "llada": {},
+    "llada-moe": _MOE,
+    "rnd1": _MOE,
     "t5": {"attention.relative_buckets_count": 8},
 }
 
@@ -167,7 +217,7 @@ def tiny_model(path: Path, architecture: str, seed: int = 1, tokens: Sequence[st
     own = (FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | EMBEDDING | OTHERS)[architecture]
     values = _COMMON | own | {key.replace("__", "."): value for key, value in keys.items()}
     _write(path, architecture, values, [], seed, tokens)
-    _write(path, architecture, values, _tensors(path), seed, tokens)
+    _write(path, architecture, values, _tensors(path, architecture), seed, tokens)
     return str(path)
 
 
@@ -225,7 +275,7 @@ def _add_vocabulary(writer: GGUFWriter, kind: str, control: Sequence[str]) -> No
 def _random(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers with which every token changes what follows, and two tokens are seldom nearly as likely."""
     values = random.standard_normal(shape).astype(np.float32)
-    if "norm" in name and name.endswith("weight"):
+    if ("norm" in name or "rope_freqs" in name) and name.endswith("weight"):
         return 1 + 0.1 * values
     if "ssm_a" in name:
         return -np.abs(values)  # The state decays.
@@ -257,9 +307,10 @@ _open = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, _InitParams)(("gguf_i
 _close = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("gguf_free", libggml))
 
 
-def _tensors(path: Path) -> list[tuple[str, tuple[int, ...]]]:
+def _tensors(path: Path, architecture: str) -> list[tuple[str, tuple[int, ...]]]:
     """The tensors that llama.cpp wants for the keys in this file, each with its shape in numpy's order."""
     found: dict[str, tuple[int, ...]] = {}
+    unusual = tuple(name for name in _UNUSUAL if name != _USUAL.get(architecture))
 
     @llama_cpp.llama_model_set_tensor_data_t
     def note(tensor: int, _user_data: object) -> None:
@@ -267,7 +318,7 @@ def _tensors(path: Path) -> list[tuple[str, tuple[int, ...]]]:
         while len(dims) > 1 and dims[-1] == 1:
             dims.pop()
         name = _name_of(tensor).decode()
-        if not name.endswith(_UNUSUAL):
+        if not name.endswith(unusual):
             found[name] = tuple(reversed(dims))
 
     llama_cpp.llama_log_set(_no_log, ctypes.c_void_p())

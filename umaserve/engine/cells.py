@@ -75,6 +75,20 @@ class Cells:
             self.positions.follow(move)
         return done
 
+    def fit_parts(self, batch: Batch) -> bool:
+        """Whether a sequence can be moved from part to part. Decodes two tokens to find out: where llama.cpp keeps
+        more than one entry for each token (sparse attention), it saves them in another form than ``_load`` writes."""
+        last = self._model.parts - 1
+        batch.fill([Run(0, 0, [0, 0], None)])
+        if llama_cpp.llama_decode(self._model.context, batch.native):
+            raise RuntimeError("llama.cpp can't decode a first token")
+        before = self._state(0, Scratch().place)
+        there_and_back = self.move([Move(0, last), Move(last, 0)])
+        fit = there_and_back and bytes(self._state(0, Scratch().place)) == bytes(before)
+        llama_cpp.llama_memory_seq_rm(self._model.memory, 0, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._model.memory, last, -1, -1)
+        return fit
+
     def _place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
         assert self._host is not None
         return self._host.place(offset, size)

@@ -84,6 +84,11 @@ class LlamaEngine:
         self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
         host_bytes = config.host_cache_bytes if generates else 0
         self._cells = Cells(model, host_bytes)
+        if model.parts and not self._cells.fit_parts(self._batch):
+            log.warning(
+                "many streams are slower: all sequences share the KV cells, since those of this model can't be divided"
+            )
+            model.divide(0)
         self.capacity = Capacity(
             # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
             slots=min(config.parallel, model.n_seq_max - embeds),
