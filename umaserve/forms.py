@@ -33,10 +33,17 @@ class ParameterForm:
     closes: str
     between: str = ""
     quote: str = ""
-    values: Literal["json", "python", "bare"] = "json"
-    """How values other than strings are written; "bare": keys without quotes, strings in ``quote``."""
+    values: Literal["json", "python", "bare", "elements"] = "json"
+    """How values other than strings are written; "bare": keys without quotes, strings in ``quote``; "elements": those
+    in objects as arguments, those in arrays as arguments with the key ``item``."""
+    key_closes: str = ""
+    """Where ``closes`` is followed by the key once more, what follows that."""
     cdata: bool = False
     """Whether strings of several lines are in a CDATA section."""
+
+    def closing(self, key: str) -> str:
+        """What closes the argument ``key``."""
+        return f"{self.closes}{key}{self.key_closes}" if self.key_closes else self.closes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,10 @@ class ToolForm:
     first_index: int = 0
     parameters: ParameterForm | None = None
     """``None``: the arguments are one JSON object."""
+    opened: str = ""
+    """The beginning of the first call that the prompt ends with."""
+    text_opens: str = ""
+    """What is written after ``opened`` where text follows, not a call."""
     also: tuple[ToolForm, ...] = ()
     """Other forms that the model is known to use at times."""
 
@@ -70,7 +81,7 @@ class ToolForm:
     @property
     def anywhere(self) -> bool:
         """Whether calls may follow text. Those that begin without a tag are recognized only where an answer begins."""
-        return any(mark in self.opens + str(self.call[0]) for mark in "<[")
+        return any(mark in self.opens + str(self.call[0]) for mark in "<[>")
 
 
 TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"

@@ -47,6 +47,10 @@ TEXTS = {
     "python": "<|tool_call_start|>[f(text='it (1, 2)', count=-3, ok=True, some=['a', None], of={\"k\": 1})]"
     "<|tool_call_end|>",
     "quoted": '<|tool_call>call:f{count:1,of:{k:[<|"|>a, b}<|"|>,true]},text:<|"|>it\'s "x"<|"|>}<tool_call|>',
+    "elements": ']<]mark[>[<tool_call>\n]<]mark[>[<invoke name="f">]<]mark[>[<text>\n a</text>\n]<]mark[>[</text>'
+    "]<]mark[>[<of>]<]mark[>[<of>1]<]mark[>[</of>]<]mark[>[<k>]<]mark[>[<item>x]<]mark[>[</item>]<]mark[>[</k>"
+    "]<]mark[>[</of>]<]mark[>[<some>]<]mark[>[</some>]<]mark[>[</invoke>\n]<]mark[>[</tool_call>",
+    "opened": 'f\n{"text": ">>> x"}',
 }
 ARGUMENTS = {
     "json": {"text": 'a </tool_call> " }', "count": 3},
@@ -59,6 +63,8 @@ ARGUMENTS = {
     "typed": {"text": "12", "some": ["a"]},
     "python": {"text": "it (1, 2)", "count": -3, "ok": True, "some": ["a", None], "of": {"k": 1}},
     "quoted": {"count": 1, "of": {"k": ["a, b}", True]}, "text": 'it\'s "x"'},
+    "elements": {"text": "\n a</text>\n", "of": {"of": 1, "k": ["x"]}, "some": []},
+    "opened": {"text": ">>> x"},
 }
 CALL = '<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>'
 NAMES = sorted(FORMS)
@@ -121,7 +127,7 @@ def test_a_call_of_no_tool_is_content(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"bare"}))
 def test_text_before_a_call_is_content_and_more_calls_may_follow(name: str) -> None:
     form, text = FORMS[name], TEXTS[name]
-    one = text.removeprefix(form.opens).removesuffix(form.closes)
+    one = form.opened + text.removeprefix(form.opens).removesuffix(form.closes)
     both = form.opens + one + (form.between or "") + one + form.closes
     expected = [("f", ARGUMENTS[name])] * 2
     assert whole(name, f"Well: <b>[x] {both}") == ("Well: <b>[x] ", expected)

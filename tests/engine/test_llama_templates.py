@@ -34,11 +34,18 @@ TABLE: dict[str, dict[str, str]] = json.loads(DIGESTS.read_text())
 BODIES = conversations()
 LIMITS = RequestLimits(max_prompt_bytes=1 << 20)
 
+CALLS = ("call", "call answered", "parallel", "parallel answered", "thoughts before a call")
+TOOLS = ("system and tool", "tools", *CALLS)
+NO_CALLS = (CALLS, "the template writes no calls of earlier turns: llama-server leaves them out, here they are text")
 DIFFERENCES: dict[str, tuple[tuple[str, ...], str]] = {
+    "LFM2-8B-A1B": NO_CALLS,
+    "LFM2.5-Instruct": NO_CALLS,
     "StepFun3.5-Flash": (
         ("turns", "call answered", "parallel answered", "thoughts", "switches"),
         "llama-server trims the content of messages for this one model",
     ),
+    "fireworks-ai-llama-3-firefunction-v2": (TOOLS, "llama-server leaves out the tools, which it has as ``functions``"),
+    "ibm-granite-granite-3.3-2B-Instruct": NO_CALLS,
     "openai-gpt-oss-120b": (
         ("no answer opened",),
         "llama-server puts another end after the last message than the template does",
@@ -112,24 +119,16 @@ CONTINUED_OTHERWISE = {
 }
 """The templates with which the prompts of continued answers are not llama-server's."""
 
-CALLS = ("call", "call answered", "parallel", "parallel answered", "thoughts before a call")
-TOOLS = ("system and tool", "tools", *CALLS)
 TOLD_IN_WORDS = {
-    "HuggingFaceTB-SmolLM3-3B": TOOLS,
-    "LFM2-8B-A1B": CALLS,
-    "LFM2.5-Instruct": CALLS,
-    "MiniMax-M3": TOOLS,
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": TOOLS,
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": TOOLS,
-    "deepseek-ai-DeepSeek-V3.1": TOOLS,
-    "fireworks-ai-llama-3-firefunction-v2": TOOLS,
-    "google-gemma-2-2b-it": TOOLS,
-    "ibm-granite-granite-3.3-2B-Instruct": CALLS,
-    "llama-cpp-rwkv-world": TOOLS,
-    "meetkai-functionary-medium-v3.2": TOOLS,
-    "microsoft-Phi-3.5-mini-instruct": TOOLS,
+    "HuggingFaceTB-SmolLM3-3B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "google-gemma-2-2b-it",
+    "llama-cpp-rwkv-world",
+    "microsoft-Phi-3.5-mini-instruct",
 }
-"""Where no form of calls is learned from the template, and so tools, calls and results are told in words."""
+"""Templates without a place for tools: llama-server leaves them out, here they are told in words."""
 
 
 def rendered(template: str, body: dict[str, Any], now: datetime) -> str:
@@ -152,7 +151,9 @@ def rendered(template: str, body: dict[str, Any], now: datetime) -> str:
 def differs(name: str, conversation: str) -> bool:
     if name in CONTINUED_OTHERWISE and conversation in CONTINUED:
         return True
-    return conversation in DIFFERENCES.get(name, ((), ""))[0] or conversation in TOLD_IN_WORDS.get(name, ())
+    if name in TOLD_IN_WORDS and conversation in TOOLS:
+        return True
+    return conversation in DIFFERENCES.get(name, ((), ""))[0]
 
 
 @needs_templates

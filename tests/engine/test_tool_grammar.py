@@ -38,7 +38,7 @@ def accepts(
     lark, after = of_tools(form, TOOLS, must_call=must_call, several=several, or_schema=or_schema)
     matcher = LLMatcher(TOKENIZER, lark, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
-    data = text.encode()
+    data = text.removeprefix(form.opened).encode()
     if after:
         _before, found, data = data.partition(after)
         assert found
@@ -91,3 +91,15 @@ def test_an_answer_is_a_call_or_matches_the_schema(name: str) -> None:
 def test_text_of_any_kind_is_free_where_calls_are_known_at_the_beginning_alone() -> None:
     assert accepts(FORMS["bare"], "Well, {}", must_call=False)
     assert not accepts(FORMS["bare"], "{}", must_call=False)
+
+
+def test_text_follows_the_mark_that_the_form_has_for_it() -> None:
+    assert accepts(FORMS["opened"], "all\nWell, {}", must_call=False)
+    assert not accepts(FORMS["opened"], "Well, {}", must_call=False)
+    assert not accepts(FORMS["opened"], "all\nWell, {}", must_call=True)
+
+
+@pytest.mark.parametrize("units", [[], [[1], [2, {"k": "v", "of": {"units": [3]}}]], {"units": {"units": 1}}])
+def test_elements_may_be_in_one_another(units: object) -> None:
+    assert accepts(FORMS["elements"], called(FORMS["elements"], units=units))
+    assert accepts(FORMS["elements"], called(FORMS["elements"], name="any", units=units))

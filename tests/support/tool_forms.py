@@ -58,4 +58,12 @@ FORMS = {
         between="",
         parameters=tagged("", ":", "", between=",", quote='<|"|>', values="bare"),
     ),
+    "elements": ToolForm(
+        (']<]mark[>[<invoke name="', Slot.NAME, '">', Slot.ARGUMENTS, "]<]mark[>[</invoke>\n"),
+        opens="]<]mark[>[<tool_call>\n",
+        closes="]<]mark[>[</tool_call>",
+        between="",
+        parameters=tagged("]<]mark[>[<", ">", "]<]mark[>[</", key_closes=">", values="elements"),
+    ),
+    "opened": ToolForm((">>>", Slot.NAME, "\n", Slot.ARGUMENTS), between="", opened=">>>", text_opens="all\n"),
 }

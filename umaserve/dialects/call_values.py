@@ -10,7 +10,14 @@ from typing import Any
 
 import orjson
 
-from umaserve.wire.schema_types import kinds
+from umaserve.forms import ParameterForm
+from umaserve.wire.schema_types import kinds, resolved
+
+MAX_DEPTH = 64
+"""Elements in one another."""
+
+_Tree = str | list[tuple[str, "_Tree"]]
+"""Text, or elements: keys, each with what it has inside."""
 
 _NAMES = {"true": True, "false": False, "null": None}
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s\"{}\[\],:]+)\s*:")
@@ -21,9 +28,7 @@ _IN_JSON = {"True": "true", "False": "false", "None": "null"}
 def string_parameters(schema_text: str) -> frozenset[str]:
     """The parameters that are always strings by a tool's schema (JSON text)."""
     schema = orjson.loads(schema_text)
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
-        return frozenset()
+    properties = _part(schema, "properties")
     return frozenset(key for key, of_key in properties.items() if kinds(of_key, schema) == ["string"])
 
 
@@ -45,6 +50,13 @@ def json_of(text: str, quote: str = "") -> str | None:
     # Models write line breaks in strings as they are, and Python allows none.
     is_string = len(text) > 1 and text[0] in "\"'" and text.find(text[0], 1) == len(text) - 1
     return json_text(text[1:-1]) if is_string else None
+
+
+def json_of_elements(text: str, form: ParameterForm, schema_text: str, key: str) -> str:
+    """The value of the parameter ``key`` of a tool with this schema, as JSON text; objects and arrays are elements."""
+    schema = orjson.loads(schema_text)
+    schema = schema if isinstance(schema, dict) else {}
+    return _element(_tree(text, form), _part(schema, "properties").get(key), schema)
 
 
 def json_text(text: str) -> str:
@@ -87,3 +99,43 @@ def _value(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             return {str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
     raise ValueError("not a literal")
+
+
+def _tree(text: str, form: ParameterForm) -> _Tree:
+    """The elements in ``text``; ``text`` itself where it has none, or they don't match."""
+    before = re.escape(form.before[0][1])
+    first, *rest = re.split(f"({re.escape(form.closes)}|{re.escape(form.opens)})([^<>]*?){before}", text)
+    levels: list[tuple[str, list[tuple[str, _Tree]]]] = [("", [])]
+    inner = first
+    for mark, key, after in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        if mark == form.opens and len(levels) < MAX_DEPTH:
+            levels.append((key, []))
+        elif mark == form.closes and len(levels) > 1 and levels[-1][0] == key:
+            _key, elements = levels.pop()
+            levels[-1][1].append((key, elements or inner))
+        else:
+            return text
+        inner = after
+    return text if len(levels) > 1 else levels[0][1] or first
+
+
+def _element(tree: _Tree, schema: Any, root: dict[str, Any]) -> str:
+    """The JSON text of ``tree``; what its schema doesn't say is taken from its look."""
+    types, schema = kinds(schema, root), resolved(schema, root)
+    if isinstance(tree, str):
+        if types == ["string"]:
+            return json_text(tree)
+        if not tree.strip() and types in (["array"], ["object"]):
+            return "[]" if types == ["array"] else "{}"
+        return json_of(tree) or json_text(tree)
+    if "array" in types or (not types and all(key == "item" for key, _item in tree)):
+        of_item = schema.get("items") if isinstance(schema, dict) else None
+        return f"[{', '.join(_element(item, of_item, root) for _key, item in tree)}]"
+    of_keys = _part(schema, "properties")
+    return "{" + ", ".join(f"{json_text(key)}: {_element(item, of_keys.get(key), root)}" for key, item in tree) + "}"
+
+
+def _part(schema: Any, key: str) -> dict[str, Any]:
+    """The object ``key`` of a schema; empty where there is none."""
+    part = schema.get(key) if isinstance(schema, dict) else None
+    return part if isinstance(part, dict) else {}

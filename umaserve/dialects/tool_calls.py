@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from umaserve.dialects.call_values import is_object, json_of, json_text, string_parameters
+from umaserve.dialects.call_values import is_object, json_of, json_of_elements, json_text, string_parameters
 from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
 from umaserve.messages import Tool
 
@@ -60,7 +60,9 @@ class ToolCallParser:
         self._tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._only_first = only_first
-        self._buffer = ""
+        self._buffer = form.opened
+        self._unwritten = len(form.opened)
+        """Characters at the text's beginning that the model didn't write."""
         self._ended = False
         self._taken: list[str] = []
         """What was taken from the buffer since the present call began."""
@@ -97,7 +99,7 @@ class ToolCallParser:
                 self._say("".join(self._taken))
                 form = yield from self._text()
                 continue
-            self._blank, self._in_content = "", False
+            self._blank, self._in_content, self._unwritten = "", False, 0
             if self._only_first:
                 while True:
                     self._buffer = ""
@@ -176,11 +178,13 @@ class ToolCallParser:
                 return False
             self._pass(index, f"{before}{json_text(key)}: ")
             before = ", "
+            is_string = "string" in types and (len(types) == 1 or key in strings)
             if parameters.quote:
                 read = yield from self._literal(index, parameters.quote, (form.between, closing))
+            elif parameters.values == "elements" and not is_string:
+                read = yield from self._elements(index, parameters, key, tool)
             else:
-                is_string = "string" in types and (len(types) == 1 or key in strings)
-                read = yield from self._raw(index, parameters, is_string=is_string)
+                read = yield from self._raw(index, parameters, parameters.closing(key), is_string=is_string)
             if not read:
                 return False
         self._pass(index, "}")
@@ -244,11 +248,11 @@ class ToolCallParser:
                     return "", ()
             yield
 
-    def _raw(self, index: int, form: ParameterForm, *, is_string: bool) -> Generator[None, None, bool]:
-        """Passes a value on that ends at the form's closing: as a string, or as the JSON that it is."""
-        mark = form.closes.strip()
+    def _raw(self, index: int, form: ParameterForm, closes: str, *, is_string: bool) -> Generator[None, None, bool]:
+        """Passes a value on that ends at ``closes``: as a string, or as the JSON that it is."""
+        mark = closes.strip()
         # White space that the form has around a value isn't part of it.
-        margin = form.closes[: len(form.closes) - len(form.closes.lstrip())]
+        margin = closes[: len(closes) - len(closes.lstrip())]
         yield from self._prefix(margin)
         if form.cdata and (yield from self._prefix(CDATA_OPEN)):
             mark = CDATA_CLOSE + mark
@@ -273,6 +277,24 @@ class ToolCallParser:
             yield
         self._pass(index, '"' if is_string else json_of(text) or json_text(text))
         return True
+
+    def _elements(self, index: int, form: ParameterForm, key: str, tool: Tool) -> Generator[None, None, bool]:
+        """Passes a value on that may have elements inside, even of the same key."""
+        opens = f"{form.opens}{key}{dict(form.before)['object']}"
+        mark_of = re.compile(f"{re.escape(opens)}|{re.escape(form.closing(key))}")
+        at, depth = 0, 1
+        while True:
+            while (mark := mark_of.search(self._buffer, at)) is not None:
+                at = mark.end()
+                depth += 1 if mark[0] == opens else -1
+                if not depth:
+                    self._pass(index, json_of_elements(self._buffer[: mark.start()], form, tool.parameters, key))
+                    self._take(at)
+                    return True
+            at = max(at, len(self._buffer) - len(form.closing(key)))
+            if self._ended:
+                return False
+            yield
 
     def _literal(self, index: int, quote: str, ends: Sequence[Atoms]) -> Generator[None, None, bool]:
         """Passes a value on as JSON that is written with quotes, up to one of ``ends``, which isn't taken."""
@@ -349,6 +371,7 @@ class ToolCallParser:
 
     def _say(self, text: str) -> None:
         """``text`` is content, apart from white space that a call may still follow."""
+        text, self._unwritten = text[self._unwritten :], max(0, self._unwritten - len(text))
         if not self._in_content:
             text = self._blank + text
             self._in_content = bool(text) and not text.isspace()

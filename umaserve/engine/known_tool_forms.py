@@ -61,6 +61,28 @@ _KNOWN = (
             between=", ",
         ),
     ),
+    # MiniMax-M3 writes arguments as elements.
+    (
+        "]<]minimax[>[",
+        ToolForm(
+            (']<]minimax[>[<invoke name="', Slot.NAME, '">', Slot.ARGUMENTS, "]<]minimax[>[</invoke>\n"),
+            opens="]<]minimax[>[<tool_call>\n",
+            closes="]<]minimax[>[</tool_call>",
+            between="",
+            parameters=ParameterForm(
+                "]<]minimax[>[<",
+                tuple((kind, ">") for kind in dict.fromkeys(JSON_TYPES.values())),
+                "]<]minimax[>[</",
+                values="elements",
+                key_closes=">",
+            ),
+        ),
+    ),
+    # Functionary 3.2, whose prompt ends with what begins a call or a text.
+    (
+        ">>>${recipient}",
+        ToolForm((">>>", Slot.NAME, "\n", Slot.ARGUMENTS), between="", opened=">>>", text_opens="all\n"),
+    ),
 )
 """Forms that can't be learned, each with a text in the templates of the models that have it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -12,7 +13,7 @@ import jinja2.meta
 from umaserve.engine.known_tool_forms import known
 from umaserve.engine.template_form import Form, Message, learned
 from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
-from umaserve.engine.tool_form import learn
+from umaserve.engine.tool_form import learn, writes
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN
 
@@ -57,7 +58,7 @@ class Template:
         form = known(source) or calls
         # Some tell how to write calls, and write none themselves.
         in_words = form is None and _TELLS_FORM.search(source) is not None and "tools" in self.variables
-        self.writes_calls = calls is not None or in_words
+        self.writes_calls = calls is not None or in_words or (form is not None and writes(self._probed_calls, form))
         """Whether it writes the calls of earlier turns."""
         self.tells_tools = (self.form.tools and form is not None) or in_words
         """Whether it describes the tools, and asks for calls in a form that is known here."""
@@ -77,7 +78,7 @@ class Template:
         """The prompt for ``messages`` and ``tools``, both as in OpenAI's API; content is a string, thoughts are
         ``reasoning_content``. ``switches`` are variables of the template. Raises ``RequestError``, also for more than
         ``limit`` characters or ``steps``."""
-        values = {**switches, "messages": self.form.shaped(messages), "tools": list(tools) or NoTools(name="tools")}
+        values = {**switches, "messages": self.form.shaped(messages), **_offered(tools)}
         if opens_answer:
             values["add_generation_prompt"] = True
         try:
@@ -87,7 +88,7 @@ class Template:
             raise RequestError(Fault.BAD_REQUEST, "chat", problem) from None
 
     def _probed(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
-        values = {"messages": messages, "tools": list(tools) or NoTools(name="tools"), "add_generation_prompt": True}
+        values = {"messages": messages, **_offered(tools), "add_generation_prompt": True}
         try:
             return self._rendered(values, MAX_GROWTH, MAX_PROBE_STEPS)
         except (RequestError, *FAILURES):
@@ -106,3 +107,10 @@ class Template:
             if length > limit:
                 raise RequestError(Fault.BAD_REQUEST, "chat", "the model's chat template made too much text")
         return "".join(parts)
+
+
+def _offered(tools: Sequence[Message]) -> dict[str, Any]:
+    """The variables for tools; Firefunction's template has JSON text in one of another name."""
+    if not tools:
+        return {"tools": NoTools(name="tools")}
+    return {"functions": json.dumps([tool["function"] for tool in tools], indent=4), "tools": list(tools)}

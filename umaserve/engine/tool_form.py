@@ -52,15 +52,22 @@ def learn(render: Render, end_texts: Collection[str] = ()) -> ToolForm | None:
     except _UnknownFormError:
         return None
     form = _with_cdata(form, probes)
+    # The form is the template's only if it writes the same; its numbers begin at 0 or at 1.
+    return next((each for each in (form, replace(form, first_index=1)) if _is_written(each, whole)), None)
+
+
+def writes(render: Render, form: ToolForm) -> bool:
+    """Whether the template renders calls in ``form``."""
+    return _is_written(form, _Probes(render).calls(1 if form.between is None else 2) or "")
+
+
+def _is_written(form: ToolForm, whole: str) -> bool:
+    """Whether ``whole`` has the calls of the probes in ``form``."""
     calls = [
         ToolCall(*named, json.dumps(arguments))
         for named, arguments in zip(zip(_IDS, _NAMES, strict=True), _ARGUMENTS, strict=True)
     ]
-    if form.between is None:
-        calls = calls[:1]
-    # The form is the template's only if it writes the same; its numbers begin at 0 or at 1.
-    numbered = (form, replace(form, first_index=1))
-    return next((form for form in numbered if _unspaced(written(form, calls)) in _unspaced(whole)), None)
+    return _unspaced(written(form, calls[:1] if form.between is None else calls)) in _unspaced(whole)
 
 
 class _Probes:

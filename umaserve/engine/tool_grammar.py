@@ -26,6 +26,7 @@ ANY: /(?s:.*)/
 """
 _ANY = '{"type": ["object", "array", "string", "number", "boolean", "null"]}'
 _SLOTS = {Slot.ID: "ID", Slot.INDEX: "INDEX"}
+_SCALARS = {"string", "integer", "number", "boolean", "null"}
 _BARE = {
     "boolean": '("true" | "false")',
     "integer": "/-?[0-9]{1,18}/",
@@ -40,7 +41,10 @@ def trigger(form: ToolForm) -> str:
     """The text after which a call has begun, where an answer may have other text before."""
     opens = _opening(form)
     tag = _TAG.match(opens)
-    return tag[0] if tag else opens
+    if tag:
+        return tag[0]
+    first = opens.split(maxsplit=1)[0]
+    return first if "<" in first else opens
 
 
 def of_tools(
@@ -51,12 +55,14 @@ def of_tools(
     It applies from the first token on where the answer must be calls, or may be a JSON text of ``or_schema`` instead;
     and where calls are only recognized at the beginning. ``several``: the answer may have more than one call.
     """
-    opening = _opening(form)
+    opening = _opening(form).removeprefix(form.opened)
     calls = " | ".join(f"tool_{index}" for index in range(len(tools)))
     more = f"({_literal((form.between or '') + _lead(form))} call)*" if several and form.between is not None else ""
     start, after = f"WS? {_literal(opening)} calls", ""
     if or_schema is not None and not must_call:
         start += f" | %json {json_schema.enforced(or_schema.text, or_schema.field)}"
+    elif not must_call and form.opened:
+        start += f" | {_literal(form.text_opens)} ANY"
     elif not must_call and form.anywhere:
         after = trigger(form)
         start = f"WS? {_literal(opening.removeprefix(after))} calls"
@@ -126,7 +132,7 @@ def _arguments(form: ParameterForm, schema: dict[str, Any], tool: int, field: st
         ways = [f"{_before(form, kind or 'string')} any_{kind}_{tool}" for kind in kinds_of_any]
         yield f"any_{tool}: {_literal(form.opens)} KEY ({' | '.join(ways)})\n"
         for kind in kinds_of_any:
-            yield from _value(form, {"type": kind} if kind else {}, {}, f"any_{kind}_{tool}", field)
+            yield from _value(form, {"type": kind} if kind else {}, {}, f"any_{kind}_{tool}", field, None)
         yield f"arguments_{last}: (any_{tool} ({between} any_{tool})*)?\n"
         yield f"more_{last}: ({between} any_{tool})*\n"
     else:
@@ -138,22 +144,27 @@ def _argument(form: ParameterForm, key: str, schema: Any, root: dict[str, Any], 
     before = dict(form.before)
     kind = next((kind for kind in types if kind in before), "number" if "integer" in types else "object")
     yield f"argument_{name}: {_quoted(form.opens + key)} {_before(form, kind)} value_{name}\n"
-    yield from _value(form, schema, root, f"value_{name}", field)
+    yield from _value(form, schema, root, f"value_{name}", field, key)
 
 
-def _value(form: ParameterForm, schema: Any, root: dict[str, Any], rule: str, field: str) -> Iterator[str]:
-    """The rule for a value; without quotes, also for what closes it."""
+def _value(
+    form: ParameterForm, schema: Any, root: dict[str, Any], rule: str, field: str, key: str | None
+) -> Iterator[str]:
+    """The rule for the value of the argument ``key``, or of any; without quotes, also for what closes it."""
     types = kinds(schema, root)
     chosen = _strings(schema, root)
-    closes = f"WS? {_quoted(form.closes.strip())}" if not form.quote else ""
-    if chosen:
+    closed = _closed(form, key)
+    closes = f"WS? {_quoted(form.closes.strip())} {closed}" if not form.quote else ""
+    if form.values == "elements" and not (types and _SCALARS.issuperset(types)):
+        yield f"{rule}: elements {closed}\n"
+    elif chosen:
         texts = " | ".join(_quoted(f"{form.quote}{text}{form.quote}") for text in chosen)
         yield f"{rule}: {'' if form.quote else 'WS?'} ({texts}) {closes} {_trailing(form)}\n"
     elif form.quote and not types:
         any_value = "bare_value" if form.values == "bare" else f"quoted | %json {json_schema.enforced(_ANY)}"
         yield f"{rule}: {any_value}\n"
     elif "string" in types or not types:
-        yield f"{rule}: {'quoted' if form.quote else 'text'} {_trailing(form)}\n"
+        yield f"{rule}: {'quoted' if form.quote else f'text {closed}'} {_trailing(form)}\n"
     elif types == ["boolean"] and form.values != "bare":
         # Some templates write them in Python's way, though all other values in JSON.
         either = '("true" | "false" | "True" | "False")'
@@ -166,10 +177,24 @@ def _value(form: ParameterForm, schema: Any, root: dict[str, Any], rule: str, fi
         yield f"{rule}: {'' if form.quote else 'WS?'} %json {inner} {closes} {_trailing(form)}\n"
 
 
+def _closed(form: ParameterForm, key: str | None) -> str:
+    """The rest of what closes the argument ``key``, or any, where its key stands there once more."""
+    if not form.key_closes:
+        return ""
+    return f"KEY {_quoted(form.key_closes)}" if key is None else _quoted(key + form.key_closes)
+
+
 def _texts(form: ParameterForm) -> str:
-    """Rules for strings of any text, and for values with bare keys."""
+    """Rules for strings of any text, for values with bare keys, and for elements."""
     if not form.quote:
-        return f"text[suffix={_quoted(form.closes.strip())}]: ANY\n"
+        text = f"text[suffix={_quoted(form.closes.strip())}]: ANY\n"
+        if form.values != "elements":
+            return text
+        return (
+            f"{text}until[suffix={_quoted(form.opens)}]: ANY\n"
+            f"elements: until (element until)* {_quoted(form.closes.removeprefix(form.opens))}\n"
+            f"element: KEY {_before(form, 'object')} elements {_closed(form, None)}\n"
+        )
     if len(form.quote) == 1:
         return f"quoted: /{form.quote}([^{form.quote}\\\\\\n]|\\\\.)*{form.quote}/\n"
     return (

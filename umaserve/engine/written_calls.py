@@ -51,11 +51,13 @@ def _arguments(call: ToolCall) -> dict[str, Any] | str:
 
 
 def written_parameters(form: ParameterForm, arguments: dict[str, Any]) -> str:
-    """A call's arguments, apart from what is around all of them."""
+    """A call's arguments, apart from what is around all of them. Elements can't be null, which is left out."""
     before = dict(form.before)
     return form.between.join(
-        f"{form.opens}{key}{before[JSON_TYPES.get(type(value), 'object')]}{_written_value(form, value)}{form.closes}"
+        f"{form.opens}{key}{before[JSON_TYPES.get(type(value), 'object')]}"
+        f"{_written_value(form, value)}{form.closing(key)}"
         for key, value in arguments.items()
+        if value is not None or form.values != "elements"
     )
 
 
@@ -64,7 +66,11 @@ def _written_value(form: ParameterForm, value: Any) -> str:
         if form.cdata and "\n" in value:
             value = CDATA_OPEN + value + CDATA_CLOSE
         return f"{form.quote}{value}{form.quote}"
-    return VALUES[form.values](value, form.quote)
+    if form.values != "elements":
+        return VALUES[form.values](value, form.quote)
+    if isinstance(value, list):
+        return "".join(written_parameters(form, {"item": item}) for item in value)
+    return written_parameters(form, value) if isinstance(value, dict) else json.dumps(value)
 
 
 def _bare(value: Any, quote: str) -> str:
