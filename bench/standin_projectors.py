@@ -200,14 +200,14 @@ def _sliced_images(file: File, longest_edge: int) -> None:
     file.linear("mm.model.fc", file.shape.text, file.shape.merged**2 * file.shape.width, bias=False)
 
 
-def image_encoder(file: File, projector: str, *, positions: int = 0) -> None:
-    """``positions``: those that are learned; 0 where none are."""
+def image_encoder(file: File, projector: str, *, positions: int = 0, fused: bool = False) -> None:
+    """``positions``: those that are learned; 0 where none are. ``fused``: queries, keys and values are one matrix."""
     shape = file.shape
     file.writer.add_bool("clip.has_vision_encoder", True)
     file.writer.add_array("clip.vision.image_mean", [0.5] * 3)
     file.writer.add_array("clip.vision.image_std", [0.5] * 3)
     file.numbers({"clip.vision.image_size": shape.image, "clip.vision.patch_size": shape.patch})
-    _encoder(file, "vision", projector, "v", positions=positions)
+    _encoder(file, "vision", projector, "v", positions=positions, fused=fused)
     file.weight("v.patch_embd.weight", shape.width, 3, shape.patch, shape.patch)
 
 
@@ -232,7 +232,16 @@ def sound_encoder(file: File, projector: str) -> None:
         file.bias(f"{name}.bias", width, 1)
 
 
-def _encoder(file: File, modality: str, projector: str, prefix: str, *, positions: int, key_bias: bool = True) -> None:
+def _encoder(
+    file: File,
+    modality: str,
+    projector: str,
+    prefix: str,
+    *,
+    positions: int,
+    key_bias: bool = True,
+    fused: bool = False,
+) -> None:
     """The transformer before the projector, which all kinds have; ``positions`` is 0 where they are not learned."""
     shape = file.shape
     file.writer.add_string(f"clip.{modality}.projector_type", projector)
@@ -250,7 +259,9 @@ def _encoder(file: File, modality: str, projector: str, prefix: str, *, position
     for layer in range(shape.layers):
         block = f"{prefix}.blk.{layer}"
         file.norm(f"{block}.ln1", shape.width)
-        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        if fused:
+            file.linear(f"{block}.attn_qkv", 3 * shape.width, shape.width)
+        for part in ("attn_out",) if fused else ("attn_q", "attn_k", "attn_v", "attn_out"):
             file.linear(f"{block}.{part}", shape.width, shape.width, bias=key_bias or part != "attn_k")
         file.norm(f"{block}.ln2", shape.width)
         file.linear(f"{block}.ffn_up", shape.hidden, shape.width)

@@ -18,12 +18,13 @@ import pytest
 from engine_world import EngineWorld
 from llama_cpp import mtmd_cpp
 from llama_server import LlamaServer
-from tiny_models import BYTES, LETTERS, SPECIAL, tiny_model
+from tiny_models import BYTES, LETTERS, RECURRENT, SLIDING_WINDOW, SPECIAL, tiny_model
 from tiny_projectors import KINDS, pair
 
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.openai.turns import turns
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.engine.projector import MediaChunk
 from umaserve.errors import ModelError, RequestError
 from umaserve.messages import ChatTurn, Generate
 from umaserve.serving.slots import BEFORE_END
@@ -131,9 +132,9 @@ def test_a_second_turn_computes_only_what_is_new_and_answers_as_one_that_compute
     following = parsed([messages[0], said, *messages[2:3]])
     encoded = plain.scheduler.metrics.chunks_encoded
     second = plain.answer(following, N, logprobs=0)
-    # All but the answer's last token; of a sliding window, what the prompt's checkpoint holds.
-    known = first.prompt_tokens + N - 1
-    assert second.reused >= (first.prompt_tokens - BEFORE_END if name == "gemma3" else known)
+    # All but the answer's last token; where sequences can't be cut, what the prompt's checkpoint holds.
+    uncut = KINDS[name].architecture in SLIDING_WINDOW | RECURRENT
+    assert second.reused >= first.prompt_tokens + (-BEFORE_END if uncut else N - 1)
     alone = fresh.answer(following, N, logprobs=0)
     assert (list(second.tokens), alone.reused) == (list(alone.tokens), 0)
     assert second.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
@@ -151,6 +152,19 @@ def test_other_media_of_the_same_size_make_another_answer(world: Make, name: str
     ]
     assert answers[0].prompt_tokens == answers[1].prompt_tokens
     assert not np.allclose(answers[0].logprobs, answers[1].logprobs, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5vl", "qwen3vl", "qwen35"])
+def test_m_rope_puts_an_image_where_llama_cpp_does(world: Make, name: str):
+    prompt = parsed([{"role": "user", "content": [picture(130, 100, 1), text("What")]}])
+    (span,) = world(name).engine.prepare(Generate("t", prompt)).spans
+    assert isinstance(span.chunk, MediaChunk)
+    assert span.chunk.places is not None
+    found = (mtmd_cpp.mtmd_decoder_pos * span.chunk.tokens)()
+    image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(span.chunk.native)
+    mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, 7, found)
+    assert [tuple(at) for at in span.chunk.places.at(7).T] == [(at.t, at.y, at.x, at.z) for at in found]
+    assert span.chunk.positions == 8 < span.chunk.tokens == 8 * 6
 
 
 def test_the_token_that_ends_a_prompt_comes_after_the_media(pairs: Callable[[str], tuple[str, str]], tmp_path: Path):

@@ -143,6 +143,7 @@ FULL_ATTENTION: dict[str, dict[str, Value]] = {
     "qwen2vl": {"rope.dimension_sections": [4, 6, 6, 0]},
     "qwen3": {},
     "qwen3moe": _MOE,
+    "qwen3vl": {"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
     "seed_oss": {},
     "smollm3": {},
     "stablelm": {"use_parallel_residual": False},

@@ -78,6 +78,30 @@ def _qwen25vl(path: Path, width: int) -> Path:
     return path
 
 
+def _qwen3vl(path: Path, width: int) -> Path:
+    """Qwen3-VL: what the first layer makes of an image is added to that of the text model (deepstack)."""
+    with writing(path, "clip", _text(TINY_PATCHES, width)) as file:
+        _fused(file)
+        merged = 4 * file.shape.width
+        file.norm("v.deepstack.0.norm", merged)
+        file.linear("v.deepstack.0.fc1", merged, merged)
+        file.linear("v.deepstack.0.fc2", width, merged)
+    return path
+
+
+def _qwen35(path: Path, width: int) -> Path:
+    """Qwen3.5: as Qwen3-VL, without deepstack, before a text model with a recurrent state."""
+    with writing(path, "clip", _text(TINY_PATCHES, width)) as file:
+        _fused(file)
+    return path
+
+
+def _fused(file: File) -> None:
+    image_encoder(file, "qwen3vl_merger", positions=file.shape.patches, fused=True)
+    file.bias("v.patch_embd.bias", file.shape.width)
+    merged_pairs(file)
+
+
 def _minicpmv(path: Path, width: int) -> Path:
     """MiniCPM-V 2.6: an overview and slices, each of which a resampler makes ``QUERIES`` tokens of."""
     with writing(path, "clip", _text(TINY, width)) as file:
@@ -116,6 +140,8 @@ KINDS = {
         tokens=("<fake_token_around_image>", "<global-img>", "\n\n", *_ROWS),
     ),
     "qwen2.5vl": Kind(_qwen25vl, "qwen2vl", ("<|vision_start|>", "<|vision_end|>")),
+    "qwen3vl": Kind(_qwen3vl, "qwen3vl", ("<|vision_start|>", "<|vision_end|>")),
+    "qwen35": Kind(_qwen35, "qwen35", ("<|vision_start|>", "<|vision_end|>")),
     "gemma3": Kind(
         lambda path, width: whole(path, _text(TINY_PATCHES, width)), "gemma3", ("<start_of_image>", "<end_of_image>")
     ),

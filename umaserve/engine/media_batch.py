@@ -31,7 +31,7 @@ class MediaBatch:
         if chunk.places is None:
             places = np.arange(begin + first, begin + first + n, dtype=np.int32)
         else:
-            places = np.ascontiguousarray(chunk.places[:, first : first + n] + begin, dtype=np.int32)
+            places = np.ascontiguousarray(chunk.places.at(begin)[:, first : first + n], dtype=np.int32)
         sequence = ctypes.c_int32(run.slot)
         int32_p = ctypes.POINTER(ctypes.c_int32)
         batch = llama_cpp.llama_batch(

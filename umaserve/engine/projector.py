@@ -9,7 +9,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -42,16 +42,28 @@ Samples = npt.NDArray[np.float32]
 Embeddings = npt.NDArray[np.float32]
 
 
+class Places(NamedTuple):
+    """The M-RoPE positions of a chunk's tokens, in the order of llama.cpp's sections: time, row, column, and one that
+    images have no use for."""
+
+    first: npt.NDArray[np.int32]
+    """Of a chunk at position 0, shape (4, tokens)."""
+    moves: npt.NDArray[np.int32]
+    """What each section adds for each position that the chunk lies further on, shape (4, 1)."""
+
+    def at(self, position: int) -> npt.NDArray[np.int32]:
+        """Of a chunk at ``position``, shape (4, tokens)."""
+        return self.first + position * self.moves
+
+
 class MediaChunk:
     """What is encoded in one call: laid out first, encoded when a prompt gets to it. Implements ``ticks.Chunk``.
 
-    ``places``: for M-RoPE, the positions of its tokens relative to the first, shape (4, ``tokens``); ``None`` where
-    they just count up. ``positions``: the number of positions it takes.
+    ``places``: where M-RoPE puts its tokens; ``None`` where they just count up. ``positions``: the number of positions
+    it takes.
     """
 
-    def __init__(
-        self, native: Any, digest: int, whole: bool, places: npt.NDArray[np.int32] | None, n_bytes: int
-    ) -> None:
+    def __init__(self, native: Any, digest: int, whole: bool, places: Places | None, n_bytes: int) -> None:
         """``n_bytes``: its estimated memory before it is encoded."""
         self.native = native
         self._n_bytes = n_bytes
@@ -201,20 +213,23 @@ class Projector:
         copy = mtmd_cpp.mtmd_input_chunk_copy(native)
         return MediaChunk(copy, int.from_bytes(digest, "little"), whole, places, n_bytes)
 
-    def _places(self, native: Any) -> npt.NDArray[np.int32]:
-        """Positions in the order of llama.cpp's M-RoPE sections (time, row, column, unused), shape (4, tokens)."""
+    def _places(self, native: Any) -> Places:
         n = mtmd_cpp.mtmd_input_chunk_get_n_tokens(native)
         if mtmd_cpp.mtmd_input_chunk_get_type(native) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_AUDIO:
-            return np.tile(np.arange(n, dtype=np.int32), (4, 1))
+            return Places(np.tile(np.arange(n, dtype=np.int32), (4, 1)), np.ones((4, 1), np.int32))
         image = mtmd_cpp.mtmd_input_chunk_get_tokens_image(native)
-        found, further = ((mtmd_cpp.mtmd_decoder_pos * n)() for _ in range(2))
-        mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, 0, found)
-        mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, 1, further)
-        if any(
-            (one.t + 1, one.y + 1, one.x + 1) != (two.t, two.y, two.x) for one, two in zip(found, further, strict=True)
-        ):
+        found, further = (_image_places(image, n, position) for position in (0, 1))
+        moves = (further - found)[:, :1]
+        if (moves[:3] != 1).any() or (found + moves != further).any():
             raise ValueError("the daemon can't say where the images of this kind of projector stand (HunyuanVL's)")
-        return np.array([(at.t, at.y, at.x, at.z) for at in found], np.int32).T
+        return Places(found, moves)
+
+
+def _image_places(image: Any, n: int, position: int) -> npt.NDArray[np.int32]:
+    """Where M-RoPE puts the ``n`` tokens of an image at ``position``, shape (4, n)."""
+    found = (mtmd_cpp.mtmd_decoder_pos * n)()
+    mtmd_cpp.mtmd_helper_image_get_decoder_pos(image, position, found)
+    return np.array([(at.t, at.y, at.x, at.z) for at in found], np.int32).T
 
 
 def _loaded(path: str, model: Model, params: Any) -> tuple[Any, str]:
