@@ -55,10 +55,10 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
 def world(pairs: Callable[[str], tuple[str, str]]) -> Iterator[Make]:
     made = []
 
-    def make(name: str, chat_template: str | None = None) -> EngineWorld:
+    def make(name: str, chat_template: str | None = None, **settings: object) -> EngineWorld:
         model, mmproj = pairs(name)
         # Other types of cells and other attention round otherwise by where a sequence lies.
-        made.append(EngineWorld(model, chat_template, mmproj=mmproj, kv_type="f32", flash_attn="off"))
+        made.append(EngineWorld(model, chat_template, mmproj=mmproj, kv_type="f32", flash_attn="off", **settings))
         return made[-1]
 
     yield make
@@ -140,6 +140,25 @@ def test_a_second_turn_computes_only_what_is_new_and_answers_as_one_that_compute
     assert second.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
     # Those of the second turn's media, and none of the first's.
     assert 0 < plain.scheduler.metrics.chunks_encoded - encoded < fresh.scheduler.metrics.chunks_encoded
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.hears])
+def test_a_crowd_with_too_few_cells_gets_what_each_gets_alone(world: Make, name: str):
+    crowded, plain = world(name, n_ctx=512, n_batch=64, n_ubatch=64, speculation=False), world(name, speculation=False)
+    prompts = [
+        # One of them is larger than a batch, where its tokens needn't be decoded together.
+        parsed([{"role": "user", "content": [text("ab"), picture(30 + 90 * seed, 100, seed), text("What" * seed)]}])
+        for seed in (0, 1, 2, 3)
+    ]
+    for prompt in prompts * 3:
+        crowded.answer(prompt, 4)  # So short an answer is expected again.
+    together = [crowded.ask(prompt, 150) for prompt in prompts]
+    crowded.finish()
+    metrics = crowded.scheduler.metrics
+    assert metrics.preemptions > 0
+    # The token that was sampled last is computed in any case.
+    assert metrics.recomputed_tokens <= metrics.preemptions
+    assert [answer.tokens for answer in together] == [plain.answer(prompt, 150).tokens for prompt in prompts]
 
 
 @pytest.mark.parametrize("name", KINDS)
