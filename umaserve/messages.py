@@ -268,9 +268,10 @@ Command = Generate | Cancel | Replace | Steering | Feedback | Reattach | GetMetr
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Ask for the tokens of a text. ``special``: with the model's start token, and control tokens recognized."""
+    """Ask for the tokens of a text. ``special``: with the model's start token, and control tokens recognized; always
+    so in a ``MixedText``."""
 
-    text: str
+    text: str | MixedText
     special: bool
 
 
@@ -285,7 +286,7 @@ class Detokenize:
 class Embed:
     """Ask for a vector for each text."""
 
-    inputs: tuple[str | TokenIds, ...]
+    inputs: tuple[str | TokenIds | MixedText, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +500,8 @@ class ModelInfo:
     """How it writes tool calls."""
     lacks: Sequence[str] = ()
     """What it can't do here that other models can, a sentence each."""
+    adapters: Sequence[str] = ()
+    """The names of its LoRA adapters, in the operator's order."""
     sees: bool = False
     """Whether its projector takes images."""
     hears: bool = False

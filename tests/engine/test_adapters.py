@@ -125,7 +125,7 @@ def test_llama_cpp_is_only_told_of_changes(model: Model, adapters: LoraAdapters,
 
 
 def test_a_request_gets_what_it_names_and_all_where_it_names_none(adapters: LoraAdapters):
-    assert adapters.names == ("Formal", "pirate")
+    assert adapters.names == ("pirate", "Formal")
     assert adapters.resolve(None) == (("Formal", 1.0), ("pirate", 1.0))
     assert adapters.resolve(()) == ()
     assert adapters.resolve((("pirate", 0.5), ("Formal", -2.0))) == (("Formal", -2.0), ("pirate", 0.5))

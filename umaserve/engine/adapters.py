@@ -55,7 +55,8 @@ class LoraAdapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._natives))
+        """In the order of the files."""
+        return tuple(self._natives)
 
     def resolve(self, wanted: Sequence[tuple[str, float]] | None) -> Adapters:
         """The adapters and scales that a request is computed with: ``wanted`` without those of scale 0, sorted.
@@ -63,7 +64,7 @@ class LoraAdapters:
         ``None`` means all adapters at scale 1. From any thread. Raises ``RequestError`` for an unknown name.
         """
         if wanted is None:
-            return tuple((name, 1.0) for name in self.names)
+            return tuple((name, 1.0) for name in sorted(self.names))
         for name, _ in wanted:
             if name not in self._natives:
                 raise RequestError(Fault.BAD_REQUEST, "lora", f"expected {self._expected()}, got {_shown(name)}")
@@ -97,7 +98,7 @@ class LoraAdapters:
         self._natives.clear()
 
     def _expected(self) -> str:
-        names = self.names
+        names = sorted(self.names)
         if not names:
             return "to be absent or empty, since no adapter is loaded"
         more = ", …" if len(names) > _MAX_NAMES_SHOWN else ""

@@ -124,6 +124,7 @@ class LlamaEngine:
             chat_template=chat_template or info.chat_template,
             tool_form=template.tool_form,
             lacks=lacks,
+            adapters=self._adapters.names,
             sees=self._projector is not None and self._projector.sees,
             hears=self._projector is not None and self._projector.hears,
         )

@@ -98,7 +98,10 @@ class Preparation:
         written = self._model.written
         match query:
             case Tokenize(text, special):
-                ids = self._model.tokenize(text, special=special)
+                if isinstance(text, str) and not special:
+                    ids: Sequence[int] = self._model.tokenize(text, special=False)
+                else:
+                    ids = self.tokens(text, "input")
                 return Tokenized(ids, [written(token) for token in ids])
             case Detokenize(ids):
                 self._check_ids(ids, "tokens")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 
-from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Route, page_of_model
+from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Route, TextReply, page_of_model
+from umaserve.dialects.llama_server.completions import NativeBody
+from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
-from umaserve.dialects.openai.errors import ERRORS
 from umaserve.messages import Answer, Detokenized, Prompted, Query, Tokenized
 
 
@@ -42,6 +43,7 @@ def _apply_template(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer]
 DIALECT = HttpDialect(
     "llama-server",
     {
+        "/completion": Route("POST", TextReply(NativeBody)),
         "/tokenize": Route("POST", EngineQuestion(_tokenize)),
         "/detokenize": Route("POST", EngineQuestion(_detokenize)),
         "/apply-template": Route("POST", EngineQuestion(_apply_template)),
@@ -49,4 +51,5 @@ DIALECT = HttpDialect(
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    {"/completions": "/completion"},
 )

@@ -17,6 +17,7 @@ from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, Tex
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.timings import timings
 from umaserve.dialects.tool_calls import ToolCallParser
 from umaserve.errors import RequestError
 from umaserve.forms import TOLD_IN_WORDS
@@ -90,7 +91,7 @@ class _OpenAIBody:
             return []
         chunks = [self._chunk([item]) for item in choice.chunks(part)]
         if isinstance(output, Finished):
-            chunks[-1]["timings"] = _timings(output)
+            chunks[-1]["timings"] = timings(output.usage, output.timing)
             if self._asked.include_usage and len(self._finished) == len(self._choices):
                 chunks.append({**self._chunk([]), "usage": self._usage()})
         return [orjson.dumps(chunk) for chunk in chunks]
@@ -113,7 +114,7 @@ class _OpenAIBody:
         whole["usage"] = self._usage()
         # Parallel choices have no common rate.
         if len(self._choices) == 1:
-            whole["timings"] = _timings(self._finished[0])
+            whole["timings"] = timings(self._finished[0].usage, self._finished[0].timing)
         return orjson.dumps(whole)
 
     def _take(self, asked: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Generate]:
@@ -216,27 +217,3 @@ class CompletionBody(_OpenAIBody):
 def _call_id(unique: str) -> str:
     """An id of nine letters and digits: some models' chat templates refuse all others."""
     return hashlib.blake2s(unique.encode()).hexdigest()[:9]
-
-
-def _timings(end: Finished) -> dict[str, float]:
-    """A stream's timings by llama-server's names, in milliseconds and tokens per second; ``prompt_n`` prompt tokens
-    were computed, ``cache_n`` were cached."""
-    cache_n, predicted_n = end.usage.prefix_reused_tokens, end.usage.completion_tokens
-    prompt_n = end.usage.prompt_tokens - cache_n
-    # Without a first token, all the time was spent on the prompt.
-    first_token_s = end.timing.first_token_s if predicted_n else end.timing.total_s
-    prompt_s = max(0.0, first_token_s - end.timing.started_s)
-    # From the first token to the last: a single token has no duration and no rate.
-    predicted_s = max(0.0, end.timing.total_s - first_token_s)
-    intervals = max(0, predicted_n - 1)
-    return {
-        "cache_n": cache_n,
-        "prompt_n": prompt_n,
-        "prompt_ms": prompt_s * 1000,
-        "prompt_per_token_ms": prompt_s * 1000 / prompt_n if prompt_n else 0.0,
-        "prompt_per_second": prompt_n / prompt_s if prompt_s else 0.0,
-        "predicted_n": predicted_n,
-        "predicted_ms": predicted_s * 1000,
-        "predicted_per_token_ms": predicted_s * 1000 / intervals if intervals else 0.0,
-        "predicted_per_second": intervals / predicted_s if intervals and predicted_s else 0.0,
-    }

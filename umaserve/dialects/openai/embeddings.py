@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.dialects.openai.requests import inputs
+from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, Embedded
@@ -37,9 +37,7 @@ def parse_embeddings(body: bytes, limits: RequestLimits) -> EmbeddingsRequest:
             "expected to be absent, since the model determines the length of its vectors",
         )
     texts = inputs(fields, "input", limits, MAX_INPUTS)
-    check_prompt_bytes(
-        sum(len(text.encode()) if isinstance(text, str) else len(text.ids) for text in texts), limits, "input"
-    )
+    check_prompt_bytes(sum(map(size_of, texts)), limits, "input")
     as_base64 = fields.choice("encoding_format", {"float": False, "base64": True}, False)
     return EmbeddingsRequest(Embed(texts), as_base64)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
@@ -22,7 +23,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Grammar, Sampling, Speaking, Syntax, TokenIds, VoiceInfo
+from umaserve.messages import Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds, VoiceInfo
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
@@ -34,7 +35,6 @@ MAX_GENERATIONS = 32
 """Prompts times choices per prompt, in one request."""
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
-MAX_COMPLETION_LOGPROBS = 5
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """``none``: the model doesn't think; what the others do is up to the chat template."""
 
@@ -129,11 +129,11 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
     if n * len(prompts) > MAX_GENERATIONS:
         raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
-    logprobs = fields.integer("logprobs", 0, MAX_COMPLETION_LOGPROBS)
+    logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     echo = fields.boolean("echo", False)
     if echo and logprobs is not None:
         raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where logprobs are asked for, got true")
-    if echo and any(isinstance(prompt, TokenIds) for prompt in prompts):
+    if echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where the prompt is token ids, got true")
     max_tokens = within_cap(_wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict"), limits)
     chosen, stop = _sampling(fields, None), stops(fields)
@@ -141,30 +141,53 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     return _asked(fields, requests, echo=echo)
 
 
-def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds, ...]:
-    """OpenAI's forms of texts: a string, an array of token ids, or an array of up to ``max_items`` of either."""
+def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds | MixedText, ...]:
+    """OpenAI's and llama-server's forms of texts: a string, an array of token ids or of ids and strings, or an array of
+    up to ``max_items`` of these."""
     value, path = fields.values.get(key), fields.name(key)
-    if not isinstance(value, list) or _is_ids(value):
+    if not isinstance(value, list) or any(type(item) is int for item in value):
         return (_input(value, path, limits),)
     if not 1 <= len(value) <= max_items:
         raise out_of_range(path, f"1 to {max_items} texts", len(value))
     return tuple(_input(item, f"{path}[{i}]", limits) for i, item in enumerate(value))
 
 
-def _is_ids(value: list[object]) -> bool:
-    return bool(value) and type(value[0]) is int
-
-
-def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds:
+def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds | MixedText:
     if isinstance(value, list):
         if not value:
             raise out_of_range(path, "at least one token id", "none")
+        if any(isinstance(item, str) for item in value):
+            return _mixed(value, path, limits)
         return TokenIds(token_ids(value, path, limits))
     if not isinstance(value, str):
         raise bad_request(path, "a string or an array of token ids", value)
     text = string(value, path)
     check_prompt_bytes(len(text.encode()), limits, path)
     return text
+
+
+def _mixed(items: list[object], path: str, limits: RequestLimits) -> MixedText:
+    """An array of texts and token ids."""
+    # All at once, so that errors name an id by its place among all items.
+    ids = token_ids([0 if isinstance(item, str) else item for item in items], path, limits)
+    parts: list[str | TokenIds] = []
+    for is_text, run in groupby(range(len(items)), lambda at: isinstance(items[at], str)):
+        places = list(run)
+        parts += [str(items[at]) for at in places] if is_text else [TokenIds(ids[places[0] : places[-1] + 1])]
+    mixed = MixedText(tuple(parts))
+    check_prompt_bytes(size_of(mixed), limits, path)
+    return mixed
+
+
+def size_of(text: str | TokenIds | MixedText) -> int:
+    """Its bytes; a token id counts as one, since a token is at least one byte."""
+    match text:
+        case str():
+            return len(text.encode())
+        case TokenIds(ids):
+            return len(ids)
+        case MixedText(parts):
+            return sum(map(size_of, parts))
 
 
 def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
@@ -174,7 +197,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
     requests = tuple(
         with_targets(replace(request, cache_prompt=cache_prompt, lora=adapters), fields) for request in requests
     )
-    choices = tuple(_nth_choice(request, k) for request in requests for k in range(n))
+    choices = tuple(nth_choice(request, k) for request in requests for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
     return CompletionRequest(
@@ -187,7 +210,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
     )
 
 
-def _nth_choice(request: Generate, k: int) -> Generate:
+def nth_choice(request: Generate, k: int) -> Generate:
     seed = request.sampling.seed
     if k == 0 or seed is None:
         return request

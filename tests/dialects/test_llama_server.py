@@ -1,0 +1,384 @@
+"""llama-server's own ``/completion``: its requests, its answers whole and streamed, and its errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from http_world import HttpWorld, post
+from routes import facts
+from standin import StandInEngine
+
+from umaserve.dialects.llama_server.completions import NativeBody
+from umaserve.dialects.llama_server.errors import ERRORS
+from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, native_request
+from umaserve.dialects.parameters import RequestLimits
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Logprobs,
+    MixedText,
+    Output,
+    Placed,
+    Prefilled,
+    Priority,
+    Sampling,
+    Scored,
+    Started,
+    Timing,
+    Token,
+    TokenIds,
+    Usage,
+)
+from umaserve.wire.fields import Fields
+
+LIMITS = RequestLimits(max_prompt_bytes=100)
+PLAIN = Sampling(temperature=0.8)
+
+
+def asked(**values: Any) -> NativeRequest:
+    return native_request(Fields({"prompt": "Hi"} | values), LIMITS, "cmpl-1", ("first", "second"))
+
+
+def sampling(**values: Any) -> Sampling:
+    return asked(**values).choices[0].sampling
+
+
+# Requests.
+
+
+def test_the_defaults_are_llama_servers() -> None:
+    assert asked() == NativeRequest((Generate("cmpl-1", "Hi", None, PLAIN),), -1)
+
+
+def test_every_field_is_read() -> None:
+    request = asked(
+        n_predict=7,
+        temperature=0.5,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.1,
+        repeat_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        seed=3,
+        ignore_eos=True,
+        stop=["x", ""],
+        n_probs=10,
+        cache_prompt=False,
+        stream=True,
+        return_tokens=True,
+        timings_per_token=True,
+        response_fields=["content"],
+        id_slot=3,
+        priority="background",
+        slo={"target_tbt_ms": 50},
+    )
+    chosen = Sampling(0.5, 0.5, 5, 0.1, 1.1, 0.2, 0.3, 3, ignore_eos=True)
+    one = Generate(
+        "cmpl-1",
+        "Hi",
+        7,
+        chosen,
+        ("x",),
+        10,
+        cache_prompt=False,
+        priority=Priority.BACKGROUND,
+        target_tbt_s=0.05,
+    )
+    assert request == NativeRequest(
+        (one,), 7, stream=True, return_tokens=True, timings_per_token=True, response_fields=("content",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "n_predict", "max_tokens"),
+    [
+        ({"n_predict": -1}, -1, None),
+        ({"n_predict": 0}, 0, 1),
+        ({"max_tokens": 5}, 5, 5),
+        ({"max_tokens": 5, "n_predict": 6}, 6, 6),
+    ],
+)
+def test_the_length_has_three_names(values: dict[str, int], n_predict: int, max_tokens: int | None) -> None:
+    request = asked(**values)
+    assert (request.n_predict, request.choices[0].max_tokens) == (n_predict, max_tokens)
+
+
+def test_the_length_is_capped_as_the_operator_says() -> None:
+    capped = native_request(Fields({"prompt": "Hi"}), replace(LIMITS, max_tokens=9), "id")
+    assert capped.choices[0].max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ([1, 2], [TokenIds((1, 2))]),
+        ([1, "a", "b", 2], [MixedText((TokenIds((1,)), "a", "b", TokenIds((2,))))]),
+        (["a", [1], ["b", 2]], ["a", TokenIds((1,)), MixedText(("b", TokenIds((2,))))]),
+        ({"prompt_string": "a", "multimodal_data": []}, ["a"]),
+    ],
+)
+def test_prompts_of_text_tokens_and_both(prompt: Any, prompts: list[Any]) -> None:
+    assert [choice.prompt for choice in asked(prompt=prompt).choices] == prompts
+
+
+def test_several_answers_to_a_prompt_have_seeds_and_ids_of_their_own() -> None:
+    choices = asked(prompt=["a", "b"], n_cmpl=2, seed=5).choices
+    assert [(c.id, c.prompt, c.sampling.seed) for c in choices] == [
+        ("cmpl-1-0", "a", 5),
+        ("cmpl-1-1", "a", 6),
+        ("cmpl-1-2", "b", 5),
+        ("cmpl-1-3", "b", 6),
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"seed": -1},
+        {"seed": 2**32 - 1},
+        {"grammar": ""},
+        {"stop": ""},
+        {"stop": [""]},
+        {"logit_bias": []},
+        {"mirostat": 0, "typical_p": 1.0, "xtc_probability": 0, "dry_multiplier": 0.0},
+        {"samplers": ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]},
+        {"samplers": "edkypmxt"},
+        {"t_max_predict_ms": 500, "n_indent": 2, "n_keep": -1},
+    ],
+)
+def test_what_llama_servers_clients_send_for_nothing_special(values: dict[str, Any]) -> None:
+    assert sampling(**values) == PLAIN
+    assert asked(**values).choices[0].stop == ()
+
+
+def test_an_empty_schema_is_any_object() -> None:
+    grammar = sampling(json_schema={}).grammar
+    assert grammar is not None
+    assert grammar.text == '{"type":"object"}'
+
+
+def test_samplers_that_are_not_named_are_off() -> None:
+    request = asked(samplers=["top_k", "infill"], top_k=7, top_p=0.5, min_p=0.5, temperature=0.1, repeat_penalty=1.5)
+    assert request.samplers == ("top_k",)
+    assert request.choices[0].sampling == Sampling(temperature=1.0, top_k=7, top_p=1.0, min_p=0.0)
+    assert asked().samplers == SAMPLERS
+
+
+@pytest.mark.parametrize("bias", [[[5, -1.5], [6, False]], {"5": -1.5, "6": False}])
+def test_biases_as_pairs_or_an_object(bias: Any) -> None:
+    assert sampling(logit_bias=bias).logit_bias == ((5, -1.5), (6, -100.0))
+
+
+@pytest.mark.parametrize(
+    ("lora", "adapters"),
+    [
+        (None, None),
+        ([], ()),
+        ([{"id": 1, "scale": 0.5}, {"id": 0}], (("second", 0.5), ("first", 1.0))),
+        ({"first": 0.5}, (("first", 0.5),)),
+    ],
+)
+def test_adapters_by_number_or_name(lora: Any, adapters: Any) -> None:
+    assert asked(lora=lora).choices[0].lora == adapters
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prompt": None}, "prompt: expected a string or an array of token ids, got null"),
+        ({"prompt": []}, "prompt: expected 1 to 16 texts, got 0"),
+        ({"prompt": [1, {}]}, "prompt[1]: expected a whole number from 0 to 2147483647, got an object"),
+        ({"prompt": ["x" * 60, 1, "x" * 40]}, "prompt: expected at most 100 bytes, got 101"),
+        (
+            {"prompt": {"prompt_string": "a", "multimodal_data": ["QUJD"]}},
+            "prompt.multimodal_data: expected to be absent: send images and sounds to /v1/chat/completions",
+        ),
+        ({"n_predict": -2}, "n_predict: expected a whole number from -1, got -2"),
+        ({"n_probs": 101}, "n_probs: expected a whole number from 0 to 100, got 101"),
+        ({"seed": -2}, "seed: expected a whole number from 0 to 4294967294, got -2"),
+        ({"mirostat": 1}, "mirostat: expected to be absent: this server has no such sampler"),
+        ({"samplers": [1]}, "samplers[0]: expected a non-empty string of at most 32 bytes, got a whole number"),
+        ({"logit_bias": [[1]]}, "logit_bias: expected pairs of a token id and its bias"),
+        ({"logit_bias": {"a": 1}}, 'logit_bias: expected token ids as keys, got "a"'),
+        ({"logit_bias": 5}, "logit_bias: expected an object or an array of pairs, got a whole number"),
+        ({"lora": [{"id": 2}]}, "lora[0].id: expected a number below 2, got 2"),
+        ({"lora": [5]}, "lora[0]: expected an object, got a whole number"),
+        ({"n": 8, "prompt": ["a"] * 16}, "n: expected at most 2 for 16 prompts, got 8"),
+        (
+            {"post_sampling_probs": True},
+            "post_sampling_probs: expected false: this server tells probabilities before sampling only",
+        ),
+    ],
+)
+def test_bad_values_are_named(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        asked(**values)
+    assert caught.value.message == said
+
+
+# Answers.
+
+END = Finished(FinishReason.LENGTH, Usage(5, 2, 3), Timing(0.5, 1.0, 1.5))
+SCORES = Logprobs(Scored(7, b"\xc3", -0.5), (Scored(7, b"\xc3", -0.5), Scored(8, b"b", float("-inf"))))
+OUTPUTS = (Started(), Placed(), Prefilled(5, 3, 0.5), Token("a\n", 6, elapsed_s=1.0), Token("b", 7, elapsed_s=1.5))
+
+
+def body() -> NativeBody:
+    return NativeBody(replace(facts(), model=lambda: StandInEngine().info))
+
+
+def events(values: dict[str, Any], *outputs: Output) -> list[Any]:
+    one = body()
+    one.receive(orjson.dumps({"prompt": "Hi", "stream": True} | values))
+    return [orjson.loads(event) for output in outputs for event in one.send(0, output)]
+
+
+def whole(values: dict[str, Any], *outputs: Output) -> Any:
+    one = body()
+    for index, _ in enumerate(one.receive(orjson.dumps({"prompt": "Hi"} | values))):
+        assert not one.done
+        assert [one.send(index, output) for output in outputs] == [[]] * len(outputs)
+    assert one.done
+    return orjson.loads(one.result())
+
+
+def test_a_whole_answer() -> None:
+    answer = whole({"return_tokens": True, "n_predict": 2}, *OUTPUTS, END)
+    settings, timings = answer.pop("generation_settings"), answer.pop("timings")
+    assert answer == {
+        "index": 0,
+        "content": "a\nb",
+        "tokens": [6, 7],
+        "id_slot": -1,
+        "stop": True,
+        "model": "stand-in",
+        "tokens_predicted": 2,
+        "tokens_evaluated": 5,
+        "prompt": "Hi",
+        "has_new_line": True,
+        "truncated": False,
+        "stop_type": "limit",
+        "stopping_word": "",
+        "tokens_cached": 6,
+    }
+    assert (settings["n_predict"], settings["temperature"], settings["seed"]) == (2, 0.8, 2**32 - 1)
+    assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (3, 2, 500.0)
+    assert (timings["predicted_n"], timings["predicted_ms"], timings["predicted_per_second"]) == (2, 500.0, 2.0)
+    assert whole({}, *OUTPUTS, END)["tokens"] == []
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "word"),
+    [
+        (replace(END, reason=FinishReason.STOP), "eos", ""),
+        (replace(END, reason=FinishReason.STOP, stop_string="x"), "word", "x"),
+        (replace(END, reason=FinishReason.CONTENT_FILTER), "none", ""),
+    ],
+)
+def test_why_an_answer_ended(end: Finished, kind: str, word: str) -> None:
+    answer = whole({}, *OUTPUTS, end)
+    assert (answer["stop_type"], answer["stopping_word"], answer["truncated"]) == (kind, word, False)
+
+
+@pytest.mark.parametrize(("n_predict", "truncated"), [(2, False), (3, True), (-1, True)])
+def test_an_answer_that_the_context_ended_is_truncated(n_predict: int, truncated: bool) -> None:
+    assert whole({"n_predict": n_predict}, *OUTPUTS, END)["truncated"] is truncated
+
+
+def test_several_answers_are_an_array() -> None:
+    answers = whole({"prompt": ["a", [1], [1, "b"]]}, *OUTPUTS, END)
+    assert [(answer["index"], answer["prompt"]) for answer in answers] == [(0, "a"), (1, [1]), (2, [1, "b"])]
+
+
+def test_only_the_fields_asked_for() -> None:
+    paths = ["content", "timings/predicted_n", "generation_settings/nothing", "content/x", "stop"]
+    assert whole({"response_fields": paths}, *OUTPUTS, END) == {
+        "content": "a\nb",
+        "timings/predicted_n": 2,
+        "stop": True,
+    }
+    assert events({"response_fields": ["stop"]}, *OUTPUTS, END)[-1] == {"stop": True}
+
+
+def test_a_stream_has_an_event_for_each_token_and_one_for_the_end() -> None:
+    piece = {"index": 0, "stop": False, "id_slot": -1, "tokens_evaluated": 5}
+    *pieces, last = events({}, *OUTPUTS, Token("c", 7, elapsed_s=1.5, sampled=False), END)
+    assert pieces == [
+        {**piece, "content": "a\n", "tokens": [6], "tokens_predicted": 1},
+        {**piece, "content": "b", "tokens": [7], "tokens_predicted": 2},
+        {**piece, "content": "c", "tokens": [], "tokens_predicted": 2},
+    ]
+    assert (last["stop"], last["content"], last["tokens"], last["tokens_predicted"]) == (True, "", [], 2)
+    assert last["generation_settings"]["stream"] is True
+    assert body().end is None
+
+
+def test_timings_with_each_token() -> None:
+    first, second, _last = events({"timings_per_token": True}, *OUTPUTS, END)
+    assert (first["timings"]["prompt_ms"], first["timings"]["predicted_n"]) == (500.0, 1)
+    assert (second["timings"]["predicted_ms"], second["timings"]["predicted_n"]) == (500.0, 2)
+
+
+def test_probabilities_of_each_token() -> None:
+    scored = {"id": 7, "token": "", "bytes": [0xC3], "logprob": -0.5}
+    expected = [
+        {**scored, "top_logprobs": [scored, {"id": 8, "token": "b", "bytes": [98], "logprob": -9999.0}]},
+    ]
+    token = Token("", 7, SCORES)
+    assert whole({"n_probs": 2}, token, END)["completion_probabilities"] == expected
+    first, last = events({"n_probs": 2}, token, END)
+    assert first["completion_probabilities"] == expected
+    assert "completion_probabilities" not in last
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "kind"),
+    [
+        (Fault.BAD_REQUEST, 400, "invalid_request_error"),
+        (Fault.CONTEXT_EXCEEDED, 400, "exceed_context_size_error"),
+        (Fault.UNAUTHORIZED, 401, "authentication_error"),
+        (Fault.QUEUE_FULL, 503, "unavailable_error"),
+        (Fault.DECODE_FAILED, 500, "server_error"),
+    ],
+)
+def test_errors_have_llama_servers_form(fault: Fault, status: int, kind: str) -> None:
+    error = RequestError(fault, "a", "b")
+    reply = ERRORS.reply(error)
+    expected = {"error": {"code": status, "message": "a: b", "type": kind}}
+    assert (reply.status, orjson.loads(reply.body)) == (status, expected)
+    one = body()
+    one.receive(b'{"prompt":"Hi","stream":true}')
+    assert [orjson.loads(event) for event in one.fail(0, error)] == [expected]
+
+
+@pytest.fixture
+def world():
+    world = HttpWorld()
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions", "/completion/"])
+def test_the_paths_answer_in_the_native_form(world: HttpWorld, path: str) -> None:
+    world.send(post(path, {"n_predict": 2}))
+    head, _, reply = world.received().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert orjson.loads(reply)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_client_that_leaves_cancels_what_it_asked_for(world: HttpWorld) -> None:
+    world.send(post("/completion", {"prompt": ["a", "b"], "stream": True}))
+    running = world.services.sessions.running
+    assert [session.caller.dialect for session in running()] == ["llama-server"] * 2
+    world.client.close()
+    world.turn()
+    assert not list(running())

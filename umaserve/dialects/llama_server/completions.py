@@ -1,0 +1,230 @@
+"""llama-server's ``/completion``: a body in, one JSON answer, an array of several, or a stream of events out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from umaserve.dialects import sse
+from umaserve.dialects.http import ErrorReply, Facts, cap_headers
+from umaserve.dialects.llama_server.errors import error_body
+from umaserve.dialects.llama_server.requests import NativeRequest, native_request
+from umaserve.dialects.llama_server.settings import generation_settings
+from umaserve.dialects.parameters import json_body
+from umaserve.dialects.timings import timings
+from umaserve.errors import RequestError
+from umaserve.messages import (
+    Finished,
+    FinishReason,
+    Generate,
+    Logprobs,
+    MixedText,
+    Output,
+    Prefilled,
+    Scored,
+    Timing,
+    Token,
+    TokenIds,
+    Usage,
+)
+
+MIN_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON lacks."""
+NO_SLOT = -1
+"""Slots belong to the scheduler, which moves answers between them."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What has come of one answer."""
+
+    request: Generate
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    scores: list[Logprobs] = field(default_factory=list)
+    prefilled: Prefilled = field(default_factory=lambda: Prefilled(0))
+    first_token_s: float = 0.0
+    finished: Finished | None = None
+
+    def take(self, token: Token) -> None:
+        if token.sampled:
+            self.first_token_s = self.first_token_s if self.tokens else token.elapsed_s
+            self.tokens.append(token.token_id)
+        self.text.append(token.text)
+        if token.logprobs is not None:
+            self.scores.append(token.logprobs)
+
+    def timings(self, now_s: float) -> dict[str, float]:
+        """Of the answer so far; ``now_s``: seconds since the request."""
+        usage = Usage(self.prefilled.input_tokens, len(self.tokens), self.prefilled.reused_tokens)
+        return timings(usage, Timing(self.prefilled.started_s, self.first_token_s, now_s))
+
+
+class NativeBody:
+    """One ``POST /completion``."""
+
+    stream_type = sse.CONTENT_TYPE
+    frame = staticmethod(sse.event)
+    end = None
+    """A stream ends with the last answer's last event."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.headers = cap_headers(facts.limits)
+        self._facts = facts
+        self._asked = NativeRequest((), -1)
+        self._answers: Sequence[_Answer] = ()
+        self._failed: set[int] = set()
+
+    @property
+    def streaming(self) -> bool:
+        return self._asked.stream
+
+    @property
+    def done(self) -> bool:
+        """Whether all answers have finished or failed."""
+        ended = len(self._failed) + sum(answer.finished is not None for answer in self._answers)
+        return 0 < len(self._answers) == ended
+
+    def receive(self, body: bytes) -> Sequence[Generate]:
+        """The answers asked for, each a request of its own; raises ``RequestError``."""
+        info = self._facts.model()
+        adapters = () if info is None else info.adapters
+        asked = native_request(json_body(body), self._facts.limits, self._facts.new_id("cmpl-"), adapters)
+        self._asked = replace(asked, choices=())
+        self._answers = [_Answer(choice) for choice in asked.choices]
+        return asked.choices
+
+    def send(self, index: int, output: Output) -> list[bytes]:
+        """The events for an output of answer ``index``; none unless streaming."""
+        answer = self._running(index)
+        match output:
+            case Prefilled():
+                answer.prefilled = output
+                return []
+            case Token():
+                answer.take(output)
+                return [orjson.dumps(self._partial(index, answer, output))] if self.streaming else []
+            case Finished():
+                answer.finished = output
+                return [orjson.dumps(self._whole(index, answer, output))] if self.streaming else []
+            case _:
+                return []
+
+    def fail(self, index: int, error: RequestError) -> list[bytes]:
+        """The event for the error that ended answer ``index``; none unless streaming."""
+        self._failed.add(index)
+        return [error_body(error).body] if self.streaming else []
+
+    def error(self, error: RequestError) -> ErrorReply:
+        return error_body(error)
+
+    def result(self) -> bytes:
+        """The whole reply: an object for one answer, an array for several."""
+        ended = [(index, answer, answer.finished) for index, answer in enumerate(self._answers)]
+        whole = [self._whole(index, answer, end) for index, answer, end in ended if end is not None]
+        if self.streaming or len(whole) != len(ended):
+            raise RuntimeError("no whole answer to give")
+        return orjson.dumps(whole[0] if len(whole) == 1 else whole)
+
+    def _running(self, index: int) -> _Answer:
+        answer = self._answers[index]
+        if index in self._failed or answer.finished is not None:
+            raise RuntimeError(f"answer {index} isn't running")
+        return answer
+
+    def _partial(self, index: int, answer: _Answer, token: Token) -> dict[str, Any]:
+        """One token's event."""
+        partial: dict[str, Any] = {
+            "index": index,
+            "content": token.text,
+            "tokens": [token.token_id] if token.sampled else [],
+            "stop": False,
+            "id_slot": NO_SLOT,
+            "tokens_predicted": len(answer.tokens),
+            "tokens_evaluated": answer.prefilled.input_tokens,
+        }
+        if self._asked.timings_per_token:
+            partial["timings"] = answer.timings(token.elapsed_s)
+        if token.logprobs is not None:
+            partial["completion_probabilities"] = [_scores(token.logprobs)]
+        return partial
+
+    def _whole(self, index: int, answer: _Answer, end: Finished) -> dict[str, Any]:
+        """The whole answer; in a stream its last event, without what was sent."""
+        usage, streaming = end.usage, self.streaming
+        text = "".join(answer.text)
+        whole: dict[str, Any] = {
+            "index": index,
+            "content": "" if streaming else text,
+            "tokens": answer.tokens if self._asked.return_tokens and not streaming else [],
+            "id_slot": NO_SLOT,
+            "stop": True,
+            "model": self._facts.loaded().name,
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "generation_settings": generation_settings(answer.request, self._asked),
+            "prompt": _shown(answer.request.prompt),
+            "has_new_line": "\n" in text,
+            "truncated": _is_truncated(answer.request, end),
+            "stop_type": _stop_type(end),
+            "stopping_word": end.stop_string or "",
+            # The last token was sampled and not computed.
+            "tokens_cached": usage.prompt_tokens + max(0, usage.completion_tokens - 1),
+            "timings": timings(usage, end.timing),
+        }
+        if answer.scores and not streaming:
+            whole["completion_probabilities"] = [_scores(scores) for scores in answer.scores]
+        return _only(whole, self._asked.response_fields) if self._asked.response_fields else whole
+
+
+def _shown(prompt: object) -> object:
+    """A prompt as the client sent it."""
+    match prompt:
+        case TokenIds(ids):
+            return list(ids)
+        case MixedText(parts):
+            return [item for part in parts for item in ([part] if isinstance(part, str) else part.ids)]
+        case _:
+            return prompt if isinstance(prompt, str) else ""
+
+
+def _stop_type(end: Finished) -> str:
+    if end.reason is FinishReason.STOP:
+        return "word" if end.stop_string is not None else "eos"
+    return "limit" if end.reason is FinishReason.LENGTH else "none"
+
+
+def _is_truncated(request: Generate, end: Finished) -> bool:
+    """Whether the context's end came before the wanted length."""
+    wanted = request.max_tokens
+    return end.reason is FinishReason.LENGTH and (wanted is None or end.usage.completion_tokens < wanted)
+
+
+def _scores(scores: Logprobs) -> dict[str, Any]:
+    return {**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]}
+
+
+def _scored(scored: Scored) -> dict[str, Any]:
+    return {
+        "id": scored.token_id,
+        "token": scored.piece.decode(errors="ignore"),
+        "bytes": list(scored.piece),
+        "logprob": max(scored.logprob, MIN_LOGPROB),
+    }
+
+
+def _only(whole: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The values at ``paths``, by their paths; those that are not there are left out."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = whole
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            found[path] = value
+    return found

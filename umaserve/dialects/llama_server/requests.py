@@ -1,0 +1,183 @@
+"""Parses requests of llama-server's ``/completion``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from umaserve.dialects.openai.requests import MAX_CHOICES, MAX_GENERATIONS, MAX_PROMPTS, inputs, nth_choice
+from umaserve.dialects.parameters import (
+    MAX_ADAPTERS,
+    MAX_BIASES,
+    MAX_SCALE,
+    RequestLimits,
+    lora,
+    sampling,
+    stops,
+    with_targets,
+    within_cap,
+)
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Generate, Sampling
+from umaserve.wire.fields import Fields, array, bad_request, out_of_range
+
+DEFAULTS = Sampling(temperature=0.8)
+MAX_PROBS = 100
+MAX_SAMPLERS = 32
+MAX_RESPONSE_FIELDS, MAX_FIELD_BYTES = 64, 256
+LENGTH_NAMES = ("n_predict", "max_completion_tokens", "max_tokens")
+_RANDOM_SEEDS = (-1, 2**32 - 1)
+_BAN = -100.0
+
+_WITHOUT: Mapping[str, Mapping[str, float]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "temperature": {"temperature": 1.0},
+}
+"""This server's samplers, each with the parameters that turn it off."""
+SAMPLERS = tuple(_WITHOUT)
+_LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRequest:
+    """A parsed body: its answers, and what their replies contain."""
+
+    choices: tuple[Generate, ...]
+    n_predict: int
+    """As the client wants it; -1: up to the context's end."""
+    samplers: tuple[str, ...] = SAMPLERS
+    stream: bool = False
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    response_fields: tuple[str, ...] = ()
+    """Paths with slashes; empty: all."""
+
+
+def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters: Sequence[str] = ()) -> NativeRequest:
+    """The request in a body of ``POST /completion``; raises ``RequestError``. ``adapters``: the names of the server's,
+    which requests name by number."""
+    fields = _in_our_words(fields, adapters)
+    prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
+    one = _parameters(fields, limits, new_id)
+    n = fields.integer("n_cmpl", 1, MAX_CHOICES) or fields.integer("n", 1, MAX_CHOICES) or 1
+    if n * len(prompts) > MAX_GENERATIONS:
+        raise out_of_range("n", f"at most {MAX_GENERATIONS // len(prompts)} for {len(prompts)} prompts", n)
+    choices = tuple(nth_choice(replace(one, prompt=prompt), k) for prompt in prompts for k in range(n))
+    if len(choices) > 1:
+        choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
+    return described(fields, choices)
+
+
+def described(fields: Fields, choices: tuple[Generate, ...]) -> NativeRequest:
+    """``choices`` with what ``fields`` say of their replies; raises ``RequestError``."""
+    return NativeRequest(
+        choices,
+        n_predict=_n_predict(fields),
+        samplers=_samplers(fields),
+        stream=fields.boolean("stream", False),
+        return_tokens=fields.boolean("return_tokens", False),
+        timings_per_token=fields.boolean("timings_per_token", False),
+        response_fields=fields.strings("response_fields", max_items=MAX_RESPONSE_FIELDS, max_bytes=MAX_FIELD_BYTES),
+    )
+
+
+def _parameters(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
+    """All of a request but its prompt."""
+    if fields.boolean("post_sampling_probs", False):
+        problem = "expected false: this server tells probabilities before sampling only"
+        raise RequestError(Fault.BAD_REQUEST, "post_sampling_probs", problem)
+    n_predict = _n_predict(fields)
+    probs = [fields.integer(key, 0, MAX_PROBS) for key in ("n_probs", "logprobs")]
+    request = Generate(
+        new_id,
+        "",
+        # llama-server makes one token where none are wanted.
+        within_cap(None if n_predict < 0 else max(1, n_predict), limits),
+        _sampling(fields),
+        stops(fields),
+        next((number for number in probs if number is not None), 0) or None,
+        cache_prompt=fields.boolean("cache_prompt", True),
+        lora=lora(fields),
+    )
+    return with_targets(request, fields)
+
+
+def _n_predict(fields: Fields) -> int:
+    wanted = [fields.integer(key, -1) for key in LENGTH_NAMES]
+    return next((number for number in wanted if number is not None), -1)
+
+
+def _sampling(fields: Fields) -> Sampling:
+    chosen, used = sampling(Fields({**fields.values, "samplers": None}), DEFAULTS), _samplers(fields)
+    off = {key: value for name, without in _WITHOUT.items() if name not in used for key, value in without.items()}
+    return replace(chosen, **off)  # type: ignore[arg-type]
+
+
+def _samplers(fields: Fields) -> tuple[str, ...]:
+    """The samplers to use, in this server's order. Others are off in any case, or are refused by their parameters."""
+    names = fields.strings("samplers", max_items=MAX_SAMPLERS, max_bytes=MAX_SAMPLERS)
+    if not names:
+        return SAMPLERS
+    if isinstance(fields.values["samplers"], str):
+        names = tuple(_LETTERS.get(letter, "") for letter in names[0])
+    return tuple(name for name in SAMPLERS if name in names)
+
+
+def _in_our_words(fields: Fields, adapters: Sequence[str]) -> Fields:
+    """``fields`` with llama-server's own ways to say something replaced by those that all dialects share."""
+    values = dict(fields.values)
+    for key, nothing in (("seed", _RANDOM_SEEDS), ("grammar", ("",)), ("stop", ("",))):
+        if values.get(key) in nothing:
+            values[key] = None
+    if values.get("json_schema") == {}:
+        values["json_schema"] = {"type": "object"}
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    if isinstance(values.get("stop"), list):
+        values["stop"] = [text for text in values["stop"] if text != ""]
+    values["prompt"] = _without_media(values.get("prompt"))
+    if values.get("logit_bias") is not None:
+        values["logit_bias"] = _biases(values["logit_bias"])
+    if isinstance(values.get("lora"), list):
+        values["lora"] = _adapters(values["lora"], adapters)
+    return Fields(values)
+
+
+def _without_media(prompt: object) -> object:
+    """The text of a prompt that is an object, which in llama-server may have media."""
+    if not isinstance(prompt, dict):
+        return prompt
+    if prompt.get("multimodal_data"):
+        problem = "expected to be absent: send images and sounds to /v1/chat/completions"
+        raise RequestError(Fault.BAD_REQUEST, "prompt.multimodal_data", problem)
+    return prompt.get("prompt_string")
+
+
+def _biases(value: object) -> dict[str, Any]:
+    """``logit_bias`` as an object, where it may be an array of pairs, and ``false`` bans a token."""
+    if isinstance(value, list):
+        pairs = array(value, "logit_bias", 0, MAX_BIASES, "pairs")
+        if not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
+            raise RequestError(Fault.BAD_REQUEST, "logit_bias", "expected pairs of a token id and its bias")
+        value = {str(token): bias for token, bias in pairs}
+    if not isinstance(value, dict):
+        raise bad_request("logit_bias", "an object or an array of pairs", value)
+    return {token: _BAN if bias is False else bias for token, bias in value.items()}
+
+
+def _adapters(value: list[Any], names: Sequence[str]) -> dict[str, float]:
+    """``lora`` as an object of names and scales; in llama-server adapters have numbers."""
+    chosen: dict[str, float] = {}
+    for index, item in enumerate(array(value, "lora", 0, MAX_ADAPTERS, "adapters")):
+        fields = Fields.of(item, f"lora[{index}]")
+        number = fields.integer("id", 0)
+        if number is None or number >= len(names):
+            known = f"a number below {len(names)}" if names else "no adapters, since the server has none"
+            raise out_of_range(fields.name("id"), known, number)
+        scale = fields.number("scale", -MAX_SCALE, MAX_SCALE)
+        chosen[names[number]] = 1.0 if scale is None else scale
+    return chosen
