@@ -62,8 +62,26 @@ class RequestError(Exception):
         """Both in one line."""
         return f"{self.field}: {self.problem}" if self.field else self.problem
 
+    def copy(self) -> RequestError:
+        """The same for another request, which has an id of its own."""
+        return RequestError(self.fault, self.field, self.problem)
+
     def __str__(self) -> str:
         return self.message
+
+
+class ContextExceeded(RequestError):
+    """A prompt that leaves no room for an answer in a context of ``context_tokens``."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        got = f"expected at most {context_tokens - 1} tokens, got {prompt_tokens}"
+        why = f"the context holds {context_tokens}, and an answer takes at least one"
+        super().__init__(Fault.CONTEXT_EXCEEDED, "prompt", f"{got}: {why}")
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+    def copy(self) -> ContextExceeded:
+        return ContextExceeded(self.prompt_tokens, self.context_tokens)
 
 
 class ConfigError(Exception):

@@ -67,6 +67,7 @@ def closed(value: Any) -> Any:
 
 
 WITH_A_VOICE = {("/v1/chat/completions", "spoken"), ("/v1/audio/speech", "plain"), ("/v1/audio/speech", "samples")}
+WITH_MEDIA = {"/v1/chat/completions", "/v1/messages"}
 
 
 CLOSED = closed(DOCUMENT["components"])
@@ -93,7 +94,7 @@ def check_response(response: httpx.Response, operation: dict) -> None:
         is_text = content["schema"].get("type") == "string"
         check_answer(response.text if is_text else response.json(), content["schema"])
         return
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n")[:-1]]
+    events = [event.rpartition("data: ")[2] for event in response.text.split("\n\n")[:-1]]
     if "[DONE]" in content["schema"]["description"]:
         assert events.pop() == "[DONE]"
     assert events
@@ -225,7 +226,7 @@ def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict
 @pytest.mark.parametrize("path", POSTS)
 def test_a_body_that_is_too_large_is_refused_as_described(daemon: Daemon, path: str):
     config = Config()
-    most = config.max_chat_bytes if path == "/v1/chat/completions" else config.max_frame_bytes
+    most = config.max_chat_bytes if path in WITH_MEDIA else config.max_frame_bytes
     with Http(daemon.http) as wire:
         head = (
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {most + 1}"
@@ -288,7 +289,7 @@ def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], v
     if response.status_code != 400:
         return ""
     error = response.json()
-    field, _, words = (error["message"] if "type" in error else error["error"]["message"]).partition(": ")
+    field, _, words = (error["message"] if "message" in error else error["error"]["message"]).partition(": ")
     return words if field.startswith(".".join(where)) else ""
 
 

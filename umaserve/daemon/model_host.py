@@ -193,7 +193,7 @@ class ModelHost:
 
     def fail_all(self, error: RequestError) -> None:
         for session in list(self._sessions.running()):
-            self._sessions.fail(session, RequestError(error.fault, error.field, error.problem))
+            self._sessions.fail(session, error.copy())
 
     def close(self) -> None:
         """After the threads have ended."""

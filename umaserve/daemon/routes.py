@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from umaserve.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from umaserve.dialects.chat.routes import DIALECT as CHAT
 from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
@@ -17,7 +18,7 @@ from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.settings.daemon import Config
 
-DIALECTS = (OPENAI, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
+DIALECTS = (OPENAI, ANTHROPIC, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
 
 _WHOLE = resources.files("umaserve.dialects").joinpath("openapi.json").read_bytes()
 

@@ -27,6 +27,12 @@ def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attac
     return "".join(texts), tuple(attachments)
 
 
+def turn_bytes(turn: ChatTurn) -> int:
+    """The bytes of a turn's texts, which count against the longest prompt."""
+    calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in turn.tool_calls)
+    return len(turn.content.encode()) + len(turn.thoughts.encode()) + calls
+
+
 def check_media(turns: Sequence[ChatTurn], field: str) -> None:
     """Refuse a conversation with too many attachments."""
     n = sum(len(turn.attachments) for turn in turns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +43,12 @@ class CallPiece:
     name: str = ""
     arguments: str = ""
     whole: bool = False
+
+
+def short_ids(unique: str) -> Callable[[], str]:
+    """Makes the ids of an answer's calls: nine letters and digits, since some chat templates refuse all others."""
+    numbers = itertools.count()
+    return lambda: hashlib.blake2s(f"{unique}_{next(numbers)}".encode()).hexdigest()[:9]
 
 
 class ToolCallParser:

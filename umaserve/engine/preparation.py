@@ -17,7 +17,7 @@ from umaserve.engine.model import Model
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
 from umaserve.engine.tool_grammar import of_tools
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import (
     Answer,
     ApplyTemplate,
@@ -188,12 +188,7 @@ class Preparation:
     def _max_tokens(self, wanted: int | None, prompt_tokens: int) -> int:
         room = self._sequence_tokens - prompt_tokens
         if room < 1:
-            raise RequestError(
-                Fault.CONTEXT_EXCEEDED,
-                "prompt",
-                f"expected at most {self._sequence_tokens - 1} tokens, got {prompt_tokens}: the context "
-                f"holds {self._sequence_tokens}, and an answer takes at least one",
-            )
+            raise ContextExceeded(prompt_tokens, self._sequence_tokens)
         return room if wanted is None else min(wanted, room)
 
 

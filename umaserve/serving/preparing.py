@@ -99,8 +99,7 @@ class Preparing:
             session.request = _without_media(session.request)
             session.text = AnswerText(session.prepared.text, None if self._filter is None else self._filter.stream())
         elif isinstance(result, RequestError):
-            # Each has its own, since each is given its request's id.
-            self._sessions.fail(session, RequestError(result.fault, result.field, result.problem))
+            self._sessions.fail(session, result.copy())
         else:
             log.error("request %s: preparing it failed", session.request_id, exc_info=result)
             self._sessions.fail(

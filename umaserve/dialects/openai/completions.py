@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import orjson
@@ -18,7 +16,7 @@ from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.timings import timings
-from umaserve.dialects.tool_calls import ToolCallParser
+from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.errors import RequestError
 from umaserve.forms import TOLD_IN_WORDS
 from umaserve.messages import (
@@ -192,12 +190,12 @@ class ChatBody(_OpenAIBody):
         tools, only_first = request.tools, not request.parallel_calls
         if not tools:
             return ChatChoice(index, None)
-        new_ids = map(_call_id, (f"{unique}_{index}_{number}" for number in count()))
+        new_id = short_ids(f"{unique}_{index}")
 
         def parser() -> ToolCallParser:
             info = self._model()
             form = TOLD_IN_WORDS if info is None else info.tool_form
-            return ToolCallParser(form, tools, lambda: next(new_ids), only_first=only_first)
+            return ToolCallParser(form, tools, new_id, only_first=only_first)
 
         return ChatChoice(index, parser)
 
@@ -212,8 +210,3 @@ class CompletionBody(_OpenAIBody):
         asked = completion_request(body, self._limits, self._new_id)
         echoes = [str(request.prompt) if asked.echo else "" for request in asked.choices]
         return self._take(asked, [TextChoice(index, echo) for index, echo in enumerate(echoes)])
-
-
-def _call_id(unique: str) -> str:
-    """An id of nine letters and digits: some models' chat templates refuse all others."""
-    return hashlib.blake2s(unique.encode()).hexdigest()[:9]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from umaserve.dialects.content import check_media, joined
+from umaserve.dialects.content import check_media, joined, turn_bytes
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.parameters import MAX_ID_BYTES, MAX_TURNS, RequestLimits, check_prompt_bytes
 from umaserve.errors import Fault, RequestError
@@ -29,7 +29,7 @@ def turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     """The messages; raises ``RequestError`` if one is invalid or together they are too long."""
     messages = array(fields.values.get("messages"), fields.name("messages"), 1, MAX_TURNS, "messages")
     read = tuple(_turn(Fields.of(message, f"messages[{i}]")) for i, message in enumerate(messages))
-    check_prompt_bytes(sum(_n_bytes(turn) for turn in read), limits, fields.name("messages"))
+    check_prompt_bytes(sum(map(turn_bytes, read)), limits, fields.name("messages"))
     check_media(read, fields.name("messages"))
     return read
 
@@ -219,11 +219,3 @@ def _name(function: Fields) -> str:
     if not _NAME.fullmatch(name):
         raise out_of_range(function.name("name"), "1 to 64 letters, digits, _ or -", f'"{name}"')
     return name
-
-
-def _n_bytes(turn: ChatTurn) -> int:
-    return (
-        len(turn.content.encode())
-        + len(turn.thoughts.encode())
-        + sum(len(call.name.encode()) + len(call.arguments.encode()) for call in turn.tool_calls)
-    )

@@ -1,0 +1,104 @@
+"""The blocks of an answer of Anthropic's Messages API: events of a stream, and the whole list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block in the making: ``begun`` is what starts it, ``kind`` that of its deltas."""
+
+    key: str | int
+    begun: dict[str, Any]
+    texts: list[str] = field(default_factory=list)
+    kept: bool = True
+    """Whether it is in the whole answer, too. A call that isn't complete is not: its text is."""
+
+
+class Blocks:
+    """One answer. A block ends before the next one begins, and a call as soon as it is complete.
+
+    ``tool_calls`` makes the parser that finds the calls in the text; ``None`` without tools.
+    """
+
+    def __init__(self, tool_calls: Callable[[], ToolCallParser] | None) -> None:
+        self._new_parser = tool_calls
+        self._parser: ToolCallParser | None = None
+        self._blocks: list[_Block] = []
+        self._open: _Block | None = None
+        self.called = False
+        """Whether there is a complete call."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """The events for the next text of the answer."""
+        # How the model writes calls is known once it is loaded, and so at the first token.
+        if self._parser is None and self._new_parser is not None:
+            self._parser = self._new_parser()
+        yield from self._add(*((text, []) if self._parser is None else self._parser.push(text)))
+
+    def finish(self) -> Iterator[Event]:
+        """The events for the rest, at the end of the answer."""
+        if self._parser is not None:
+            yield from self._add(*self._parser.finish())
+        yield from self._close()
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The blocks of a whole answer, after ``finish``."""
+        return [_whole(block) for block in self._blocks if block.kept]
+
+    def _add(self, text: str, pieces: list[CallPiece]) -> Iterator[Event]:
+        # What of the call that has begun is still to come was written before the text.
+        current = [piece for piece in pieces if self._open is not None and piece.index == self._open.key]
+        for piece in current:
+            yield from self._call(piece)
+        if text:
+            yield from self._begin("text", {"type": "text", "text": ""})
+            yield self._delta(text, {"type": "text_delta", "text": text})
+        for piece in pieces[len(current) :]:
+            yield from self._call(piece)
+
+    def _call(self, piece: CallPiece) -> Iterator[Event]:
+        if piece.name:
+            yield from self._begin(piece.index, {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+            self._blocks[-1].kept = False
+        if piece.arguments:
+            yield self._delta(piece.arguments, {"type": "input_json_delta", "partial_json": piece.arguments})
+        if piece.whole:
+            self.called = self._blocks[-1].kept = True
+            yield from self._close()
+
+    def _begin(self, key: str | int, begun: dict[str, Any]) -> Iterator[Event]:
+        """Go on with the block that is open, if it has this key, or start one."""
+        if self._open is not None and self._open.key == key:
+            return
+        yield from self._close()
+        self._open = _Block(key, begun)
+        self._blocks.append(self._open)
+        yield {"type": "content_block_start", "index": self._index, "content_block": begun}
+
+    def _delta(self, text: str, delta: dict[str, Any]) -> Event:
+        self._blocks[-1].texts.append(text)
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> Iterator[Event]:
+        if self._open is not None:
+            self._open = None
+            yield {"type": "content_block_stop", "index": self._index}
+
+    @property
+    def _index(self) -> int:
+        return len(self._blocks) - 1
+
+
+def _whole(block: _Block) -> dict[str, Any]:
+    text = "".join(block.texts)
+    return {**block.begun, **({"input": orjson.loads(text)} if block.begun["type"] == "tool_use" else {"text": text})}

@@ -1,0 +1,115 @@
+"""Parses the requests of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from umaserve.dialects import grammars
+from umaserve.dialects.anthropic.tools import chosen_tools, tools
+from umaserve.dialects.anthropic.turns import turns
+from umaserve.dialects.parameters import (
+    MAX_ID_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOPS,
+    RequestLimits,
+    json_body,
+    lora,
+    max_tokens,
+    sampling,
+    stops,
+    with_targets,
+)
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Generate, Sampling
+from umaserve.wire.fields import Fields, bad_request
+
+DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
+"""Anthropic documents these two; the other defaults are this server's own."""
+
+MAX_USER_ID_BYTES = 4096
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """A parsed body."""
+
+    request: Generate
+    stream: bool
+
+
+def message_request(body: bytes, limits: RequestLimits, new_id: str) -> MessageRequest:
+    """Parse a body of ``POST /v1/messages``; raises ``RequestError``. Fields that it doesn't know are ignored."""
+    fields = json_body(body)
+    asked = conversation(fields, limits, new_id)
+    asked = replace(
+        asked,
+        max_tokens=max_tokens(fields, "max_tokens", limits),
+        sampling=_sampling(fields),
+        stop=(*fields.strings("stop_sequences", max_items=MAX_STOPS, max_bytes=MAX_STOP_BYTES), *stops(fields)),
+        cache_prompt=fields.boolean("cache_prompt", True),
+        lora=lora(fields),
+    )
+    if asked.must_call and asked.sampling.grammar is not None:
+        problem = f'expected "auto" or "none" where {asked.sampling.grammar.field} is given, got a required call'
+        raise RequestError(Fault.BAD_REQUEST, "tool_choice.type", problem)
+    _check_unused(fields)
+    return MessageRequest(with_targets(asked, fields), fields.boolean("stream", False))
+
+
+def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
+    """What of a request makes its prompt."""
+    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)  # Any name means the one model that is loaded.
+    offered, must_call, several = chosen_tools(fields, tools(fields, limits))
+    return Generate(
+        new_id,
+        turns(fields, limits),
+        tools=offered,
+        must_call=must_call,
+        parallel_calls=several,
+        enable_thinking=_thinks(fields),
+        chat_template_kwargs=_template_kwargs(fields),
+    )
+
+
+def _thinks(fields: Fields) -> bool:
+    """Whether the model is to think; as in Anthropic's API it isn't unless it is asked to."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return False
+    thinks = thinking.required_choice("type", {"enabled": True, "adaptive": True, "disabled": False})
+    thinking.integer("budget_tokens", 1)
+    return thinks
+
+
+def _template_kwargs(fields: Fields) -> dict[str, object]:
+    config = fields.object("output_config")
+    effort = None if config is None else config.one_of("effort", EFFORTS)
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def _sampling(fields: Fields) -> Sampling:
+    """With the grammar of ``output_config.format``."""
+    chosen = sampling(fields, DEFAULTS)
+    config = fields.object("output_config")
+    wanted = None if config is None else config.object("format")
+    if wanted is None:
+        return chosen
+    wanted.required_one_of("type", ("json_schema",))
+    schema = grammars.schema(wanted, "schema")
+    if schema is None:
+        raise bad_request(wanted.name("schema"), "an object", None)
+    given = [schema] if chosen.grammar is None else [chosen.grammar, schema]
+    return replace(chosen, grammar=grammars.only_one(given))
+
+
+def _check_unused(fields: Fields) -> None:
+    """Check fields that make no difference here.
+
+    ``metadata.user_id`` doesn't part tenants: agents put each conversation's id into it, and conversations of one key
+    share the long prompts that all begin with.
+    """
+    metadata = fields.object("metadata")
+    if metadata is not None:
+        metadata.string("user_id", max_bytes=MAX_USER_ID_BYTES, empty=True)
+    fields.one_of("service_tier", ("auto", "standard_only"))
