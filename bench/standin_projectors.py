@@ -2,7 +2,8 @@
 
 Tiny ones for the tests, and one as large as a real one for the benchmark.
 
-All but M-RoPE's go with the default model. What each kind of projector must hold is said by ``clip.cpp``.
+All but M-RoPE's go with the default model, unless their shape names another width. What each kind of projector must
+hold is said by ``clip.cpp``.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ def text(words: str) -> Message:
 
 def conversation(name: str) -> list[Message]:
     """Of three turns, two of which have a picture or a sound."""
-    first, second = (sound(440), sound(880, 0.5)) if KINDS[name].hears else (picture(130, 100, 1), picture(60, 90, 2))
+    first = picture(130, 100, 1) if KINDS[name].sees else sound(440)
+    second = sound(880, 0.5) if KINDS[name].hears else picture(60, 90, 2)
     return [
         {"role": "user", "content": [first, text("What")]},
         {"role": "assistant", "content": "Noise"},
@@ -142,7 +143,7 @@ def test_a_second_turn_computes_only_what_is_new_and_answers_as_one_that_compute
     assert 0 < plain.scheduler.metrics.chunks_encoded - encoded < fresh.scheduler.metrics.chunks_encoded
 
 
-@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.hears])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.sees])
 def test_a_crowd_with_too_few_cells_gets_what_each_gets_alone(world: Make, name: str):
     crowded, plain = world(name, n_ctx=512, n_batch=64, n_ubatch=64, speculation=False), world(name, speculation=False)
     prompts = [
@@ -164,7 +165,7 @@ def test_a_crowd_with_too_few_cells_gets_what_each_gets_alone(world: Make, name:
 @pytest.mark.parametrize("name", KINDS)
 def test_other_media_of_the_same_size_make_another_answer(world: Make, name: str):
     plain = world(name)
-    one, other = [sound(440), sound(880)] if KINDS[name].hears else [picture(130, 100, seed) for seed in (1, 2)]
+    one, other = [picture(130, 100, seed) for seed in (1, 2)] if KINDS[name].sees else [sound(440), sound(880)]
     answers = [
         plain.answer(parsed([{"role": "user", "content": [media, text("What")]}]), N, logprobs=0)
         for media in (one, other)

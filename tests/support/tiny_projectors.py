@@ -26,6 +26,8 @@ BUCKETS = 70
 """A side of MiniCPM-V's learned positions."""
 HEAD = 128
 """MiniCPM-V's resampler has heads of this width, as wide as the text model or a part of it."""
+LISTENING = replace(TINY, layers=1)
+"""Of those that hear: each sound costs as much as one of 30 s."""
 QUERIES = 4
 """Tokens of one of its slices."""
 
@@ -39,6 +41,7 @@ class Kind:
     architecture: str = "llama"
     tokens: Sequence[str] = ()
     keys: dict[str, Value] = field(default_factory=dict)
+    sees: bool = True
     hears: bool = False
 
 
@@ -72,10 +75,14 @@ def _llava(path: Path, width: int) -> Path:
 def _qwen25vl(path: Path, width: int) -> Path:
     """Qwen2.5-VL: images of any size, and attention within windows of 112 pixels in the first of two layers."""
     with writing(path, "clip", _text(TINY_PATCHES, width)) as file:
-        image_encoder(file, "qwen2.5vl_merger")
-        file.numbers({"clip.vision.n_wa_pattern": 2})
-        merged_pairs(file)
+        _windowed(file, "qwen2.5vl_merger")
     return path
+
+
+def _windowed(file: File, projector: str) -> None:
+    image_encoder(file, projector)
+    file.numbers({"clip.vision.n_wa_pattern": 2})
+    merged_pairs(file)
 
 
 def _qwen3vl(path: Path, width: int) -> Path:
@@ -125,10 +132,22 @@ def _resampler(file: File, width: int) -> None:
 
 def _qwen2a(path: Path, width: int) -> Path:
     """Qwen2-Audio: each begun 30 s are 750 tokens."""
-    with writing(path, "clip", _text(TINY, width)) as file:
-        sound_encoder(file, "qwen2a")
-        file.linear("mm.a.fc", width, file.shape.width)
+    with writing(path, "clip", _text(LISTENING, width)) as file:
+        _hearing(file, "qwen2a")
     return path
+
+
+def _omni(path: Path, width: int) -> Path:
+    """Qwen2.5-Omni: Qwen2.5-VL's and Qwen2-Audio's in one file."""
+    with writing(path, "clip", _text(TINY_PATCHES, width)) as file:
+        _windowed(file, "qwen2.5o")
+        _hearing(file, "qwen2.5o")
+    return path
+
+
+def _hearing(file: File, projector: str) -> None:
+    sound_encoder(file, projector)
+    file.linear("mm.a.fc", file.shape.text, file.shape.width)
 
 
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
@@ -146,7 +165,10 @@ KINDS = {
         lambda path, width: whole(path, _text(TINY_PATCHES, width)), "gemma3", ("<start_of_image>", "<end_of_image>")
     ),
     "minicpmv": Kind(_minicpmv, tokens=("<image>", "</image>", "<slice>", "</slice>"), keys={"embedding_length": HEAD}),
-    "ultravox": Kind(lambda path, width: audio(path, _text(TINY, width)), hears=True),
-    "qwen2a": Kind(_qwen2a, "qwen2", ("<|audio_bos|>", "<|audio_eos|>"), hears=True),
+    "ultravox": Kind(lambda path, width: audio(path, _text(LISTENING, width)), sees=False, hears=True),
+    "qwen2a": Kind(_qwen2a, "qwen2", ("<|audio_bos|>", "<|audio_eos|>"), sees=False, hears=True),
+    "qwen2.5omni": Kind(
+        _omni, "qwen2vl", ("<|vision_start|>", "<|vision_end|>", "<|audio_bos|>", "<|audio_eos|>"), hears=True
+    ),
 }
 """SmolVLM's is idefics3."""
