@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from umaserve.engine.chat_template import MAX_TEMPLATE, ChatTemplate, read
-from umaserve.engine.template import MAX_GROWTH
+from umaserve.engine.template import MAX_GROWTH, MAX_PROBLEM
 from umaserve.errors import ConfigError, RequestError
 from umaserve.messages import ChatTurn, Tool, ToolCall
 
@@ -131,8 +131,28 @@ def test_the_cap_on_growth_counts_tools_and_calls():
     ],
 )
 def test_a_template_that_fails_on_the_turns_refuses_them(source: str, said: str):
-    with pytest.raises(RequestError, match=f"chat: the model's chat template rejected it: .*{said}"):
+    with pytest.raises(RequestError, match=f"messages: the model's chat template rejected it: .*{said}"):
         ChatTemplate(source, "", "").render((ChatTurn("user", "Hi"),))
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ("{% for x in some %}{% endfor %}{% if tools %}{% endif %}", "chat_template_kwargs"),
+        ("{% if tools %}{{ tools | length + 'a' }}{% endif %}{{ some }}", "tools"),
+        ("{% if tools %}{% endif %}{{ 1 / (some - some) }}", "messages"),
+    ],
+)
+def test_the_field_is_named_without_which_the_template_takes_the_rest(source: str, field: str):
+    with pytest.raises(RequestError, match=f"^{field}: the model's chat template rejected it: "):
+        ChatTemplate(FORM + source, "", "").render([ChatTurn("user", "Hi")], [WEATHER], switches={"some": 1})
+
+
+def test_an_error_has_the_beginning_of_what_a_template_says():
+    source = "{{ raise_exception('no\n' ~ messages[0].content) }}"
+    with pytest.raises(RequestError) as refused:
+        ChatTemplate(source, "", "").render([ChatTurn("user", "x" * 9999)])
+    assert refused.value.problem.endswith("rejected it: no " + "x" * (MAX_PROBLEM - 3))
 
 
 @pytest.mark.parametrize(("wanted", "told"), [(None, "think"), (True, "think"), (False, "don't")])
@@ -316,7 +336,7 @@ def test_a_template_that_cannot_be_parsed_refuses_chat_and_nothing_else(caplog: 
     template = ChatTemplate("{{ 'a' }}\n{% if %}", "", "")
     assert "chat requests are refused: the model's chat template can't be used: line 2:" in caplog.text
     with pytest.raises(
-        RequestError, match=r"chat: .* can't be used: line 2: .* name another file with --chat-template"
+        RequestError, match=r"messages: .* can't be used: line 2: .* name another file with --chat-template"
     ):
         template.render(HI)
 

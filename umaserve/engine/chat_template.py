@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import Any
 import jinja2.meta
 
 from umaserve.engine.model import Model
-from umaserve.engine.template import MAX_GROWTH, Template
+from umaserve.engine.template import MAX_GROWTH, MAX_PROBE_STEPS, Template
 from umaserve.engine.template_sandbox import FAILURES
 from umaserve.engine.tools import signatures, with_calls_as_text, with_instructions
 from umaserve.errors import ConfigError, Fault, RequestError
@@ -99,7 +100,7 @@ class ChatTemplate:
     ) -> str:
         template = self._with_tools if tools else self._template
         if template is None:
-            raise RequestError(Fault.BAD_REQUEST, "chat", self._problem)
+            raise RequestError(Fault.BAD_REQUEST, "messages", self._problem)
         limit = _size(turns, tools) * 2 + MAX_GROWTH
         if not template.writes_calls:
             turns = with_calls_as_text(turns, template.tool_form, results=not template.tells_tools)
@@ -107,7 +108,17 @@ class ChatTemplate:
             turns, tools = with_instructions(turns, tools, template.tool_form), ()
         messages = [_message(turn) for turn in turns]
         values = {**_usual(template, switches), **switches}
-        prompt = template.prompt(messages, signatures(tools), values, opens_answer=opens_answer, limit=limit)
+        render = functools.partial(template.prompt, messages, opens_answer=opens_answer, limit=limit)
+        try:
+            prompt = render(signatures(tools), values)
+        except RequestError as error:
+            # What is taken without one of the optional fields is refused because of it.
+            render = functools.partial(render, steps=MAX_PROBE_STEPS)
+            if switches and _works(lambda: render(signatures(tools), _usual(template, {}))):
+                field = "chat_template_kwargs"
+            else:
+                field = "tools" if tools and _works(lambda: render((), values)) else "messages"
+            raise RequestError(error.fault, field, error.problem) from None
         return prompt.removeprefix(self._start).removesuffix(self._end)
 
     def _compiled(self, source: str, bos: str, eos: str, now: Callable[[], datetime]) -> Template | None:
@@ -138,6 +149,14 @@ def read(path: str) -> str:
     except (*FAILURES, SyntaxError, MemoryError) as error:
         raise _refused(path, _in_one_line(error), "name a file with one jinja2 template") from None
     return source
+
+
+def _works(render: Callable[[], str]) -> bool:
+    try:
+        render()
+    except RequestError:
+        return False
+    return True
 
 
 def _refused(path: str, problem: str, advice: str) -> ConfigError:

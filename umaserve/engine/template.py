@@ -19,6 +19,8 @@ from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN
 
 MAX_GROWTH = 256 * 1024
 """How many characters a prompt may be longer than twice the text of turns and tools."""
+MAX_PROBLEM = 300
+"""Characters of a template's own words in an error."""
 MAX_STEPS = 1_000_000
 """Loop iterations and calls for one prompt. Some templates look through all of 1,024 turns for each of them."""
 MAX_PROBE_STEPS = 10_000
@@ -84,8 +86,8 @@ class Template:
         try:
             return self._rendered(values, limit, steps)
         except FAILURES as error:
-            problem = f"the model's chat template rejected it: {error}"
-            raise RequestError(Fault.BAD_REQUEST, "chat", problem) from None
+            problem = f"the model's chat template rejected it: {' '.join(str(error).split())[:MAX_PROBLEM]}"
+            raise RequestError(Fault.BAD_REQUEST, "messages", problem) from None
 
     def _probed(self, messages: Sequence[Message], tools: Sequence[Message]) -> str:
         values = {"messages": messages, **_offered(tools), "add_generation_prompt": True}
@@ -105,7 +107,7 @@ class Template:
             parts.append(part)
             length += len(part)
             if length > limit:
-                raise RequestError(Fault.BAD_REQUEST, "chat", "the model's chat template made too much text")
+                raise RequestError(Fault.BAD_REQUEST, "messages", "the model's chat template made too much text")
         return "".join(parts)
 
 
