@@ -142,11 +142,11 @@ def _serve(arguments: Sequence[str]) -> int:
     # Imported here: the clients need no llama.cpp.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
-    from umaserve.engine.engine import load
+    from umaserve.engine.engine import load_checked
     from umaserve.engine.llama_voice import LlamaVoice
 
     template = chat_template.read(config.chat_template) if config.chat_template else None
-    return Server(config, functools.partial(load, chat_template=template), LlamaVoice).run()
+    return Server(config, functools.partial(load_checked, chat_template=template), LlamaVoice).run()
 
 
 def _relay(arguments: Sequence[str]) -> int:

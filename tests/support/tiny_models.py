@@ -212,13 +212,16 @@ _COMMON: dict[str, Value] = {
 }
 
 
-def tiny_model(path: Path, architecture: str, seed: int = 1, tokens: Sequence[str] = (), **keys: Value) -> str:
+def tiny_model(
+    path: Path, architecture: str, seed: int = 1, tokens: Sequence[str] = (), vocabulary: str = "", **keys: Value
+) -> str:
     """Write a model of ``architecture`` to ``path``; ``tokens`` are control tokens beside the usual ones, and ``keys``
-    replace keys of its own, with ``__`` for a dot."""
+    replace keys of its own, with ``__`` for a dot. ``vocabulary``: its kind, where it is another than usual."""
+    vocabulary = vocabulary or ("bert" if architecture.endswith("bert") else "llama")
     own = (FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | EMBEDDING | OTHERS)[architecture]
     values = _COMMON | own | {key.replace("__", "."): value for key, value in keys.items()}
-    _write(path, architecture, values, [], seed, tokens)
-    _write(path, architecture, values, _tensors(path, architecture), seed, tokens)
+    _write(path, architecture, values, [], seed, vocabulary, tokens)
+    _write(path, architecture, values, _tensors(path, architecture), seed, vocabulary, tokens)
     return str(path)
 
 
@@ -228,6 +231,7 @@ def _write(
     values: dict[str, Value],
     tensors: list[tuple[str, tuple[int, ...]]],
     seed: int,
+    vocabulary: str,
     control: Sequence[str],
 ) -> None:
     writer = GGUFWriter(path, architecture)
@@ -244,7 +248,7 @@ def _write(
                 writer.add_string(name, value)
             case _:
                 writer.add_array(name, value)
-    _add_vocabulary(writer, "bert" if architecture.endswith("bert") else "llama", control)
+    _add_vocabulary(writer, vocabulary, control)
     random = np.random.default_rng(seed)
     untied = any(name == "output.weight" for name, _shape in tensors)
     for name, shape in tensors:

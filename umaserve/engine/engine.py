@@ -12,6 +12,7 @@ import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
+from umaserve.engine import rehearsal
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
@@ -64,6 +65,13 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
     ``chat_template`` takes the place of the model's own."""
     return LlamaEngine(load_model(find(config.model), config, progress), config, chat_template)
+
+
+def load_checked(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
+    """As ``load``, of files that another process has loaded before, which some of them would end."""
+    for path in filter(None, (find(config.model), config.draft_model)):
+        rehearsal.check(path, wanted=lambda: progress(0.0))
+    return load(config, progress, chat_template)
 
 
 class LlamaEngine:

