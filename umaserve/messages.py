@@ -146,6 +146,20 @@ class MixedText:
 
 
 @dataclass(frozen=True, slots=True)
+class Infill:
+    """A gap in a text, to be filled by a model that is made for it."""
+
+    prefix: str
+    """The text before the gap."""
+    suffix: str
+    """The text after it."""
+    beginning: str = ""
+    """How what fills it begins."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Other texts that may help: their names, which may be empty, and the texts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text."""
 
@@ -175,8 +189,8 @@ class Generate:
     """A request for text. Where no other meaning is given, ``None`` means the server's default."""
 
     id: str
-    prompt: str | tuple[ChatTurn, ...] | TokenIds | MixedText
-    """A raw prompt, or turns for the chat template."""
+    prompt: str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
+    """A raw prompt, turns for the chat template, or a gap to fill."""
     max_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()

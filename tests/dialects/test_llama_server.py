@@ -13,13 +13,14 @@ from standin import StandInEngine
 
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.errors import ERRORS
-from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, native_request
+from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, infill_request, native_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Finished,
     FinishReason,
     Generate,
+    Infill,
     Logprobs,
     MixedText,
     Output,
@@ -219,6 +220,43 @@ def test_adapters_by_number_or_name(lora: Any, adapters: Any) -> None:
 def test_bad_values_are_named(values: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as caught:
         asked(**values)
+    assert caught.value.message == said
+
+
+GAP = {"input_prefix": "a(", "input_suffix": ")"}
+
+
+def gap(**values: Any) -> NativeRequest:
+    return infill_request(Fields(GAP | values), LIMITS, "cmpl-1")
+
+
+def test_a_gap_to_fill() -> None:
+    extra = [{"text": "x", "filename": "y"}, {"text": ""}]
+    asked = gap(prompt="b", input_extra=extra, n_predict=5, samplers=["top_k", "top_p", "infill"])
+    (request,) = asked.choices
+    assert request.prompt == Infill("a(", ")", "b", (("y", "x"), ("", "")))
+    assert (request.max_tokens, request.sampling) == (5, Sampling(temperature=1.0, min_p=0.0))
+    assert gap() == NativeRequest((Generate("cmpl-1", Infill("a(", ")"), None, PLAIN),), -1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"input_prefix": None}, "input_prefix: expected a string, got null"),
+        ({"input_suffix": 5}, "input_suffix: expected a string, got a whole number"),
+        ({"prompt": [1]}, "prompt: expected a string, got an array"),
+        ({"input_extra": {}}, "input_extra: expected an array of 0 to 1024 objects, got an object"),
+        ({"input_extra": [{"filename": "ok"}]}, "input_extra[0].text: expected a string, got null"),
+        (
+            {"input_extra": [{"filename": 123, "text": "a"}]},
+            "input_extra[0].filename: expected a string of at most 256 bytes, got a whole number",
+        ),
+        ({"input_extra": [{"text": "x" * 98}]}, "input_prefix: expected at most 100 bytes, got 101"),
+    ],
+)
+def test_a_gap_that_is_described_wrongly(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        gap(**values)
     assert caught.value.message == said
 
 

@@ -200,6 +200,10 @@ def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name:
         assert response.status_code == 400
         assert "this daemon has no voice" in response.json()["error"]["message"]
         return
+    if path == "/infill":
+        assert response.status_code == 400
+        assert "can't fill gaps" in response.json()["error"]["message"]
+        return
     assert response.status_code == 200, response.text
     streamed = response.headers["content-type"] == "text/event-stream"
     assert streamed == body.get("stream", False) == (name == "streamed")
@@ -293,7 +297,7 @@ def refusal(http: httpx.Client, path: str, body: dict, where: tuple[str, ...], v
     return words if field.startswith(".".join(where)) else ""
 
 
-STAND_FOR_NONE = {("/completion", ("seed",)), ("/completion", ("top_k",))}
+STAND_FOR_NONE = {(path, (name,)) for path in ("/completion", "/infill") for name in ("seed", "top_k")}
 """Whose next values beyond the bounds are llama-server's words for "none"."""
 
 

@@ -23,6 +23,7 @@ from umaserve.messages import (
     Embed,
     Embedded,
     Generate,
+    Infill,
     Logprobs,
     MixedText,
     ModelInfo,
@@ -435,6 +436,8 @@ def _tokens(request: Generate) -> tuple[int, ...]:
             return ids
         case MixedText(parts):
             return tuple(token for part in parts for token in (part.encode() if isinstance(part, str) else part.ids))
+        case Infill():
+            prompt = request.prompt.prefix + request.prompt.beginning
         case str() as prompt:
             pass
         case turns:

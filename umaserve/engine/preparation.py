@@ -12,6 +12,7 @@ from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.constraint import Constraint, Vocabulary
 from umaserve.engine.grammar import lark_of
+from umaserve.engine.infill import infill_tokens
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
@@ -26,6 +27,7 @@ from umaserve.messages import (
     Detokenized,
     Embed,
     Generate,
+    Infill,
     MixedText,
     Prompted,
     Query,
@@ -144,6 +146,9 @@ class Preparation:
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
         if isinstance(request.prompt, str | TokenIds | MixedText):
             return Prompt(self.tokens(request.prompt, "prompt"), ())
+        if isinstance(request.prompt, Infill):
+            tokens = infill_tokens(self._model, request.prompt, self._sequence_tokens, request.max_tokens)
+            return Prompt(tokens, ())
         render = self._render(request)
         if not any(turn.attachments for turn in request.prompt):
             return Prompt(self._model.tokenize(render(request.prompt)), ())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize, Detokenized, Generate, MixedText, TokenIds
+from umaserve.messages import Detokenize, Detokenized, Generate, Infill, MixedText, TokenIds
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager
@@ -133,6 +133,8 @@ class Preparing:
                 yield self._text_of(tokens)
             case MixedText(parts):
                 yield "".join(part if isinstance(part, str) else self._text_of(part) for part in parts)
+            case Infill() as gap:
+                yield from (gap.prefix + gap.beginning, gap.suffix, *(text for other in gap.others for text in other))
             case turns:
                 for turn in turns:
                     yield turn.content

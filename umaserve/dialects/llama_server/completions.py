@@ -1,8 +1,8 @@
-"""llama-server's ``/completion``: a body in, one JSON answer, an array of several, or a stream of events out."""
+"""llama-server's ``/completion`` and ``/infill``: a body in, one answer, an array of several, or a stream out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,14 @@ from umaserve.dialects.http import ErrorReply, Facts, cap_headers
 from umaserve.dialects.llama_server.errors import error_body
 from umaserve.dialects.llama_server.requests import NativeRequest, native_request
 from umaserve.dialects.llama_server.settings import generation_settings
-from umaserve.dialects.parameters import json_body
+from umaserve.dialects.parameters import RequestLimits, json_body
 from umaserve.dialects.timings import timings
 from umaserve.errors import RequestError
 from umaserve.messages import (
     Finished,
     FinishReason,
     Generate,
+    Infill,
     Logprobs,
     MixedText,
     Output,
@@ -30,9 +31,11 @@ from umaserve.messages import (
     TokenIds,
     Usage,
 )
+from umaserve.wire.fields import Fields
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks."""
+Parse = Callable[[Fields, RequestLimits, str, Sequence[str]], NativeRequest]
 NO_SLOT = -1
 """Slots belong to the scheduler, which moves answers between them."""
 
@@ -64,16 +67,17 @@ class _Answer:
 
 
 class NativeBody:
-    """One ``POST /completion``."""
+    """One ``POST /completion``, or ``/infill`` with that one's ``parse``."""
 
     stream_type = sse.CONTENT_TYPE
     frame = staticmethod(sse.event)
     end = None
     """A stream ends with the last answer's last event."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, parse: Parse = native_request) -> None:
         self.headers = cap_headers(facts.limits)
         self._facts = facts
+        self._parse = parse
         self._asked = NativeRequest((), -1)
         self._answers: Sequence[_Answer] = ()
         self._failed: set[int] = set()
@@ -92,7 +96,7 @@ class NativeBody:
         """The answers asked for, each a request of its own; raises ``RequestError``."""
         info = self._facts.model()
         adapters = () if info is None else info.adapters
-        asked = native_request(json_body(body), self._facts.limits, self._facts.new_id("cmpl-"), adapters)
+        asked = self._parse(json_body(body), self._facts.limits, self._facts.new_id("cmpl-"), adapters)
         self._asked = replace(asked, choices=())
         self._answers = [_Answer(choice) for choice in asked.choices]
         return asked.choices
@@ -187,6 +191,8 @@ def _shown(prompt: object) -> object:
             return list(ids)
         case MixedText(parts):
             return [item for part in parts for item in ([part] if isinstance(part, str) else part.ids)]
+        case Infill():
+            return prompt.beginning
         case _:
             return prompt if isinstance(prompt, str) else ""
 

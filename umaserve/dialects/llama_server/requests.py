@@ -1,4 +1,4 @@
-"""Parses requests of llama-server's ``/completion``."""
+"""Parses requests of llama-server's ``/completion`` and ``/infill``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from umaserve.dialects.parameters import (
     MAX_BIASES,
     MAX_SCALE,
     RequestLimits,
+    check_prompt_bytes,
     lora,
     sampling,
     stops,
@@ -19,12 +20,13 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sampling
-from umaserve.wire.fields import Fields, array, bad_request, out_of_range
+from umaserve.messages import Generate, Infill, Sampling
+from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.8)
 MAX_PROBS = 100
 MAX_SAMPLERS = 32
+MAX_OTHERS = 1024
 MAX_RESPONSE_FIELDS, MAX_FIELD_BYTES = 64, 256
 LENGTH_NAMES = ("n_predict", "max_completion_tokens", "max_tokens")
 _RANDOM_SEEDS = (-1, 2**32 - 1)
@@ -69,11 +71,34 @@ def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters:
     choices = tuple(nth_choice(replace(one, prompt=prompt), k) for prompt in prompts for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
-    return described(fields, choices)
+    return _described(fields, choices)
 
 
-def described(fields: Fields, choices: tuple[Generate, ...]) -> NativeRequest:
-    """``choices`` with what ``fields`` say of their replies; raises ``RequestError``."""
+def infill_request(fields: Fields, limits: RequestLimits, new_id: str, adapters: Sequence[str] = ()) -> NativeRequest:
+    """The request in a body of ``POST /infill``; raises ``RequestError``."""
+    fields = _in_our_words(fields, adapters)
+    prefix, suffix = (string(fields.values.get(key), key, empty=True) for key in ("input_prefix", "input_suffix"))
+    beginning = string(fields.values.get("prompt") or "", "prompt", empty=True)
+    gap = Infill(prefix, suffix, beginning, _others(fields.values.get("input_extra")))
+    texts = (prefix, suffix, beginning, *(text for other in gap.others for text in other))
+    check_prompt_bytes(sum(len(text.encode()) for text in texts), limits, "input_prefix")
+    return _described(fields, (replace(_parameters(fields, limits, new_id), prompt=gap),))
+
+
+def _others(value: object) -> tuple[tuple[str, str], ...]:
+    """``input_extra``: the names and the texts of other files."""
+    if value is None:
+        return ()
+    others = []
+    for index, item in enumerate(array(value, "input_extra", 0, MAX_OTHERS, "objects")):
+        fields = Fields.of(item, f"input_extra[{index}]")
+        name = fields.string("filename", max_bytes=MAX_FIELD_BYTES, empty=True) or ""
+        others.append((name, string(fields.values.get("text"), fields.name("text"), empty=True)))
+    return tuple(others)
+
+
+def _described(fields: Fields, choices: tuple[Generate, ...]) -> NativeRequest:
+    """``choices`` with what ``fields`` say of their replies."""
     return NativeRequest(
         choices,
         n_predict=_n_predict(fields),

@@ -9,6 +9,7 @@ from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Route, Te
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.props import props
+from umaserve.dialects.llama_server.requests import infill_request
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.messages import Answer, Detokenized, Prompted, Query, Tokenized
@@ -44,6 +45,7 @@ DIALECT = HttpDialect(
     "llama-server",
     {
         "/completion": Route("POST", TextReply(NativeBody)),
+        "/infill": Route("POST", TextReply(lambda facts: NativeBody(facts, infill_request))),
         "/tokenize": Route("POST", EngineQuestion(_tokenize)),
         "/detokenize": Route("POST", EngineQuestion(_detokenize)),
         "/apply-template": Route("POST", EngineQuestion(_apply_template)),
