@@ -13,7 +13,7 @@ import umaserve
 ROOT = Path(umaserve.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics"}
+TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "thoughts"}
 """The modules outside all rooms."""
 
 ROOMS = {
@@ -23,9 +23,9 @@ ROOMS = {
     "settings": {"errors"},
     "media": set(),
     "dialects": {"wire", "errors", "forms", "messages"},
-    "serving": {"system", "errors", "messages", "metrics"},
+    "serving": {"system", "errors", "messages", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
-    "engine": {"wire", "serving", "media", "speech", "settings", "system", "errors", "forms", "messages"},
+    "engine": {"wire", "serving", "media", "speech", "settings", "system", "errors", "forms", "messages", "thoughts"},
     "access": {"serving", "wire", "settings", "errors", "messages"},
     "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages"},
     "http": {"net", "wire", "dialects", "errors"},

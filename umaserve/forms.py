@@ -89,3 +89,27 @@ TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
 
 TOLD_IN_WORDS = ToolForm(('<tool_call>\n{"name": "', Slot.NAME, '", "arguments": ', Slot.ARGUMENTS, "}\n</tool_call>"))
 """The form for models whose chat template has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtForm:
+    """How a model marks its thoughts: ``opens``, the thought, ``closes``. White space around marks makes no difference
+    in what is read; they have it as the template writes it.
+    """
+
+    opens: str
+    closes: str
+    turn: str = ""
+    """What leads from a closed thought to what follows, where each of them is a message of its own."""
+    answers: tuple[str, ...] = ()
+    """Marks that may open the answer; where there are none, it simply follows."""
+    answer_closes: str = ""
+    """The mark at its end, if there is one."""
+
+    def text(self) -> str:
+        """All marks."""
+        return " ".join((self.opens, self.closes, self.turn, *self.answers, self.answer_closes))
+
+
+THINK_TAGS = ThoughtForm("<think>\n", "\n</think>\n\n")
+"""The form for models whose template and vocabulary show no other."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from umaserve.errors import RequestError
-from umaserve.forms import TOLD_IN_WORDS, ToolForm
+from umaserve.forms import THINK_TAGS, TOLD_IN_WORDS, ThoughtForm, ToolForm
 
 # Commands: what clients ask for.
 
@@ -209,6 +209,12 @@ class Generate:
     """For chat templates with a variable of this name; ``None``: true for models that think."""
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     """Values for other variables of the chat template, by name, as parsed from JSON."""
+    splits_thoughts: bool = False
+    """Whether its tokens tell thoughts and answer apart."""
+    thought_budget: int | None = None
+    """After how many tokens thoughts are closed by force; ``None``: the server's limit, if it has one."""
+    stops_in_thoughts: bool = False
+    """Whether ``stop`` applies to thoughts too."""
     continue_final_message: bool | None = None
     """Whether the answer continues the last turn; ``None``: if that is the assistant's."""
     add_generation_prompt: bool = True
@@ -334,6 +340,8 @@ class Usage:
     completion_tokens: int
     prefix_reused_tokens: int = 0
     """Tokens of the prompt that were in the cached prefix."""
+    reasoning_tokens: int = 0
+    """Tokens of the completion that are thoughts, or marks around them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +422,14 @@ class Token(NamedTuple):
     since_last_s: float = 0.0
     sampled: bool = True
     """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's."""
+    thoughts: str = ""
+    answer: str | None = None
+    """``text`` without thoughts and marks, which may come later than in ``text``; ``None``: they aren't told apart."""
+
+    @property
+    def said(self) -> str:
+        """The answer's text, which is all text where thoughts aren't told apart."""
+        return self.text if self.answer is None else self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,6 +528,8 @@ class ModelInfo:
     eos: str
     tool_form: ToolForm = TOLD_IN_WORDS
     """How it writes tool calls."""
+    thought_form: ThoughtForm = THINK_TAGS
+    """How it marks its thoughts."""
     lacks: Sequence[str] = ()
     """What it can't do here that other models can, a sentence each."""
     adapters: Sequence[str] = ()

@@ -56,7 +56,11 @@ DIFFERENCES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "tencent-Hy3": (
         ("continued after thoughts",),
-        "llama-server writes the thoughts of an answer that is continued",
+        "here they follow the empty ones that the template writes where a request asks for none",
+    ),
+    "unsloth-Apriel-1.5": (
+        ("continued after thoughts",),
+        "llama-server doesn't know this template's marks",
     ),
     "unsloth-mistral-Devstral-Small-2507": (
         ("thoughts", "switches"),
@@ -65,59 +69,49 @@ DIFFERENCES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Where prompts are not llama-server's, and why."""
 
-CONTINUED = ("continued", "continued after thoughts")
-# llama-server closes the thoughts of a continued answer, also where there are none, and writes what opens them itself;
-# here an answer's beginning follows what the template opens the answer with.
-CONTINUED_OTHERWISE = {
-    "Apriel-1.6-15b-Thinker-fixed",
-    "Bielik-11B-v3.0-Instruct",
+# llama-server writes empty thoughts before an answer that is continued, where the template opens none.
+NO_EMPTY_THOUGHTS = {
     "ByteDance-Seed-OSS",
-    "Cohere2MoE",
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "GLM-4.6",
-    "GLM-4.7-Flash",
     "HuggingFaceTB-SmolLM3-3B",
-    "Kimi-K2-Instruct",
     "Kimi-K2-Thinking",
-    "Kimi-K3",
-    "LFM2-8B-A1B",
     "LFM2.5-8B-A1B",
-    "LFM2.5-Instruct",
-    "MiniMax-M2",
     "MiniMax-M3",
-    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-    "NVIDIA-Nemotron-Nano-v2",
-    "Qwen-QwQ-32B",
     "Qwen-Qwen3-0.6B",
-    "Qwen3.5-4B",
-    "Reka-Edge",
-    "Spark2.5",
-    "StepFun3.5-Flash",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-    "deepseek-ai-DeepSeek-V3.1",
-    "deepseek-ai-DeepSeek-V3.2",
     "deepseek-ai-DeepSeek-V4-Flash-0731",
     "deepseek-ai-DeepSeek-V4",
     "google-gemma-4-31B-it-interleaved",
+    "mistralai-Ministral-3-14B-Reasoning-2512",
+    "muse-glimmer",
+    "openai-gpt-oss-120b",
+}
+"""The templates with which the prompts of continued answers without thoughts are not llama-server's."""
+
+# llama-server writes what opens an answer, and the marks of thoughts, in its own way.
+CONTINUED_OTHERWISE = {
+    "Apriel-1.6-15b-Thinker-fixed",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "Kimi-K2-Instruct",
+    "LFM2-8B-A1B",
+    "LFM2.5-Instruct",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Qwen-QwQ-32B",
+    "StepFun3.5-Flash",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "google-gemma-4-31B-it",
     "ibm-granite-granite-3.3-2B-Instruct",
-    "inclusionai-ling-3.0-flash",
     "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
     "meetkai-functionary-medium-v3.2",
     "microsoft-Phi-3.5-mini-instruct",
-    "mistralai-Ministral-3-14B-Reasoning-2512",
     "moonshotai-Kimi-K2",
-    "muse-glimmer",
-    "openai-gpt-oss-120b",
-    "openbmb-MiniCPM5-1B",
-    "poolside-Laguna-S-2.1",
     "poolside-Laguna-XS-2.1",
     "poolside-Laguna-XS.2",
     "unsloth-mistral-Devstral-Small-2507",
+    "upstage-Solar-Open-100B",
 }
-"""The templates with which the prompts of continued answers are not llama-server's."""
+"""The templates with which no prompts of continued answers are llama-server's."""
 
 TOLD_IN_WORDS = {
     "HuggingFaceTB-SmolLM3-3B",
@@ -149,7 +143,9 @@ def rendered(template: str, body: dict[str, Any], now: datetime) -> str:
 
 
 def differs(name: str, conversation: str) -> bool:
-    if name in CONTINUED_OTHERWISE and conversation in CONTINUED:
+    if conversation == "continued" and name in NO_EMPTY_THOUGHTS:
+        return True
+    if name in CONTINUED_OTHERWISE and conversation in ("continued", "continued after thoughts"):
         return True
     if name in TOLD_IN_WORDS and conversation in TOOLS:
         return True

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import FinishReason
-from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.answer_text import AnswerText, Said
 from umaserve.serving.content_filter import ContentFilter
 
 STOP, FILTER = FinishReason.STOP, FinishReason.CONTENT_FILTER
@@ -27,12 +27,12 @@ def said(
     released = []
     for token in range(len(pieces)):
         new, ended = text.push(token)
-        released.append(new)
+        released.append(new.text)
         if ended is not None:
-            assert text.finish() == ("", ended is FILTER), "nothing comes after the end"
+            assert text.finish() == (Said(""), ended is FILTER), "nothing comes after the end"
             return released, ended
     rest, matched = text.finish()
-    return [*released, rest], FILTER if matched else None
+    return [*released, rest.text], FILTER if matched else None
 
 
 CASES = {

@@ -153,8 +153,8 @@ def test_the_end_releases_what_was_held_back() -> None:
     session.prepared = prepared(("\n\n",))
     session.text = AnswerText(session.prepared.text, None)
     session.generated.append(0)
-    text, _ = session.text.push(0)
-    manager.put(session, Token(text, 0))
+    said, _ = session.text.push(0)
+    manager.put(session, Token(said.text, 0))
     manager.cancel(session, "r")
     deliver(manager)
     assert got == [Token("x", 0), Token("\n", 0, elapsed_s=3.0, sampled=False), end(session, FinishReason.CANCELLED)]

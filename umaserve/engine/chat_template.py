@@ -12,11 +12,11 @@ from typing import Any
 import jinja2.meta
 
 from umaserve.engine.model import Model
-from umaserve.engine.template import MAX_GROWTH, MAX_PROBE_STEPS, Template
+from umaserve.engine.template import KEPT_THOUGHTS, MAX_GROWTH, MAX_PROBE_STEPS, Template
 from umaserve.engine.template_sandbox import FAILURES
 from umaserve.engine.tools import signatures, with_calls_as_text, with_instructions
 from umaserve.errors import ConfigError, Fault, RequestError
-from umaserve.forms import TOLD_IN_WORDS, ToolForm
+from umaserve.forms import TOLD_IN_WORDS, ThoughtForm, ToolForm
 from umaserve.messages import ChatTurn, Tool
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,6 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """What most models without a template were trained with."""
-
-_KEPT_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
-_KEPT_THOUGHTS |= {"drop_thinking": False}
 
 
 class ChatTemplate:
@@ -72,6 +69,16 @@ class ChatTemplate:
         """How the model writes tool calls."""
         return TOLD_IN_WORDS if self._with_tools is None else self._with_tools.tool_form
 
+    @property
+    def thought_form(self) -> ThoughtForm | None:
+        """How the model marks its thoughts; ``None`` if the template shows no marks."""
+        return None if self._template is None else self._template.thought_form
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model writes thoughts before its answer, unless told otherwise."""
+        return self._template is not None and self._template.thinks
+
     def render(
         self,
         turns: Sequence[ChatTurn],
@@ -92,8 +99,31 @@ class ChatTemplate:
         if enable_thinking is not None:
             values["enable_thinking"] = enable_thinking
         if _is_continued(turns, continue_final_message):
-            return self._render(turns[:-1], tools, values, opens_answer=True) + turns[-1].content
+            prompt = self._render(turns[:-1], tools, values, opens_answer=True)
+            return prompt + self._begun(turns[-1], prompt)
         return self._render(turns, tools, values, opens_answer=add_generation_prompt)
+
+    def continues_thought(self, turns: Sequence[ChatTurn], wanted: bool | None) -> bool:
+        """Whether the answer continues the last turn in its thoughts; raises ``RequestError`` as ``render``."""
+        last = turns[-1]
+        thinks = self.thought_form is not None and bool(last.thoughts) and not last.content
+        return thinks and _is_continued(turns, wanted)
+
+    def _begun(self, turn: ChatTurn, prompt: str) -> str:
+        """The beginning of an answer that is to be continued, after the ``prompt`` that opens it."""
+        form = self.thought_form
+        if form is None:
+            return turn.content
+        opened = prompt.rstrip().endswith(form.opens.strip())
+        thoughts = turn.thoughts
+        if thoughts and not opened:
+            thoughts = form.opens + thoughts
+        if not turn.content:
+            return thoughts
+        answer = form.answers[0] if form.answers else ""
+        if thoughts or opened:
+            return thoughts + form.closes + form.turn + answer + turn.content
+        return answer + turn.content
 
     def _render(
         self, turns: Sequence[ChatTurn], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
@@ -174,7 +204,7 @@ def _usual(template: Template, switches: Mapping[str, Any]) -> dict[str, Any]:
     The names are of several templates; a request sets all of them by ``preserve_reasoning`` and ``reasoning_effort``.
     """
     keeps = switches.get("preserve_reasoning") is not False
-    usual: dict[str, Any] = {name: kept is keeps for name, kept in _KEPT_THOUGHTS.items()}
+    usual: dict[str, Any] = {name: kept is keeps for name, kept in KEPT_THOUGHTS.items()}
     usual["enable_thinking"] = template.thinks
     if "reasoning_effort" in switches:
         usual["reasoning_strength"] = switches["reasoning_effort"]

@@ -28,7 +28,9 @@ from umaserve.engine.model import Model, find
 from umaserve.engine.preparation import Preparation
 from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.sampling import Sampler
+from umaserve.engine.thought_form import marks_in
 from umaserve.errors import Fault, RequestError
+from umaserve.forms import THINK_TAGS
 from umaserve.messages import (
     Answer,
     Embed,
@@ -80,7 +82,8 @@ class LlamaEngine:
     def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
         self._model = model
         template = chat_template_of(model, chat_template)
-        model.show(template.tool_form)
+        thought_form = template.thought_form or marks_in(model.tokenize) or THINK_TAGS
+        model.show(template.tool_form, thought_form)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
@@ -131,6 +134,7 @@ class LlamaEngine:
             info,
             chat_template=chat_template or info.chat_template,
             tool_form=template.tool_form,
+            thought_form=thought_form,
             lacks=lacks,
             adapters=self._adapters.names,
             sees=self._projector is not None and self._projector.sees,
@@ -143,7 +147,9 @@ class LlamaEngine:
             n_ubatch=config.n_ubatch,
             cache_bytes=config.media_cache_bytes,
         )
-        self._preparation = Preparation(model, template, self._adapters, self._media, self.capacity.sequence_tokens)
+        self._preparation = Preparation(
+            model, template, thought_form, self._adapters, self._media, self.capacity.sequence_tokens
+        )
         self._media_batch = MediaBatch(model, self._cells.positions)
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:

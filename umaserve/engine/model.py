@@ -14,7 +14,7 @@ import llama_cpp
 
 from umaserve.engine import gguf, rpc
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.forms import ToolForm
+from umaserve.forms import ThoughtForm, ToolForm
 from umaserve.messages import ModelInfo
 from umaserve.settings.daemon import Config
 from umaserve.system.cores import usable_cores
@@ -198,9 +198,9 @@ class Model:
             eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
         )
 
-    def show(self, form: ToolForm) -> None:
-        """Make the control tokens by which calls in ``form`` are recognized part of the text."""
-        marks = form.text().encode()
+    def show(self, *forms: ToolForm | ThoughtForm) -> None:
+        """Make the control tokens by which calls and thoughts in ``forms`` are recognized part of the text."""
+        marks = " ".join(form.text() for form in forms).encode()
         for token, piece in enumerate(self.pieces):
             written = b"" if piece or token in self.end_tokens else self._piece(token, special=True)
             if written and written in marks:

@@ -19,6 +19,7 @@ from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
 from umaserve.engine.tool_grammar import of_tools
 from umaserve.errors import ContextExceeded, Fault, RequestError
+from umaserve.forms import ThoughtForm
 from umaserve.messages import (
     Answer,
     ApplyTemplate,
@@ -38,6 +39,10 @@ from umaserve.messages import (
     Tokenized,
 )
 from umaserve.serving.ticks import Prepared
+from umaserve.thoughts import ThoughtSplitter
+
+MAX_MARK_TOKENS = 32
+"""The most tokens in the mark that opens thoughts, with white space."""
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +51,17 @@ class Preparation:
     """Everything of a request that is done before it runs. Called on preparing threads, except ``change``."""
 
     def __init__(
-        self, model: Model, template: ChatTemplate, adapters: LoraAdapters, media: MediaReader, sequence_tokens: int
+        self,
+        model: Model,
+        template: ChatTemplate,
+        thought_form: ThoughtForm,
+        adapters: LoraAdapters,
+        media: MediaReader,
+        sequence_tokens: int,
     ) -> None:
         self._model = model
         self._template = template
+        self._thought_form = thought_form
         self._adapters = adapters
         self._media = media
         self._sequence_tokens = sequence_tokens
@@ -71,17 +83,20 @@ class Preparation:
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         sampler = self._sampler(request.sampling, constraint)
         sampler.accept_prompt(_text_tokens(tokens))
-        text = TextStream(self._model.pieces, request.stop)
+        thoughts = self._thoughts(request, tokens)
+        text = self._text(request, thoughts)
         adapters = self._adapters.resolve(request.lora)
-        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans)
+        split = thoughts if request.splits_thoughts else None
+        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans, split)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         assert isinstance(first.sampler, Sampler)
         constraint = first.sampler.constraint
         sampler = self._sampler(request.sampling, None if constraint is None else constraint.copy())
         sampler.accept_prompt(_text_tokens(first.tokens))
-        text = TextStream(self._model.pieces, request.stop)
-        return dataclasses.replace(first, text=text, sampler=sampler)
+        thoughts = self._thoughts(request, first.tokens)
+        split = thoughts if request.splits_thoughts else None
+        return dataclasses.replace(first, text=self._text(request, thoughts), sampler=sampler, thoughts=split)
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
@@ -113,6 +128,22 @@ class Preparation:
                 return Prompted(self._render(request)(request.prompt))
             case Embed():
                 raise AssertionError("embeddings are made by embed, on the compute thread")
+
+    def _thoughts(self, request: Generate, tokens: Sequence[int]) -> ThoughtSplitter | None:
+        """Tells the thoughts in the text after the prompt ``tokens`` apart. ``None``: that text is taken as it is,
+        since the prompt is no conversation and the request doesn't ask for it."""
+        turns = isinstance(request.prompt, tuple)
+        if not (turns or request.splits_thoughts or request.thought_budget is not None):
+            return None
+        last = b"".join(self._model.written(token) for token in tokens[-MAX_MARK_TOKENS:] if token >= 0)
+        opened = last.decode(errors="replace").rstrip().endswith(self._thought_form.opens.strip())
+        if isinstance(request.prompt, tuple):
+            opened |= self._template.continues_thought(request.prompt, request.continue_final_message)
+        return ThoughtSplitter(self._thought_form, opened=opened)
+
+    def _text(self, request: Generate, thoughts: ThoughtSplitter | None) -> TextStream:
+        copied = None if thoughts is None else thoughts.copy()
+        return TextStream(self._model.pieces, request.stop, copied, everywhere=request.stops_in_thoughts)
 
     def _constraint(self, request: Generate) -> Constraint | None:
         grammar = request.sampling.grammar

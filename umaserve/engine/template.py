@@ -11,8 +11,9 @@ from typing import Any
 import jinja2.meta
 
 from umaserve.engine.known_tool_forms import known
-from umaserve.engine.template_form import Form, Message, learned
+from umaserve.engine.template_form import TOOL, Form, Message, learned
 from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
+from umaserve.engine.thought_form import learn as learn_thoughts
 from umaserve.engine.tool_form import learn, writes
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN
@@ -26,6 +27,10 @@ MAX_STEPS = 1_000_000
 MAX_PROBE_STEPS = 10_000
 """The same for one of the short conversations from which a template's form is learned."""
 
+
+KEPT_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
+KEPT_THOUGHTS |= {"drop_thinking": False}
+"""The variables by which several templates write the thoughts of earlier turns."""
 
 _TELLS_FORM = re.compile(rf"{TOOL_CALL_OPEN}(?:\\n|\s)*\{{")
 """Instructions to write calls as ``TOLD_IN_WORDS``."""
@@ -54,7 +59,9 @@ class Template:
         self._now = now
         self._fixed = {"bos_token": bos, "eos_token": eos}
         self.form: Form = learned(self._probed)
-        self.thinks = self.form.shows_thoughts or "<think>" in source
+        self.thought_form = learn_thoughts(source, self._probed_thoughts, {eos, *ends} - {""})
+        """How the model marks its thoughts; ``None`` if the template shows no marks."""
+        self.thinks = self.form.shows_thoughts or self.thought_form is not None or "<think>" in source
         """Whether the model writes thoughts before its answer, unless told otherwise."""
         calls = learn(self._probed_calls, {eos, *ends} - {""})
         form = known(source) or calls
@@ -94,6 +101,16 @@ class Template:
         try:
             return self._rendered(values, MAX_GROWTH, MAX_PROBE_STEPS)
         except (RequestError, *FAILURES):
+            return ""
+
+    def _probed_thoughts(self, messages: Sequence[Message], opens_answer: bool) -> str:
+        tools = [TOOL] if any("tool_calls" in message for message in messages) else []
+        switches = {**KEPT_THOUGHTS, "enable_thinking": True, "thinking": True}
+        try:
+            return self.prompt(
+                messages, tools, switches, opens_answer=opens_answer, limit=MAX_GROWTH, steps=MAX_PROBE_STEPS
+            )
+        except RequestError:
             return ""
 
     def _probed_calls(self, messages: Sequence[Message], tools: Sequence[Message], opens_answer: bool) -> str:

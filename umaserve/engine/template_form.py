@@ -21,7 +21,7 @@ _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _USER: Message = {"role": "user", "content": "Hi"}
 _DONE: Message = {"role": "assistant", "content": "Done"}
 _KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key"}}, "required": ["key"]}
-_TOOL: Message = {"type": "function", "function": {"name": "tool1", "description": "A tool", "parameters": _KEY}}
+TOOL: Message = {"type": "function", "function": {"name": "tool1", "description": "A tool", "parameters": _KEY}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ def learned(render: Render) -> Form:
     if parts:
         render = _of_parts(render)
     shows = _shows(render)
-    objects, written = True, render(_calling({"key": _MARK}), [_TOOL])
+    objects, written = True, render(_calling({"key": _MARK}), [TOOL])
     if _MARK not in written or f"{{'key': '{_MARK}'}}" in written:
-        objects = not shows(*_calling(f'{{"key": "{_MARK}"}}'), tools=[_TOOL])
+        objects = not shows(*_calling(f'{{"key": "{_MARK}"}}'), tools=[TOOL])
     arguments: object = {"key": "value"} if objects else '{"key": "value"}'
     thoughts = _thoughts(render, arguments)
     return Form(
         system=shows({"role": "system", "content": _MARK}, _USER),
         parts=parts,
         objects=objects,
-        tools=_TOOL["function"]["name"] in render([_USER], [_TOOL]),
+        tools=TOOL["function"]["name"] in render([_USER], [TOOL]),
         results=_results(render, arguments),
         thoughts=thoughts or "reasoning_content",
         shows_thoughts=thoughts is not None,
@@ -116,10 +116,10 @@ def _in_parts(message: Message) -> Message:
 
 def _results(render: Render, arguments: object) -> Literal["messages", "responses"]:
     called, result = _called(arguments), {"role": "tool", "content": _MARK, "tool_call_id": _ID}
-    inside = render([_USER, *_with_responses([called, result])], [_TOOL])
+    inside = render([_USER, *_with_responses([called, result])], [TOOL])
     if _MARK not in inside or "tool_responses" in inside:  # A template that writes messages as JSON shows their keys.
         return "messages"
-    return "messages" if inside == render([_USER, called, result], [_TOOL]) else "responses"
+    return "messages" if inside == render([_USER, called, result], [TOOL]) else "responses"
 
 
 def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content", "thinking", "part"] | None:
@@ -128,7 +128,7 @@ def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content",
     for key in ("reasoning_content", "thinking"):
         said = {**_DONE, key: _MARK}
         called = {**_called(arguments), key: _MARK}
-        if shows(_USER, said) or shows(_USER, said, _USER) or shows(_USER, called, result, tools=[_TOOL]):
+        if shows(_USER, said) or shows(_USER, said, _USER) or shows(_USER, called, result, tools=[TOOL]):
             return key
     part = _part_of_thoughts({**_DONE, "reasoning_content": _MARK})
     shown = [render([_USER, part], ()), render([_USER, part, _USER], ())]
@@ -138,11 +138,11 @@ def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content",
 
 def _refuses_long_ids(render: Render, arguments: object) -> bool:
     called, result = _called(arguments), {"role": "tool", "content": "1", "tool_call_id": _ID}
-    if not render([_USER, called, result], [_TOOL]):
+    if not render([_USER, called, result], [TOOL]):
         return False
     long = f"call_{_ID}"
     called["tool_calls"][0]["id"] = result["tool_call_id"] = long
-    return not render([_USER, called, result], [_TOOL])
+    return not render([_USER, called, result], [TOOL])
 
 
 def _calling(arguments: object) -> list[Message]:

@@ -1,44 +1,71 @@
-"""The text of one answer as its client may see it: made from tokens, cut at stop strings, and filtered."""
+"""The text of one answer as its client may see it: made from tokens, cut at stop strings, filtered, and split."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from umaserve.messages import FinishReason
 from umaserve.serving.content_filter import FilteredStream
 from umaserve.serving.ticks import Text
+from umaserve.thoughts import ThoughtSplitter, split
+
+
+class Said(NamedTuple):
+    """New text, and the thoughts and the answer in it; ``answer`` is ``None`` where they aren't told apart."""
+
+    text: str
+    thoughts: str = ""
+    answer: str | None = None
+
+    def and_then(self, rest: Said) -> Said:
+        """Both in one."""
+        answer = None if self.answer is None else self.answer + (rest.answer or "")
+        return Said(self.text + rest.text, self.thoughts + rest.thoughts, answer)
 
 
 class AnswerText:
-    """``text`` seen through ``filtered``, if there is a content filter."""
+    """``text`` seen through ``filtered``, if there is a content filter, and told apart by ``thoughts``, if wanted."""
 
-    def __init__(self, text: Text, filtered: FilteredStream | None) -> None:
+    def __init__(self, text: Text, filtered: FilteredStream | None, thoughts: ThoughtSplitter | None = None) -> None:
         self._text = text
         self._filtered = filtered
+        self._thoughts = thoughts
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text."""
         return self._text.stop_string
 
-    def push(self, token: int) -> tuple[str, FinishReason | None]:
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens so far that are thoughts, or marks around them."""
+        return self._text.thought_tokens
+
+    def push(self, token: int) -> tuple[Said, FinishReason | None]:
         """The text that ``token`` releases, and why the answer ends there, if it does; raises ``RequestError``."""
         text, stopped = self._text.push(token)
-        if self._filtered is None:
-            return text, FinishReason.STOP if stopped else None
-        released, matched = self._filtered.push(text)
-        if stopped and not matched:
-            rest, matched = self._filtered.finish()
-            released += rest
-        if matched:
-            return released, FinishReason.CONTENT_FILTER
-        return released, FinishReason.STOP if stopped else None
+        reason = FinishReason.STOP if stopped else None
+        if self._filtered is not None:
+            released, matched = self._filtered.push(text)
+            if stopped and not matched:
+                rest, matched = self._filtered.finish()
+                released += rest
+            text, reason = released, FinishReason.CONTENT_FILTER if matched else reason
+        return self._said(text, last=reason is not None), reason
 
-    def finish(self) -> tuple[str, bool]:
+    def finish(self) -> tuple[Said, bool]:
         """The text still held back, and whether the filter cut it short."""
         text = self._text.finish()
-        if self._filtered is None:
-            return text, False
-        released, matched = self._filtered.push(text)
-        if matched:
-            return released, True
-        rest, matched = self._filtered.finish()
-        return released + rest, matched
+        matched = False
+        if self._filtered is not None:
+            text, matched = self._filtered.push(text)
+            if not matched:
+                rest, matched = self._filtered.finish()
+                text += rest
+        return self._said(text, last=True), matched
+
+    def _said(self, text: str, *, last: bool) -> Said:
+        if self._thoughts is None:
+            return Said(text)
+        pieces = self._thoughts.push(text)
+        return Said(text, *split([*pieces, *self._thoughts.finish()] if last else pieces))

@@ -97,7 +97,8 @@ class Preparing:
         if isinstance(result, tuple):
             session.prepared, session.repetition = result
             session.request = _without_media(session.request)
-            session.text = AnswerText(session.prepared.text, None if self._filter is None else self._filter.stream())
+            filtered = None if self._filter is None else self._filter.stream()
+            session.text = AnswerText(session.prepared.text, filtered, session.prepared.thoughts)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:

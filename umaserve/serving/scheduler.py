@@ -252,18 +252,21 @@ class Scheduler:
         session.generated.append(token)
         if session.repetition is not None:
             session.repetition.append(token)
-        released, ended = text.push(token)
+        said, ended = text.push(token)
         if ended is None and len(session.generated) >= prepared.max_tokens:
             ended = FinishReason.LENGTH
             # Sent with this token: an output of its own would count as another token.
             rest, filtered = text.finish()
-            released += rest
+            said = said.and_then(rest)
             ended = FinishReason.CONTENT_FILTER if filtered else ended
         since = session.requested_at if session.last_made_at is None else session.last_made_at
         session.last_made_at = now
         if session.first_made_at is None:
             session.first_made_at = now
-        self._sessions.put(session, Token(released, token, logprobs, now - session.requested_at, now - since))
+        times = now - session.requested_at, now - since
+        self._sessions.put(
+            session, Token(said.text, token, logprobs, *times, thoughts=said.thoughts, answer=said.answer)
+        )
         if ended is not None:
             self._sessions.finish(session, ended)
 

@@ -26,7 +26,7 @@ from umaserve.messages import (
     Token,
     Usage,
 )
-from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.answer_text import AnswerText, Said
 from umaserve.serving.rates import RateLimits
 from umaserve.serving.speculation import Acceptance, Repetition
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
@@ -141,7 +141,8 @@ class Session:
     @property
     def usage(self) -> Usage:
         prompt = 0 if self.prepared is None else len(self.prepared.tokens)
-        return Usage(prompt, len(self.generated), self.reused)
+        thoughts = 0 if self.text is None else self.text.thought_tokens
+        return Usage(prompt, len(self.generated), self.reused, thoughts)
 
     def timing(self, now: float) -> Timing:
         started = now if self.started_at is None else self.started_at
@@ -289,15 +290,16 @@ class SessionManager:
     def finish(self, session: Session, reason: FinishReason) -> None:
         """End with ``reason``, after the queued outputs and the text held back."""
         try:
-            text, filtered = ("", False) if session.text is None else session.text.finish()
+            said, filtered = (Said(""), False) if session.text is None else session.text.finish()
         except RequestError as error:
             self.fail(session, error)
             return
         self._end(session, Event.FINISH)
         now = self._now()
-        if text:
+        if any(said):
             took = now - session.requested_at
-            self.put(session, Token(text, session.generated[-1], elapsed_s=took, sampled=False))
+            token = Token(said.text, session.generated[-1], elapsed_s=took, sampled=False)
+            self.put(session, token._replace(thoughts=said.thoughts, answer=said.answer))
         reason = FinishReason.CONTENT_FILTER if filtered else reason
         stop_string = session.text.stop_string if reason is FinishReason.STOP and session.text is not None else None
         self.put(session, Finished(reason, session.usage, session.timing(now), stop_string=stop_string))

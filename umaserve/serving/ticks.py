@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from umaserve.errors import RequestError
 from umaserve.messages import Answer, Embed, Embedded, Generate, Logprobs, ModelInfo, Query
+from umaserve.thoughts import ThoughtSplitter
 
 T = TypeVar("T")
 
@@ -31,6 +32,10 @@ class Text(Protocol):
 
     def set_stops(self, stops: Sequence[str]) -> None:
         """Replace the stop strings. They also apply to the text held back."""
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens so far that are thoughts, or marks around them."""
 
 
 class Chunk(Protocol):
@@ -82,6 +87,8 @@ class Prepared:
     adapters: Adapters = ()
     spans: Sequence[Span] = ()
     """In the order of the prompt, which ends with text."""
+    thoughts: ThoughtSplitter | None = None
+    """Tells thoughts and answer apart; ``None``: the request doesn't want it."""
 
 
 class Run(NamedTuple):
