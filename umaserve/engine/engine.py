@@ -70,8 +70,9 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
 
 
 def load_checked(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
-    """As ``load``, of files that another process has loaded before, which some of them would end."""
-    for path in filter(None, (find(config.model), config.draft_model)):
+    """As ``load``, of files that another process has loaded before, which some of them would end; not of the default
+    model, which is known."""
+    for path in filter(None, (config.model, config.draft_model)):
         rehearsal.check(path, wanted=lambda: progress(0.0))
     return load(config, progress, chat_template)
 
