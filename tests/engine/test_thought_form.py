@@ -88,9 +88,9 @@ def test_a_template_without_marks_has_no_form():
 
 
 def test_the_marks_of_a_vocabulary_are_found_where_each_is_one_token():
-    words = {"": [1], **{mark: [1, 7] for mark in MARKS[1]}, "<think>": [1, 8]}
-    assert marks_in(lambda text: words.get(text, [1, *text.encode()])) == ThoughtForm(*MARKS[1])
-    assert marks_in(lambda text: [*text.encode()]) is None
+    words = {*MARKS[1], "<think>"}
+    assert marks_in(words.__contains__) == ThoughtForm(*MARKS[1])
+    assert marks_in(str.isalpha) is None
 
 
 OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")

@@ -83,7 +83,7 @@ class LlamaEngine:
     def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
         self._model = model
         template = chat_template_of(model, chat_template)
-        thought_form = template.thought_form or marks_in(model.tokenize) or THINK_TAGS
+        thought_form = template.thought_form or marks_in(model.has_token) or THINK_TAGS
         model.show(template.tool_form, thought_form)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)

@@ -110,11 +110,9 @@ class _Probes:
         return self._render([asked, *answer], opens).rpartition(_QUESTION)[2]
 
 
-def marks_in(tokenize: Callable[[str], Sequence[int]]) -> ThoughtForm | None:
-    """The marks that a vocabulary has as tokens, if there are any; ``tokenize`` may add a token to every text."""
-    added = len(tokenize(""))
-    known = (marks for marks in MARKS if all(len(tokenize(mark)) == added + 1 for mark in marks))
-    return next((ThoughtForm(*marks) for marks in known), None)
+def marks_in(has_token: Callable[[str], bool]) -> ThoughtForm | None:
+    """The marks that a vocabulary has as tokens, if there are any."""
+    return next((ThoughtForm(*marks) for marks in MARKS if all(map(has_token, marks))), None)
 
 
 def _learned(render: Render, end_texts: Collection[str]) -> ThoughtForm | None:
