@@ -182,13 +182,18 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
     assert received.endswith(b"<closed>")
 
 
+WITH_MEDIA = ("/v1/chat/completions", "/v1/messages", "/api/chat", "/api/generate")
+
+
 @pytest.mark.parametrize(
     ("path", "most"),
-    [("/v1/chat/completions", CONFIG.max_chat_bytes), ("/chat/completions/", CONFIG.max_chat_bytes)]
-    + [
-        (path, CONFIG.max_frame_bytes)
-        for path, route in routes().items()
-        if route.method == "POST" and path != "/v1/chat/completions"
+    [
+        *((path, CONFIG.max_chat_bytes) for path in (*WITH_MEDIA, "/chat/completions/")),
+        *(
+            (path, CONFIG.max_frame_bytes)
+            for path, route in routes().items()
+            if route.method == "POST" and path not in WITH_MEDIA
+        ),
     ],
 )
 def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None:

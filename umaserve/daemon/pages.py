@@ -12,7 +12,7 @@ from umaserve.dialects.http import JSON, Echo, Facts, HttpDialect, Page, Route
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.metrics import PROMETHEUS
-from umaserve.wire.http_head import Request
+from umaserve.wire.http_head import Refusal, Request
 
 _OPENAPI = resources.files(__package__).joinpath("openapi.json").read_bytes()
 DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
@@ -21,6 +21,11 @@ DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
 
 def own_pages(services: Services) -> HttpDialect:
     """Their routes; ``/debug/echo`` is among them only with ``--debug-echo``."""
+
+    def root(_facts: Facts, request: Request) -> tuple[int, str, bytes]:
+        if not (request.header("user-agent") or "").startswith("ollama"):
+            raise Refusal(404, "path: there is no /: see /openapi.json")
+        return 200, "text/plain; charset=utf-8", b"Ollama is running"  # What its clients look for.
 
     def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.model() is None:
@@ -44,6 +49,7 @@ def own_pages(services: Services) -> HttpDialect:
         return 200, JSON, services.ref_audio.reply()
 
     routes = {
+        "/": Route("GET", Page(root), public=True),
         "/health": Route("GET", Page(health), public=True),
         "/v1/health": Route("GET", Page(health), public=True),
         "/metrics": Route("GET", Page(metrics)),

@@ -14,11 +14,12 @@ from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
 from umaserve.dialects.http import Conversation, ErrorShape, HttpDialect, Route, TextReply
 from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
+from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.settings.daemon import Config
 
-DIALECTS = (OPENAI, ANTHROPIC, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
+DIALECTS = (OPENAI, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
 
 _WHOLE = resources.files("umaserve.dialects").joinpath("openapi.json").read_bytes()
 

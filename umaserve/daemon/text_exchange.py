@@ -44,6 +44,11 @@ class TextExchange:
         """Read the request's body and start what it asks for."""
         try:
             requests = self._body.receive(content)
+            if not requests:
+                self._manager.admit(self._caller, self._now())
+                self.abandon()
+                self._responder.respond(200, [JSON_TYPE, *self._body.headers], self._body.result())
+                return
             self._unplaced = len(requests)
             self._memory.keep(len(content))
             for index in range(1, len(requests)):

@@ -93,7 +93,7 @@ class Body(Protocol):
         """Headers of the reply, without its content type."""
 
     def receive(self, body: bytes) -> Sequence[Generate]:
-        """The requests in ``body``; raises ``RequestError``."""
+        """The requests in ``body``; if there are none, ``result`` is the reply. Raises ``RequestError``."""
 
     def send(self, index: int, output: Output) -> list[bytes]:
         """The data of the events for an output of request number ``index``; none unless streaming."""
@@ -105,7 +105,7 @@ class Body(Protocol):
         """The bytes of one event of the stream."""
 
     def result(self) -> bytes:
-        """The whole reply, once ``done``."""
+        """The whole reply, once ``done`` or without requests."""
 
     def error(self, error: RequestError) -> ErrorReply:
         """The reply to an error before a stream has begun."""

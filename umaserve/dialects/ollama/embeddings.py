@@ -1,0 +1,62 @@
+"""Ollama's embeddings."""
+
+from __future__ import annotations
+
+import orjson
+
+from umaserve.dialects.ollama.models import full_name
+from umaserve.dialects.ollama.options import check_load_options, unloads
+from umaserve.dialects.ollama.requests import model_name
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Embed, Embedded, ModelInfo
+from umaserve.wire.fields import Fields, bad_request, out_of_range, string
+
+MAX_INPUTS = 256
+
+
+def parse_embed(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:
+    """Parse a body of ``POST /api/embed``; raises ``RequestError``. A prompt's cap applies to all texts together."""
+    fields = _fields(body, info)
+    if fields.values.get("dimensions") is not None:
+        raise RequestError(
+            Fault.BAD_REQUEST,
+            "dimensions",
+            "expected to be absent, since the model determines the length of its vectors",
+        )
+    fields.boolean("truncate", False)  # Not used: a text that is too long is refused, never cut.
+    value = fields.values.get("input")
+    if isinstance(value, list):
+        if not 1 <= len(value) <= MAX_INPUTS:
+            raise out_of_range("input", f"1 to {MAX_INPUTS} texts", len(value))
+        texts = tuple(string(item, f"input[{i}]") for i, item in enumerate(value))
+    elif isinstance(value, str):
+        texts = (string(value, "input"),)
+    else:
+        raise bad_request("input", "a string or an array of strings", value)
+    check_prompt_bytes(sum(len(text.encode()) for text in texts), limits, "input")
+    return Embed(texts)
+
+
+def embed_result(answer: Embedded, info: ModelInfo) -> bytes:
+    vectors = [list(vector) for vector in answer.vectors]
+    return orjson.dumps({"model": full_name(info), "embeddings": vectors, "prompt_eval_count": answer.prompt_tokens})
+
+
+def parse_embeddings(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:
+    """Parse a body of ``POST /api/embeddings``, which has one text; raises ``RequestError``."""
+    text = string(_fields(body, info).values.get("prompt"), "prompt")
+    check_prompt_bytes(len(text.encode()), limits)
+    return Embed((text,))
+
+
+def embeddings_result(answer: Embedded) -> bytes:
+    return orjson.dumps({"embedding": list(answer.vectors[0])})
+
+
+def _fields(body: bytes, info: ModelInfo) -> Fields:
+    fields = json_body(body)
+    model_name(fields)
+    check_load_options(fields.object("options") or Fields({}), info)
+    unloads(fields)
+    return fields

@@ -1,0 +1,21 @@
+"""Errors in the form of Ollama's API."""
+
+from __future__ import annotations
+
+import orjson
+
+from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, error_headers
+from umaserve.errors import RequestError
+
+
+def error_body(error: RequestError) -> ErrorReply:
+    """The reply to a request that failed; its body is also the last line of a stream that failed."""
+    status = HTTP_STATUS[error.fault]
+    return ErrorReply(status, http_error(status, error.message), error_headers(error, status))
+
+
+def http_error(_status: int, message: str) -> bytes:
+    return orjson.dumps({"error": message})
+
+
+ERRORS = ErrorShape(error_body, http_error)

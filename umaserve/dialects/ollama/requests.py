@@ -1,0 +1,95 @@
+"""Parses Ollama's requests for text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from umaserve.dialects.ollama.options import logprobs, options, think, unloads
+from umaserve.dialects.ollama.turns import images, turns
+from umaserve.dialects.openai.turns import tools
+from umaserve.dialects.parameters import (
+    MAX_ID_BYTES,
+    RequestLimits,
+    check_prompt_bytes,
+    json_body,
+    token_ids,
+    with_targets,
+)
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import ChatTurn, Generate, ModelInfo
+from umaserve.wire.fields import Fields, string
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A parsed body. ``request`` is ``None`` if it only loads the model or, with ``unloads``, only unloads it."""
+
+    request: Generate | None
+    stream: bool
+    unloads: bool
+
+
+def model_name(fields: Fields) -> str:
+    """``model``, by which any name means the loaded model; raises ``RequestError``."""
+    return string(fields.values.get("model"), "model", max_bytes=MAX_ID_BYTES)
+
+
+def chat_request(body: bytes, limits: RequestLimits, info: ModelInfo | None, new_id: str) -> TextRequest:
+    """Parse a body of ``POST /api/chat``; raises ``RequestError``. ``info``: the model, once it is loaded."""
+    fields = json_body(body)
+    model_name(fields)
+    offered = tools(fields)
+    return _asked(fields, limits, info, Generate(new_id, turns(fields, limits), tools=offered))
+
+
+def generate_request(body: bytes, limits: RequestLimits, info: ModelInfo | None, new_id: str) -> TextRequest:
+    """Parse a body of ``POST /api/generate``; raises ``RequestError``. ``info``: the model, once it is loaded."""
+    fields = json_body(body)
+    model_name(fields)
+    _refuse(fields, "template", "the model's own chat template is used; for another, set raw and send a whole prompt")
+    _refuse(fields, "suffix", "this server fills no gaps in a text")
+    if fields.values.get("context") is not None:
+        token_ids(fields.values["context"], "context", limits)  # Not used: a chat's messages are its history.
+    text = _text(fields, "prompt")
+    system = _text(fields, "system")
+    attachments = images(fields)
+    check_prompt_bytes(len(text.encode()) + len(system.encode()), limits)
+    prompt: str | tuple[ChatTurn, ...]
+    if fields.boolean("raw", False):
+        for key in ("system", "images"):
+            _refuse(fields, key, "with raw, the prompt is all that the model gets")
+        prompt = text
+    elif text or attachments:
+        before = (ChatTurn("system", system),) if system else ()
+        prompt = (*before, ChatTurn("user", text, attachments=attachments))
+    else:
+        prompt = ""
+    return _asked(fields, limits, info, Generate(new_id, prompt))
+
+
+def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, request: Generate) -> TextRequest:
+    chosen = options(fields, limits, info)
+    thinks, kwargs = think(fields)
+    whole = Generate(
+        id=request.id,
+        prompt=request.prompt,
+        max_tokens=chosen.max_tokens,
+        sampling=chosen.sampling,
+        stop=chosen.stop,
+        logprobs=logprobs(fields),
+        tools=request.tools,
+        enable_thinking=thinks,
+        chat_template_kwargs=kwargs,
+    )
+    asked = with_targets(whole, fields) if request.prompt else None
+    return TextRequest(asked, fields.boolean("stream", True), unloads(fields))
+
+
+def _text(fields: Fields, key: str) -> str:
+    value = fields.values.get(key)
+    return "" if value is None else string(value, fields.name(key), empty=True)
+
+
+def _refuse(fields: Fields, key: str, why: str) -> None:
+    if fields.values.get(key) not in (None, "", []):
+        raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {why}")

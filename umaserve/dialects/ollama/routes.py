@@ -1,0 +1,71 @@
+"""The paths of Ollama's API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+
+from umaserve.dialects.http import JSON, EngineQuestion, Facts, HttpDialect, Page, Route, TextReply, page_of_model
+from umaserve.dialects.ollama import embeddings, models
+from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
+from umaserve.dialects.ollama.errors import ERRORS
+from umaserve.messages import Answer, Embedded, Query
+from umaserve.wire.http_head import Request
+
+
+def _version(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, models.version()
+
+
+def _show(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, models.show(request.body, facts)
+
+
+def _pull(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    stream, status = models.pull(request.body, facts)
+    return (200, LINES, line(status)) if stream else (200, JSON, status)
+
+
+def _refuse(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    return models.refuse()
+
+
+def _embed(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    info = facts.loaded()
+
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Embedded)
+        return embeddings.embed_result(answer, info)
+
+    return embeddings.parse_embed(body, facts.limits, info), render
+
+
+def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Embedded)
+        return embeddings.embeddings_result(answer)
+
+    return embeddings.parse_embeddings(body, facts.limits, facts.loaded()), render
+
+
+DIALECT = HttpDialect(
+    "ollama",
+    {
+        "/api/version": Route("GET", Page(_version)),
+        "/api/tags": Route("GET", page_of_model(models.tags)),
+        "/api/ps": Route("GET", page_of_model(models.running)),
+        "/api/show": Route("POST", Page(_show)),
+        "/api/chat": Route("POST", TextReply(lambda facts: ChatBody(facts, facts.new_id("chat-")), media=True)),
+        "/api/generate": Route("POST", TextReply(lambda facts: GenerateBody(facts, facts.new_id("gen-")), media=True)),
+        "/api/embed": Route("POST", EngineQuestion(_embed)),
+        "/api/embeddings": Route("POST", EngineQuestion(_embeddings)),
+        "/api/pull": Route("POST", Page(_pull)),
+        "/api/create": Route("POST", Page(_refuse)),
+        "/api/copy": Route("POST", Page(_refuse)),
+        "/api/push": Route("POST", Page(_refuse)),
+        "/api/delete": Route("DELETE", Page(_refuse)),
+        "/api/blobs/{digest}": Route("POST", Page(_refuse)),
+    },
+    ERRORS,
+    resources.files(__package__).joinpath("openapi.json").read_bytes(),
+)
