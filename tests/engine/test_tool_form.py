@@ -216,3 +216,26 @@ def test_calls_written_in_the_form_of_llama_cpps_templates_are_read(name: str) -
     assert read(form, text) == expected
     for at in range(1, len(text)):
         assert read(form, text[:at], text[at:]) == expected
+
+
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_whole_call_in_the_forms_of_llama_cpps_templates_is_text(name: str) -> None:
+    form = template(template_source(name)).tool_form
+    text = written(form, CALLS[:1]).removeprefix(form.opened)
+    unknown = text.replace("get_weather", "get_nothing")
+    assert content_and_whole(form, unknown) == (unknown, 0)
+    assert content_and_whole(form, f"So: {text[: len(text) // 2]}")[0] == f"So: {text[: len(text) // 2]}"
+    for length in range(1, len(text), 3):
+        content, n_whole = content_and_whole(form, text[:length])
+        if not n_whole:
+            assert content == text[:length]
+        else:
+            assert read(form, text[:length], ended=True) == [("get_weather", json.loads(CALLS[0].arguments))]
+
+
+def content_and_whole(form: ToolForm, text: str) -> tuple[str, int]:
+    """The content of a text, and how many whole calls it has."""
+    parser = ToolCallParser(form, TOOLS, lambda: "c0")
+    read = [parser.push(text), parser.finish()]
+    return "".join(content for content, _more in read), sum(piece.whole for _content, more in read for piece in more)

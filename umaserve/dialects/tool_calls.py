@@ -176,7 +176,7 @@ class ToolCallParser:
         strings, parameters = string_parameters(tool.parameters), form.parameters
         before = ""
         self._pass(index, "{")
-        while not (yield from self._closed(closing)):
+        while not (yield from self._closed(closing, (before and form.between) or form.opens_key)):
             if before and form.between and (yield from self._any([form.between])) is None:
                 return False
             if form.opens_key and (yield from self._any([form.opens_key])) is None:
@@ -230,12 +230,16 @@ class ToolCallParser:
                 return False
             yield
 
-    def _closed(self, closing: Atoms) -> Generator[None, None, bool]:
-        """Whether ``closing`` follows, which isn't taken, or the text's end."""
+    def _closed(self, closing: Atoms, more: Atoms) -> Generator[None, None, bool]:
+        """Whether ``closing`` follows, which isn't taken; or its beginning, if the text ends there and that can't be
+        ``more`` arguments."""
         while True:
             end = _match(closing, self._buffer) if closing else (None if self._buffer.strip() else _CUT)
-            if end != _CUT or self._ended:
+            if end != _CUT:
                 return end is not None
+            if self._ended:
+                begun = bool(self._buffer.strip()) and (not more or _match(more, self._buffer) is None)
+                return begun or not closing
             yield
 
     def _key(self, form: _Form) -> Generator[None, None, tuple[str, Sequence[str]]]:
