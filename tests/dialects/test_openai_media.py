@@ -129,11 +129,11 @@ def test_they_stand_where_their_parts_stood(role: str, read_as: str) -> None:
     path = "messages[0].content[%d].%s"
     assert turn == ChatTurn(
         read_as,
-        "abc",
+        "a\nbc",
         attachments=(
-            Attachment(2, Image("QUJD", path % (2, "image_url.url"))),
-            Attachment(2, Image("QUJD", path % (3, "image_url.url"))),
-            Attachment(3, Audio("QUJD", path % (5, "input_audio.data"))),
+            Attachment(3, Image("QUJD", path % (2, "image_url.url"))),
+            Attachment(3, Image("QUJD", path % (3, "image_url.url"))),
+            Attachment(4, Audio("QUJD", path % (5, "input_audio.data"))),
         ),
     )
 

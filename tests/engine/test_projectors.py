@@ -88,7 +88,7 @@ def conversation(name: str) -> list[Message]:
     return [
         {"role": "user", "content": [first, text("What")]},
         {"role": "assistant", "content": "Noise"},
-        {"role": "user", "content": [text("and\n"), second, text("that")]},
+        {"role": "user", "content": [text("and"), text("now"), second, text("that"), text("one")]},
         {"role": "assistant", "content": "too"},
         {"role": "user", "content": "Which"},
     ]

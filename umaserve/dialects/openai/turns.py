@@ -22,6 +22,8 @@ _RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
 """The beginning of a data: URL (RFC 2397) of an image."""
 _MAX_HEAD = 2048
+_BETWEEN = "\n"
+"""Between two texts of a message, as llama-server and vLLM have it."""
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
@@ -105,7 +107,7 @@ def _turn(fields: Fields) -> ChatTurn:
     value = fields.values.get("content")
     if isinstance(value, str):
         return ChatTurn(role, value, tool_call_id=call_id)
-    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], "")
+    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], _BETWEEN)
     return ChatTurn(role, content, attachments=attachments, tool_call_id=call_id)
 
 
@@ -126,7 +128,7 @@ def _said(fields: Fields, *, optional: bool) -> str:
     if value is None and fields.values.get("audio") is not None:
         message = "expected the audio's transcript, since this daemon keeps no audio, got null"
         raise RequestError(Fault.BAD_REQUEST, fields.name("content"), f"{message}")
-    return "".join(_text(part) for part in _parts(fields, value, "text parts"))
+    return _BETWEEN.join(_text(part) for part in _parts(fields, value, "text parts"))
 
 
 def _parts(fields: Fields, content: object, what: str) -> list[Fields]:
