@@ -6,7 +6,7 @@ Those of llama.cpp's sources are fetched by scripts/test.
 from __future__ import annotations
 
 import json
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import pytest
@@ -16,8 +16,9 @@ from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.template import MAX_GROWTH, Template
 from umaserve.engine.written_calls import written
-from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.forms import THINK_TAGS, TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
 from umaserve.messages import ChatTurn, Tool, ToolCall
+from umaserve.thoughts import ThoughtSplitter, split
 
 PROPERTIES = {
     "city": {"type": "string", "description": "A city."},
@@ -232,6 +233,26 @@ def test_what_is_no_whole_call_in_the_forms_of_llama_cpps_templates_is_text(name
             assert content == text[:length]
         else:
             assert read(form, text[:length], ended=True) == [("get_weather", json.loads(CALLS[0].arguments))]
+
+
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_and_text_after_thoughts_are_read_in_the_forms_of_llama_cpps_templates(name: str) -> None:
+    of = template(template_source(name))
+    form, thoughts = of.tool_form, of.thought_form or THINK_TAGS
+    before = f"{thoughts.opens}deep{thoughts.closes}{thoughts.turn}"
+    opens = thoughts.answers[0] if thoughts.answers else ""
+    for text, said, n_calls in (
+        (before + written(form, CALLS[:1]).removeprefix(form.opened), "", 1),
+        (f"{before}{opens}So.{thoughts.answer_closes}", "So.", 0),
+    ):
+        for pieces in ([text], list(text)):
+            splitter = ThoughtSplitter(thoughts)
+            split_text = [*chain.from_iterable(map(splitter.push, pieces)), *splitter.finish()]
+            thought, answer = split(split_text)
+            assert thought == "deep"
+            content, n_whole = content_and_whole(form, answer)
+            assert (content.strip(), n_whole) == (said, n_calls)
 
 
 def content_and_whole(form: ToolForm, text: str) -> tuple[str, int]:

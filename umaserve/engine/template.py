@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +17,7 @@ from umaserve.engine.template_sandbox import FAILURES, STEPS, NoTools, Sandbox
 from umaserve.engine.thought_form import learn as learn_thoughts
 from umaserve.engine.tool_form import learn, writes
 from umaserve.errors import Fault, RequestError
-from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN
+from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_OPEN, ThoughtForm, ToolForm
 
 MAX_GROWTH = 256 * 1024
 """How many characters a prompt may be longer than twice the text of turns and tools."""
@@ -65,6 +66,8 @@ class Template:
         """Whether the model writes thoughts before its answer, unless told otherwise."""
         calls = learn(self._probed_calls, {eos, *ends} - {""})
         form = known(source) or calls
+        if form is not None and self.thought_form is not None:
+            form = _after_answer(form, self.thought_form)
         # Some tell how to write calls, and write none themselves.
         in_words = form is None and _TELLS_FORM.search(source) is not None and "tools" in self.variables
         self.writes_calls = calls is not None or in_words or (form is not None and writes(self._probed_calls, form))
@@ -133,3 +136,9 @@ def _offered(tools: Sequence[Message]) -> dict[str, Any]:
     if not tools:
         return {"tools": NoTools(name="tools")}
     return {"functions": json.dumps([tool["function"] for tool in tools], indent=4), "tools": list(tools)}
+
+
+def _after_answer(form: ToolForm, thoughts: ThoughtForm) -> ToolForm:
+    """``form`` also without the mark that closes an answer before calls, which is no part of the answer's text."""
+    opens = form.opens.removeprefix(thoughts.answer_closes.strip())
+    return form if opens == form.opens else replace(form, also=(*form.also, replace(form, opens=opens)))
