@@ -304,6 +304,12 @@ def test_a_projector_that_llama_cpp_does_not_know_is_refused_with_its_reason(
     assert "\n" not in str(refused.value)
 
 
+def test_a_model_in_the_place_of_a_projector_is_refused(pairs: Callable[[str], tuple[str, str]]):
+    model, _mmproj = pairs("llava")
+    with pytest.raises(ModelError, match=r"mmproj .*llava.gguf: it is no projector, since it encodes neither"):
+        EngineWorld(model, mmproj=model)
+
+
 def test_clients_are_told_which_media_are_taken(world: Make):
     told = {name: json.loads(props(world(name).engine.info, 4))["modalities"] for name in ("llava", "ultravox")}
     assert told == {"llava": {"vision": True, "audio": False}, "ultravox": {"vision": False, "audio": True}}

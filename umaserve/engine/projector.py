@@ -37,6 +37,10 @@ PICTURE_BYTES = 512 * 512 * 3 * 4
 MAX_WINDOW_S = 32
 _OTHER_WIDTH = re.compile(r"text model \(n_embd = (\d+)\) and \S*mmproj \(n_embd = (\d+)\)")
 """What llama.cpp says of a projector for a model of another width."""
+_NO_PROJECTOR = (
+    "it is no projector, since it encodes neither images nor sounds: give the one that was made for the model; its "
+    "file is often named mmproj"
+)
 
 Samples = npt.NDArray[np.float32]
 Embeddings = npt.NDArray[np.float32]
@@ -116,9 +120,7 @@ class Projector:
         params.n_threads = model.n_threads_batch
         params.cb_eval = self._callback
         params.flash_attn_type = FLASH_ATTN[flash_attn]
-        self._native, problem = _loaded(path, model, params)
-        if not self._native:
-            raise ModelError(f"mmproj {path}: {problem}")
+        self._native = _loaded(path, model, params)
         self.sees: bool = mtmd_cpp.mtmd_support_vision(self._native)
         self.hears: bool = mtmd_cpp.mtmd_support_audio(self._native)
         self.sample_rate: int = mtmd_cpp.mtmd_get_audio_sample_rate(self._native) if self.hears else 0
@@ -232,8 +234,8 @@ def _image_places(image: Any, n: int, position: int) -> npt.NDArray[np.int32]:
     return np.array([(at.t, at.y, at.x, at.z) for at in found], np.int32).T
 
 
-def _loaded(path: str, model: Model, params: Any) -> tuple[Any, str]:
-    """llama.cpp's object for the projector; where it can't be loaded, a null pointer and why."""
+def _loaded(path: str, model: Model, params: Any) -> Any:
+    """llama.cpp's object for the projector. Raises ``ModelError``, one line for the operator."""
     errors: list[str] = []
 
     @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -245,19 +247,28 @@ def _loaded(path: str, model: Model, params: Any) -> tuple[Any, str]:
 
     mtmd_cpp.mtmd_helper_log_set(note, ctypes.c_void_p())
     native = mtmd_cpp.mtmd_init_from_file(path.encode(), model.native, params)
+    able = mtmd_cpp.mtmd_get_cap_from_file(path.encode())
     mtmd_cpp.mtmd_helper_log_set(log_line, ctypes.c_void_p())
     said = " ".join(" ".join(errors).split())
-    if native and said:
+    if not native:
+        problem = _problem(model.name, said) if able.inp_vision or able.inp_audio else _NO_PROJECTOR
+        raise ModelError(f"mmproj {path}: {problem}")
+    if said:
         log.warning("%s", said)
+    return native
+
+
+def _problem(model: str, said: str) -> str:
+    """Why llama.cpp, which ``said`` so, doesn't load a projector for this model, and what to do."""
     widths = _OTHER_WIDTH.search(said)
     if widths is not None:
-        return native, (
-            f"it makes embeddings of width {widths[2]}, and the model {model.name} takes {widths[1]}: give the "
-            "projector that was made for this model, in its size"
+        return (
+            f"it makes embeddings of width {widths[2]}, and the model {model} takes {widths[1]}: give the projector "
+            "that was made for this model, in its size"
         )
-    return native, (
-        f"llama.cpp can't load it for the model {model.name}: {said or 'no reason given'}: give the projector that was "
-        "made for this model; a newer one may need a newer llama-cpp-python"
+    return (
+        f"llama.cpp can't load it for the model {model}: {said or 'no reason given'}: give the projector that was made "
+        "for this model; a newer one may need a newer llama-cpp-python"
     )
 
 
