@@ -159,6 +159,10 @@ class Infill:
     """Other texts that may help: their names, which may be empty, and the texts."""
 
 
+Prompt = str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
+"""A raw prompt, turns for the chat template, or a gap to fill."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text."""
@@ -189,8 +193,7 @@ class Generate:
     """A request for text. Where no other meaning is given, ``None`` means the server's default."""
 
     id: str
-    prompt: str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
-    """A raw prompt, turns for the chat template, or a gap to fill."""
+    prompt: Prompt
     max_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()

@@ -84,6 +84,8 @@ HELP = {
     "tokens_generated_total": "Generated tokens.",
     "prompt_tokens_total": "Prompt tokens computed; reused ones are not counted.",
     "prefix_reused_tokens_total": "Prompt tokens that were not computed, since a cached prefix has them.",
+    "prompt_seconds_total": "Seconds from prompts' starts to their first tokens, of all requests that have ended.",
+    "generation_seconds_total": "Seconds from answers' first tokens to their last, of all requests that have ended.",
     "preemptions_total": "Times that a running request lost its slot to another one.",
     "recomputed_tokens_total": "Tokens computed again for requests that were preempted.",
     "media_chunks_encoded_total": "Chunks of images and sounds that the projector has encoded.",
@@ -149,6 +151,10 @@ class ServingMetrics:
         """Places that were taken from sequences that had not ended."""
         self.chunks_encoded = 0
         self.prefix_reused_tokens = 0
+        self.prompt_s = 0.0
+        """Time from prompts' starts to their first tokens, of ended requests."""
+        self.generation_s = 0.0
+        """Time from answers' first tokens to their last, of ended requests."""
         self.last_batch_size = 0
         self.draft_tokens = 0
         self.draft_tokens_accepted = 0
@@ -241,6 +247,8 @@ class ServingMetrics:
             "tokens_generated_total": self.tokens_generated,
             "prompt_tokens_total": self.prompt_tokens,
             "prefix_reused_tokens_total": self.prefix_reused_tokens,
+            "prompt_seconds_total": round(self.prompt_s, 3),
+            "generation_seconds_total": round(self.generation_s, 3),
             "recomputed_tokens_total": self.recomputed_tokens,
             "preemptions_total": self.preemptions,
             "media_chunks_encoded_total": self.chunks_encoded,

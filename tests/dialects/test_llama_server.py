@@ -7,16 +7,23 @@ from typing import Any
 
 import orjson
 import pytest
-from http_world import HttpWorld, post
+from http_world import CONFIG, HEALTH, HttpWorld, post
 from routes import facts
 from standin import StandInEngine
 
+from umaserve.dialects.http import Facts, RunningAnswer
+from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
+from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
 from umaserve.dialects.llama_server.errors import ERRORS
+from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, infill_request, native_request
+from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
+    Embed,
+    Embedded,
     Finished,
     FinishReason,
     Generate,
@@ -396,6 +403,107 @@ def test_errors_have_llama_servers_form(fault: Fault, status: int, kind: str) ->
     one = body()
     one.receive(b'{"prompt":"Hi","stream":true}')
     assert [orjson.loads(event) for event in one.fail(0, error)] == [expected]
+
+
+# What runs, adapters, embeddings, metrics.
+
+
+def running(prompt: str | None = None) -> RunningAnswer:
+    request = Generate("r", "secret", 9, replace(PLAIN, seed=5), ("stop here",))
+    return RunningAnswer(4, request, 7, 3, 2, 1, prompt)
+
+
+def about(*answers: RunningAnswer) -> Facts:
+    return replace(facts(parallel=2), model=lambda: StandInEngine().info, running=lambda: answers)
+
+
+def test_slots_tell_what_runs_without_the_clients_texts() -> None:
+    first, second = orjson.loads(slots(about(running()), wants_idle=True))
+    params = first.pop("params")
+    assert first == {
+        "id": 0,
+        "n_ctx": StandInEngine().info.context_tokens,
+        "speculative": False,
+        "is_processing": True,
+        "id_task": 4,
+        "n_prompt_tokens": 7,
+        "n_prompt_tokens_processed": 3,
+        "n_prompt_tokens_cache": 2,
+        "next_token": [{"has_next_token": True, "n_remain": 8, "n_decoded": 1}],
+    }
+    assert (params["seed"], params["n_predict"], params["temperature"]) == (5, 9, 0.8)
+    assert (second["id"], second["is_processing"], len(second)) == (1, False, 4)
+    told = orjson.dumps([first, params]).decode()
+    assert "secret" not in told
+    assert "stop here" not in told
+
+
+def test_slots_where_none_is_idle() -> None:
+    both = about(running(), running("mine"))
+    assert [slot.get("prompt") for slot in orjson.loads(slots(both, wants_idle=False))] == [None, "mine"]
+    with pytest.raises(RequestError, match=r"^slots: none is idle") as caught:
+        slots(both, wants_idle=True)
+    assert ERRORS.reply(caught.value).status == 503
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_clients_prompt_is_in_slots_only_if_the_operator_says_so(shown: bool) -> None:
+    world = HttpWorld(config=replace(CONFIG, slots_prompts=shown))
+    world.send(post("/completion", {"prompt": ["our ", 5, " secret"], "stream": True}))
+    (session,) = world.services.sessions.running()
+    session.slot = 0
+    world.send(HEALTH.replace(b"/health", b"/slots"))
+    (answer,) = world.services.facts().running()
+    assert answer.prompt == ("our 5 secret" if shown else None)
+    world.close()
+
+
+def test_adapters_have_numbers_and_no_paths() -> None:
+    info = replace(StandInEngine().info, adapters=("b", "a"))
+    listed = [(item["id"], item["name"], item["path"]) for item in orjson.loads(lora_adapters(info))]
+    assert listed == [(0, "b", ""), (1, "a", "")]
+
+
+@pytest.mark.parametrize("key", ["content", "input"])
+def test_embeddings_in_the_native_form(key: str) -> None:
+    assert parse_embedding(orjson.dumps({key: ["a", [1]]}), LIMITS) == Embed(("a", TokenIds((1,))))
+    made = embedding_result(Embedded([[0.5, 0.5], [1.0, 0.0]], 3))
+    assert orjson.loads(made) == [{"index": 0, "embedding": [[0.5, 0.5]]}, {"index": 1, "embedding": [[1.0, 0.0]]}]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "content: expected a string or an array of token ids, got null"),
+        ({"input": 5}, "input: expected a string or an array of token ids, got a whole number"),
+        ({"content": "a", "embd_normalize": 1}, "embd_normalize: expected 2, vectors of unit length, got 1"),
+        ({"content": ["x" * 60, "x" * 60]}, "content: expected at most 100 bytes, got 120"),
+    ],
+)
+def test_bad_embedding_requests(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_embedding(orjson.dumps(values), LIMITS)
+    assert caught.value.message == said
+
+
+def test_metrics_have_llama_servers_names() -> None:
+    values = {"prompt_tokens_total": 30, "prompt_seconds_total": 1.5, "active_sessions": 2, "name": "x"}
+    told = llama_metrics(values).decode().splitlines()
+    assert "# TYPE llamacpp:prompt_tokens_total counter" in told
+    assert "llamacpp:prompt_tokens_total 30" in told
+    assert "llamacpp:prompt_tokens_seconds 20.0" in told
+    assert "llamacpp:requests_processing 2" in told
+    assert "llamacpp:predicted_tokens_seconds 0.0" in told
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_operator_chooses_llama_servers_metrics(wanted: bool) -> None:
+    world = HttpWorld(config=replace(CONFIG, llama_metrics=wanted))
+    world.send(HEALTH.replace(b"/health", b"/metrics"))
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert (b"llamacpp:requests_deferred" in received) is wanted
+    world.close()
 
 
 @pytest.fixture

@@ -57,6 +57,8 @@ DEFAULTS: dict[str, Any] = {
     "recordings_bytes": 1073741824,
     "recordings_age": 30.0,
     "ref_audio": "",
+    "slots_prompts": False,
+    "llama_metrics": False,
     "debug_echo": False,
     "max_sessions": 1024,
     "max_frame_bytes": 1048576,
@@ -172,7 +174,15 @@ PATHS = {
     "relay_ca_file": 0,
 }
 """The fewest characters of each."""
-SWITCHES = ["keep_alive", "insecure", "debug_echo", "shared_prefix_cache", "speculation"]
+SWITCHES = [
+    "keep_alive",
+    "insecure",
+    "slots_prompts",
+    "llama_metrics",
+    "debug_echo",
+    "shared_prefix_cache",
+    "speculation",
+]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]
 VARIABLES = {
     "socket": "UMA_SOCK",

@@ -9,6 +9,7 @@ import orjson
 from umaserve.daemon.routes import DIALECTS, openapi
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import JSON, Echo, Facts, HttpDialect, Page, Route
+from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.metrics import PROMETHEUS
@@ -37,7 +38,8 @@ def own_pages(services: Services) -> HttpDialect:
         return 200, JSON, b'{"status":"ok"}'
 
     def metrics(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-        return 200, PROMETHEUS, services.prometheus()
+        own = services.prometheus()
+        return 200, PROMETHEUS, own + llama_metrics(services.metrics().values) if services.config.llama_metrics else own
 
     def document(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         return 200, JSON, DOCUMENT

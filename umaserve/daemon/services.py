@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
-from umaserve.dialects.http import Facts
+from umaserve.dialects.http import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Metrics, ModelInfo
+from umaserve.messages import Generate, Infill, Metrics, MixedText, ModelInfo, Prompt, TokenIds
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
-from umaserve.serving.sessions import SessionManager
+from umaserve.serving.sessions import Session, SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
@@ -65,6 +65,7 @@ class Services:
             parallel=config.parallel,
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
+            running=lambda: _running(self.sessions, shown=config.slots_prompts),
         )
 
     def loaded(self) -> tuple[ModelInfo, Questions]:
@@ -73,6 +74,38 @@ class Services:
         if info is None or questions is None:
             raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
         return info, questions
+
+
+def _running(sessions: SessionManager, *, shown: bool) -> list[RunningAnswer]:
+    placed = (session for session in sessions.running() if session.slot is not None)
+    return [_answer(session, session.request, shown=shown) for session in placed if session.request is not None]
+
+
+def _answer(session: Session, request: Generate, *, shown: bool) -> RunningAnswer:
+    usage = session.usage
+    return RunningAnswer(
+        session.id,
+        request,
+        prompt_tokens=usage.prompt_tokens,
+        computed_tokens=max(0, min(session.computed, usage.prompt_tokens) - session.reused),
+        reused_tokens=session.reused,
+        generated_tokens=usage.completion_tokens,
+        prompt=_text_of(request.prompt) if shown else None,
+    )
+
+
+def _text_of(prompt: Prompt) -> str:
+    match prompt:
+        case str():
+            return prompt
+        case TokenIds(ids):
+            return " ".join(map(str, ids))
+        case MixedText(parts):
+            return "".join(map(_text_of, parts))
+        case Infill():
+            return prompt.prefix + prompt.beginning
+        case turns:
+            return "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
 
 
 def _new_id(prefix: str) -> str:

@@ -41,6 +41,23 @@ HTTP_STATUS: Mapping[Fault, int] = {
 
 
 @dataclass(frozen=True, slots=True)
+class RunningAnswer:
+    """An answer that has a slot, for pages about what runs."""
+
+    number: int
+    """Counts sessions."""
+    request: Generate
+    prompt_tokens: int
+    computed_tokens: int
+    """Tokens of the prompt that were computed so far."""
+    reused_tokens: int
+    """Those that were in the cached prefix."""
+    generated_tokens: int
+    prompt: str | None = None
+    """What the client wrote, if the operator wants it to be shown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a dialect may know about its daemon."""
 
@@ -61,6 +78,8 @@ class Facts:
     """Whether a lost connection's generation is kept for another connection."""
     recorded: bool
     """Whether conversations are recorded, so that requests carry their payload."""
+    running: Callable[[], Sequence[RunningAnswer]]
+    """The answers that have a slot, the oldest first."""
 
     def loaded(self) -> ModelInfo:
         """The model; raises ``RequestError`` while it loads."""

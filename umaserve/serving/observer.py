@@ -44,6 +44,9 @@ def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float)
     """Count and log a request that has ended; ``end`` says how."""
     usage = session.usage
     took_s = 0.0 if session.started_at is None else now - session.started_at
+    if session.started_at is not None and session.first_made_at is not None:
+        metrics.prompt_s += session.first_made_at - session.started_at
+        metrics.generation_s += (session.last_made_at or session.first_made_at) - session.first_made_at
     metrics.observe_end(session.caller.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)
     _log_end(session, end, now)
 

@@ -115,6 +115,8 @@ class Config:
         "http",
         "sound file of the default voice to clone, which clients can fetch; empty: none",
     )
+    slots_prompts: bool = setting(False, switch(), "http", "show the prompts of all clients in /slots")
+    llama_metrics: bool = setting(False, switch(), "http", "add metrics with llama-server's names to /metrics")
     debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance tests")
 
     max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at the same time")

@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 
-from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Route, TextReply, page_of_model
+from umaserve.dialects.http import (
+    JSON,
+    EngineQuestion,
+    Facts,
+    HttpDialect,
+    Page,
+    Route,
+    TextReply,
+    page_of_model,
+)
+from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
+from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.requests import infill_request
+from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
-from umaserve.messages import Answer, Detokenized, Prompted, Query, Tokenized
+from umaserve.messages import Answer, Detokenized, Embedded, Prompted, Query, Tokenized
+from umaserve.wire.http_head import Request
 
 
 def _tokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
@@ -33,6 +46,18 @@ def _detokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], by
     return parse_detokenize(body, facts.limits), render
 
 
+def _embedding(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Embedded)
+        return embedding_result(answer)
+
+    return parse_embedding(body, facts.limits), render
+
+
+def _slots(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, slots(facts, wants_idle=bool(request.query.get("fail_on_no_slot")))
+
+
 def _apply_template(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Prompted)
@@ -49,9 +74,12 @@ DIALECT = HttpDialect(
         "/tokenize": Route("POST", EngineQuestion(_tokenize)),
         "/detokenize": Route("POST", EngineQuestion(_detokenize)),
         "/apply-template": Route("POST", EngineQuestion(_apply_template)),
+        "/embedding": Route("POST", EngineQuestion(_embedding)),
+        "/slots": Route("GET", Page(_slots)),
+        "/lora-adapters": Route("GET", page_of_model(lambda info, _facts: lora_adapters(info))),
         "/props": Route("GET", page_of_model(lambda info, facts: props(info, facts.parallel))),
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
-    {"/completions": "/completion"},
+    {"/completions": "/completion", "/embeddings": "/embedding"},
 )

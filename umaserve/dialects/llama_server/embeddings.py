@@ -1,0 +1,30 @@
+"""llama-server's own embeddings."""
+
+from __future__ import annotations
+
+import orjson
+
+from umaserve.dialects.openai.embeddings import MAX_INPUTS
+from umaserve.dialects.openai.requests import inputs, size_of
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
+from umaserve.messages import Embed, Embedded
+from umaserve.wire.fields import out_of_range
+
+_EUCLIDEAN = 2
+
+
+def parse_embedding(body: bytes, limits: RequestLimits) -> Embed:
+    """Parse a body of ``POST /embedding``; raises ``RequestError``. A prompt's cap applies to all texts together."""
+    fields = json_body(body)
+    key = "input" if fields.values.get("content") is None and fields.values.get("input") is not None else "content"
+    texts = inputs(fields, key, limits, MAX_INPUTS)
+    check_prompt_bytes(sum(map(size_of, texts)), limits, key)
+    norm = fields.integer("embd_normalize", -1)
+    if norm not in (None, _EUCLIDEAN):
+        raise out_of_range("embd_normalize", f"{_EUCLIDEAN}, vectors of unit length", norm)
+    return Embed(texts)
+
+
+def embedding_result(answer: Embedded) -> bytes:
+    """One object for each text; where texts are pooled, each has one vector."""
+    return orjson.dumps([{"index": i, "embedding": [list(vector)]} for i, vector in enumerate(answer.vectors)])

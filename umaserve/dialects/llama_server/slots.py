@@ -1,0 +1,55 @@
+"""llama-server's ``/slots``: the answers in work, in as many slots as are decoded at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.http import Facts, RunningAnswer
+from umaserve.dialects.llama_server.requests import NativeRequest
+from umaserve.dialects.llama_server.settings import generation_settings
+from umaserve.errors import Fault, RequestError
+
+_ITS_OWN = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
+"""Settings with a client's texts, or that llama-server doesn't list here."""
+
+
+def slots(facts: Facts, *, wants_idle: bool) -> bytes:
+    """The body of ``GET /slots``; raises ``RequestError`` while the model loads, and where none is idle if one is
+    wanted."""
+    context_tokens = facts.loaded().context_tokens
+    running = facts.running()
+    if wants_idle and len(running) >= facts.parallel:
+        raise RequestError(Fault.QUEUE_FULL, "slots", "none is idle; try again later", retry_after_s=1)
+    idle = [None] * (facts.parallel - len(running))
+    return orjson.dumps([_slot(at, answer, context_tokens) for at, answer in enumerate([*running, *idle])])
+
+
+def _slot(at: int, answer: RunningAnswer | None, context_tokens: int) -> dict[str, Any]:
+    slot: dict[str, Any] = {
+        "id": at,
+        "n_ctx": context_tokens,
+        "speculative": False,
+        "is_processing": answer is not None,
+    }
+    if answer is None:
+        return slot
+    limit = answer.request.max_tokens
+    asked = NativeRequest((), -1 if limit is None else limit)
+    params = generation_settings(answer.request, asked)
+    slot |= {
+        "id_task": answer.number,
+        "n_prompt_tokens": answer.prompt_tokens,
+        "n_prompt_tokens_processed": answer.computed_tokens,
+        "n_prompt_tokens_cache": answer.reused_tokens,
+        "params": {name: value for name, value in params.items() if name not in _ITS_OWN},
+        "next_token": [
+            {
+                "has_next_token": True,
+                "n_remain": -1 if limit is None else limit - answer.generated_tokens,
+                "n_decoded": answer.generated_tokens,
+            }
+        ],
+    }
+    return slot if answer.prompt is None else slot | {"prompt": answer.prompt}
