@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from tiny_models import BYTES
 
 from umaserve.engine.batch import Batch
 from umaserve.engine.cells import MARGIN, Cells, saved_bytes
@@ -57,7 +58,7 @@ cells in order a CPU computes the very same."""
 
 def tiny_model(path: Path) -> str:
     """A model of random numbers, which computes a token in microseconds."""
-    width, layers, tokens = 32, 2, ["<unk>", "<s>", "</s>", *"abcdefgh"]
+    width, layers, tokens = 32, 2, ["<unk>", "<s>", "</s>", *"abcdefgh", *BYTES]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(width)
@@ -68,7 +69,7 @@ def tiny_model(path: Path) -> str:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([2, 3, 3, *[1] * (len(tokens) - 3)])
+    writer.add_token_types([2, 3, 3, *[1] * 8, *[6] * len(BYTES)])
     random = np.random.default_rng(1)
     of_a_layer = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     square = [f"blk.{layer}.{name}.weight" for layer in range(layers) for name in of_a_layer]
