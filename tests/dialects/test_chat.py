@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard
+from thought_tokens import split_tokens
 from world import DaemonWorld
 
 from umaserve.daemon.relay_backend import DaemonBackend
@@ -23,7 +24,6 @@ from umaserve.dialects.chat.conversation import OURS, ChatDialect
 from umaserve.dialects.chat.request import MODES, joined
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     Attachment,
@@ -70,6 +70,7 @@ READ = Generate(
     max_tokens=512,
     sampling=Sampling(temperature=0.7, top_p=0.8),
     enable_thinking=False,
+    splits_thoughts=True,
 )
 DONE = Finished(FinishReason.STOP, Usage(42, 15))
 
@@ -604,11 +605,9 @@ ENDS = st.lists(st.integers(0, 100), max_size=12)
 )
 def test_thoughts_at_the_beginning_are_left_out_however_the_text_is_cut(text: str, left: str, ends: list[int]) -> None:
     pieces = cut(text, ends)
-    without = WithoutThinking()
-    assert "".join(map(without.push, pieces)) + without.finish() == left
     for enable_thinking, shown in ((False, left), (True, text)):
         asked = running(enable_thinking=enable_thinking)
-        told = sent(asked, *(Token(piece, 1) for piece in pieces), DONE)
+        told = sent(asked, *split_tokens(pieces), DONE)
         assert "".join(message["text_delta"] for message in told[:-1]) == told[-1]["text"] == shown
 
 
@@ -652,7 +651,8 @@ def test_all_is_handed_on_at_once_and_the_end_waits_for_the_last_sentence() -> N
 @given(ends=ENDS)
 def test_thoughts_are_never_spoken(ends: list[int]) -> None:
     one = Answer()
-    one.take(*cut("<think>Well. A greeting.</think>\nHello. There.", ends))
+    for token in split_tokens(cut("<think>Well. A greeting.</think>\nHello. There.", ends)):
+        one.spoken.take(token)
     one.spoken.take(DONE)
     while one.worker.jobs:
         one.worker.step()

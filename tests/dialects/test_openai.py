@@ -158,7 +158,9 @@ def function(name: str, **more: Any) -> Wanted:
 
 
 def test_chat_with_no_more_than_it_needs() -> None:
-    assert chat_request() == Generate("chatcmpl-7", (ChatTurn("user", "hi"),), sampling=Sampling(1.0, 1.0))
+    assert chat_request() == Generate(
+        "chatcmpl-7", (ChatTurn("user", "hi"),), sampling=Sampling(1.0, 1.0), splits_thoughts=True
+    )
 
 
 def test_chat_with_every_field() -> None:
@@ -214,6 +216,7 @@ def test_chat_with_every_field() -> None:
         logprobs=20,
         tools=(F, G),
         parallel_calls=False,
+        splits_thoughts=True,
         cache_prompt=False,
         lora=(("style", 0.5),),
         priority=Priority.BACKGROUND,

@@ -313,7 +313,8 @@ def pcm(*samples: float) -> bytes:
 def test_the_whole_answer_has_its_sound_and_its_transcript() -> None:
     body = chat()
     request(body, **AUDIO)
-    outputs = (Started(), Placed(), Prefilled(5), Token("<think>Hm.</think>Hel", 1), Spoken(pcm(0, 1)), Token("lo", 2))
+    thought = Token("<think>Hm.</think>Hel", 1, thoughts="Hm.", answer="Hel")
+    outputs = (Started(), Placed(), Prefilled(5), thought, Spoken(pcm(0, 1)), Token("lo", 2))
     assert told(body, *outputs, Spoken(pcm(-1)), END) == []
     whole = json.loads(body.result())
     (choice,) = whole["choices"]

@@ -21,6 +21,8 @@ MAX_TURNS = 1024
 MAX_SEED = 2**32 - 2
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SLO_MS = 3_600_000.0
+REASONING = ("inline", "separate", "off")
+"""Thoughts in the text with their marks, in a field of their own, or nowhere."""
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
 
@@ -149,6 +151,19 @@ def lora(fields: Fields) -> tuple[tuple[str, float], ...] | None:
             raise out_of_range(fields.name("lora"), f"names of 1 to {MAX_ADAPTER_BYTES} bytes", f"{n_bytes} bytes")
         pairs.append((name, number(scale, adapters.name(name), -MAX_SCALE, MAX_SCALE)))
     return tuple(pairs)
+
+
+def with_thoughts(request: Generate, fields: Fields, *, split: bool) -> Generate:
+    """``request`` with what ``fields`` want of thoughts: their budget, and whether stop strings apply to them.
+    ``split``: whether they are to be told apart from the answer."""
+    names = ("reasoning_budget", "thinking_budget_tokens")
+    budget = next((value for name in names if (value := fields.integer(name, -1, MAX_TOKEN_ID)) is not None), None)
+    return replace(
+        request,
+        splits_thoughts=split,
+        thought_budget=MAX_TOKEN_ID if budget == -1 else budget,
+        stops_in_thoughts=fields.boolean("stop_in_reasoning", False),
+    )
 
 
 def template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.media import sound_encoder
 from umaserve.media.sound_encoder import SoundEncoder
@@ -114,7 +113,7 @@ class Speech:
 
 class SpokenAnswer:
     """A session's sink that forwards all outputs to ``deliver``, adds ``Spoken`` outputs, and delays ``Finished`` until
-    all text is spoken. Text between ``<think>`` tags is never spoken.
+    all text is spoken. Thoughts are never spoken.
     """
 
     def __init__(
@@ -144,7 +143,6 @@ class SpokenAnswer:
             self._speaker.become(
                 reference, lambda job, done: thread.submit(job, functools.partial(self._guarded, done))
             )
-        self._text = WithoutThinking()
         self._finished: Finished | None = None
         self._held = self._abandoned = False
         self._waiting: Callable[[], None] | None = None
@@ -165,10 +163,9 @@ class SpokenAnswer:
         match output:
             case Token():
                 self._deliver(output)
-                self._speaker.push(self._text.push(output.text))
+                self._speaker.push(output.said)
             case Finished():
                 self._finished = output
-                self._speaker.push(self._text.finish())
                 self._speaker.finish()
             case RequestError():
                 self.abandon()

@@ -12,7 +12,6 @@ import orjson
 from umaserve.dialects.chat.request import ChatRequest, read_request
 from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits, check_key
-from umaserve.dialects.thinking import WithoutThinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Finished, Generate, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
@@ -104,7 +103,7 @@ class _Answer:
         self._streaming = asked.streaming
         self._spoken = asked.request.spoken is not None
         self._voice = {"voice": "default"} if asked.ignores_recording else {}
-        self._thinking = None if asked.request.enable_thinking else WithoutThinking()
+        self._shows_thoughts = asked.request.enable_thinking
         self._waiting: Waiting | None = None
         self._placed = False
         self._text: list[str] = []
@@ -120,8 +119,7 @@ class _Answer:
             case Prefilled():
                 return Reply(_dump("prefill_done", input_tokens=output.input_tokens, **self._voice))
             case Token():
-                text = output.text if self._thinking is None else self._thinking.push(output.text)
-                chunk = self._chunk(text)
+                chunk = self._chunk(output.text if self._shows_thoughts else output.said)
                 return None if chunk is None else Reply(chunk)
             case Spoken():
                 return self._heard(output.sound)
@@ -150,7 +148,6 @@ class _Answer:
         return None
 
     def _done(self, finished: Finished) -> Reply:
-        rest = self._chunk("" if self._thinking is None else self._thinking.finish())
         # All segments of a stream are sent as chunks: with the last one in ``done`` clients would play it twice.
         audio = _base64(b"".join(self._pcm)) if self._spoken and not self._streaming else None
         usage = finished.usage
@@ -162,7 +159,7 @@ class _Answer:
             audio_data=audio,
             recording_session_id=finished.recording,
         )
-        return Reply(done, close=True, before=rest)
+        return Reply(done, close=True)
 
 
 def _base64(pcm: bytes) -> str:

@@ -75,6 +75,7 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
         max_tokens=max_tokens(generation, "max_new_tokens", limits, DEFAULT_NEW_TOKENS),
         sampling=chosen if penalty is None else replace(chosen, length_penalty=penalty),
         enable_thinking=fields.boolean("enable_thinking", False),
+        splits_thoughts=True,
         spoken=None if speech is None else speech.speaking,
     )
     return ChatRequest(

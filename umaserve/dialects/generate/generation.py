@@ -70,6 +70,7 @@ class Generation:
         self._model = model
         self._echo = request.prompt if options.echo_prompt and isinstance(request.prompt, str) else ""
         self._text = self._echo
+        self._thoughts = ""
         # Without a stream they go into the last message.
         whole = not options.stream and (options.include_token_ids or request.logprobs is not None)
         self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
@@ -90,7 +91,7 @@ class Generation:
         """An estimate of the memory that this takes, in bytes."""
         sampling, prompt = self.request.sampling, self.request.prompt
         prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
-        texts = [self._text, *prompts, "" if sampling.grammar is None else sampling.grammar.text]
+        texts = [self._text, self._thoughts, *prompts, "" if sampling.grammar is None else sampling.grammar.text]
         scored = 0 if self.request.logprobs is None else 1 + self.request.logprobs
         return (
             4 * sum(map(len, texts))
@@ -105,7 +106,8 @@ class Generation:
             raise RuntimeError("output of a generation that has ended")
         match output:
             case Token():
-                self._text += output.text
+                self._text += output.said
+                self._thoughts += output.thoughts
                 if self._kept is not None:
                     self._kept.append(output)
                 if not self.options.stream:
@@ -149,12 +151,12 @@ class Generation:
         return self._replay(kept, position, sent)
 
     def _replay(self, kept: list[Token], position: int, sent: int) -> Iterator[bytes]:
-        text = self._echo + "".join(token.text for token in kept[:position])
+        text = self._echo + "".join(token.said for token in kept[:position])
         yield status("resume", 100, f"from token {position} of {sent} so far", request_id=self.request.id)
         # The list may grow during the iteration.
         while position < len(kept):
             token = kept[position]
-            text += token.text
+            text += token.said
             yield self._token(token, text, position)
             position += 1
         yield from self._ending
@@ -172,6 +174,10 @@ class Generation:
                 "prefix_reused_tokens": usage.prefix_reused_tokens,
             },
         }
+        if self.options.reasoning == "separate":
+            outcome["reasoning"] = self._thoughts
+        if self.options.reasoning != "inline":
+            outcome["usage"]["reasoning_tokens"] = usage.reasoning_tokens
         if self._kept is not None and not self.options.stream:
             if self.options.include_token_ids:
                 outcome["token_ids"] = [token.token_id for token in self._kept if token.sampled]
@@ -200,7 +206,9 @@ class Generation:
 
     def _token(self, token: Token, text: str, position: int) -> bytes:
         options = self.options
-        message: dict[str, Any] = {"type": "token", "token": token.text, "position": position}
+        message: dict[str, Any] = {"type": "token", "token": token.said, "position": position}
+        if options.reasoning == "separate":
+            message["reasoning"] = token.thoughts
         if options.include_token_ids:
             message["token_id"] = token.token_id
         if options.include_generated_text:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from umaserve.dialects import grammars
 from umaserve.dialects.parameters import (
     MAX_TURNS,
+    REASONING,
     RequestLimits,
     check_prompt_bytes,
     lora,
@@ -16,6 +17,7 @@ from umaserve.dialects.parameters import (
     stops,
     turn,
     with_targets,
+    with_thoughts,
     within_cap,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
@@ -46,6 +48,8 @@ class Options:
     include_token_ids: bool
     include_timing: bool
     include_generated_text: bool
+    reasoning: str
+    """One of ``REASONING``."""
 
 
 def read_config(
@@ -96,11 +100,13 @@ def _read(
         include_token_ids=wanted.boolean("include_token_ids", False),
         include_timing=wanted.boolean("include_timing", False),
         include_generated_text=wanted.boolean("include_generated_text", True),
+        reasoning=wanted.one_of("reasoning", REASONING) or "inline",
     )
     if options.echo_prompt and not isinstance(prompt, str):
         problem = "expected false where prompt is an array of messages, got true"
         raise RequestError(Fault.BAD_REQUEST, wanted.name("echo_prompt"), problem)
     request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted))
+    request = with_thoughts(request, wanted, split=options.reasoning != "inline")
     return with_targets(request, fields), options
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from umaserve.dialects.dialect import FINISH_REASONS
-from umaserve.dialects.thinking import WithoutThinking
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token
 from umaserve.wire.pcm import pcm16, wav
@@ -26,6 +25,7 @@ class Part:
     """What one output adds to a choice."""
 
     text: str = ""
+    thoughts: str = ""
     sound: bytes = b""
     """16-bit samples, or the next bytes of a compressed file."""
     calls: Sequence[CallPiece] = ()
@@ -47,9 +47,10 @@ class ChatChoice:
         # How the model writes calls is known once it is loaded, and so at the first token.
         if self._parser is None and self._new_parser is not None:
             self._parser = self._new_parser()
-        text, calls = (token.text, []) if self._parser is None else self._parser.push(token.text)
+        # A call in a thought is none.
+        text, calls = (token.said, []) if self._parser is None else self._parser.push(token.said)
         self._called |= any(piece.whole for piece in calls)
-        return Part(text, calls=calls, logprobs=_scores(token))
+        return Part(text, token.thoughts, calls=calls, logprobs=_scores(token))
 
     def finish(self, reason: FinishReason) -> Part:
         text, calls = ("", []) if self._parser is None else self._parser.finish()
@@ -63,8 +64,12 @@ class ChatChoice:
         if not self._begun:
             self._begun = True
             shaped.append(_chunk(self._index, {"role": "assistant", "content": ""}))
-        if part.text or part.logprobs:
-            shaped.append(_chunk(self._index, {"content": part.text}, _chat_logprobs(part.logprobs)))
+        logprobs = _chat_logprobs(part.logprobs)
+        if part.thoughts:
+            shaped.append(_chunk(self._index, {"reasoning_content": part.thoughts}, logprobs))
+            logprobs = None
+        if part.text or logprobs:
+            shaped.append(_chunk(self._index, {"content": part.text}, logprobs))
         shaped += [_chunk(self._index, {"tool_calls": [_delta(piece)]}) for piece in part.calls if not piece.whole]
         if part.finish_reason is not None:
             shaped.append(_chunk(self._index, {}, finish_reason=part.finish_reason))
@@ -73,8 +78,11 @@ class ChatChoice:
     def whole(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The one ``choices`` item that says all ``parts``."""
         text = "".join(part.text for part in parts)
+        thoughts = "".join(part.thoughts for part in parts)
         calls = _calls([piece for part in parts for piece in part.calls])
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = thoughts
         if calls:
             message["tool_calls"] = calls
         return {
@@ -93,18 +101,17 @@ class SpokenChoice:
         # The audio isn't kept, so it expires at once.
         self._named = {"id": audio_id, "expires_at": created}
         self._format = audio_format
-        self._text = WithoutThinking()
         self._begun = False
         self._unsent = b""
 
     def token(self, token: Token) -> Part:
-        return Part(self._text.push(token.text), logprobs=_scores(token))
+        return Part(token.said, logprobs=_scores(token))
 
     def spoken(self, spoken: Spoken) -> Part:
         return Part(sound=pcm16(spoken.sound) if self._format in ("wav", "pcm16") else spoken.sound)
 
     def finish(self, reason: FinishReason) -> Part:
-        return Part(self._text.finish(), finish_reason=FINISH_REASONS[reason])
+        return Part(finish_reason=FINISH_REASONS[reason])
 
     def chunks(self, part: Part) -> list[dict[str, Any]]:
         """The ``choices`` items for ``part`` in a stream; the role and the audio's id come first."""

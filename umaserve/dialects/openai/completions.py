@@ -152,11 +152,14 @@ class _OpenAIBody:
         # The minimum: what one choice reused from another was computed for this answer.
         cached = sum(min(usage.prefix_reused_tokens for usage in usages) for usages in prompts.values())
         completion = sum(end.usage.completion_tokens for end in self._finished.values())
+        thoughts = sum(end.usage.reasoning_tokens for end in self._finished.values())
+        details = {"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+            **details,
         }
 
 

@@ -20,6 +20,7 @@ from umaserve.dialects.parameters import (
     template_kwargs,
     token_ids,
     with_targets,
+    with_thoughts,
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
@@ -35,6 +36,8 @@ MAX_GENERATIONS = 32
 """Prompts times choices per prompt, in one request."""
 MAX_PROMPTS = 16
 MAX_TOP_LOGPROBS = 20
+REASONING_FORMATS = ("auto", "deepseek", "none")
+"""llama-server's names: thoughts are ``reasoning_content``, or with ``none`` a part of the content."""
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """``none``: the model doesn't think; what the others do is up to the chat template."""
 
@@ -86,6 +89,8 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         chat_template_kwargs=kwargs,
     )
     audio = wanted_audio(fields, voice)
+    inline = fields.one_of("reasoning_format", REASONING_FORMATS) == "none" and audio is None
+    one = with_thoughts(one, fields, split=not inline)
     if audio is None:
         return _asked(fields, (one,))
     if offered:

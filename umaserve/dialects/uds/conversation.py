@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -11,6 +11,7 @@ from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
     MAX_TURNS,
+    REASONING,
     RequestLimits,
     check_prompt_bytes,
     lora,
@@ -19,6 +20,7 @@ from umaserve.dialects.parameters import (
     stops,
     turn,
     with_targets,
+    with_thoughts,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
 from umaserve.errors import Fault, RequestError
@@ -67,6 +69,9 @@ class _Stream:
     common: dict[str, Any]
     keep_alive: bool
     whole_text: list[str] | None
+    reasoning: str = "inline"
+    """One of ``REASONING``."""
+    whole_thoughts: list[str] = field(default_factory=list)
 
 
 class JsonDialect:
@@ -108,8 +113,9 @@ class JsonDialect:
         request = _generate(fields, self._limits)
         metadata = _metadata(fields)
         common = {"id": request.id} if metadata is None else {"id": request.id, "metadata": metadata}
-        self._stream = _Stream(common, keep_alive, None if fields.boolean("stream", True) else [])
-        return request
+        reasoning = fields.one_of("reasoning", REASONING) or "inline"
+        self._stream = _Stream(common, keep_alive, None if fields.boolean("stream", True) else [], reasoning)
+        return with_thoughts(request, fields, split=reasoning != "inline")
 
     def send(self, output: Output) -> Reply | None:
         """The event for ``output``; ``None`` for outputs without one, such as tokens of a request that doesn't
@@ -120,18 +126,24 @@ class JsonDialect:
         match output:
             case Token():
                 if stream.whole_text is not None:
-                    stream.whole_text.append(output.text)
+                    stream.whole_text.append(output.said)
+                    stream.whole_thoughts.append(output.thoughts)
                     return None
-                return _event("token", False, **stream.common, text=output.text, token_id=output.token_id)
+                thoughts = {"reasoning": output.thoughts} if stream.reasoning == "separate" else {}
+                return _event("token", False, **stream.common, text=output.said, **thoughts, token_id=output.token_id)
             case Finished():
                 self._stream = None
                 text = {} if stream.whole_text is None else {"text": "".join(stream.whole_text)}
+                if text and stream.reasoning == "separate":
+                    text["reasoning"] = "".join(stream.whole_thoughts)
                 usage = {
                     "prompt_tokens": output.usage.prompt_tokens,
                     "completion_tokens": output.usage.completion_tokens,
                     "total_tokens": output.usage.prompt_tokens + output.usage.completion_tokens,
                     "prefix_reused_tokens": output.usage.prefix_reused_tokens,
                 }
+                if stream.reasoning != "inline":
+                    usage["reasoning_tokens"] = output.usage.reasoning_tokens
                 reason = output.reason.value
                 return _event("eos", not stream.keep_alive, **stream.common, reason=reason, **text, usage=usage)
             case Metrics():
