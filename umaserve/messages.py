@@ -319,7 +319,14 @@ class ApplyTemplate:
     request: Generate
 
 
-Query = Tokenize | Detokenize | Embed | ApplyTemplate
+@dataclass(frozen=True, slots=True)
+class CountPrompt:
+    """Ask for the number of tokens of a request's prompt, media included."""
+
+    request: Generate
+
+
+Query = Tokenize | Detokenize | Embed | ApplyTemplate | CountPrompt
 """Questions to the engine, each with one answer instead of a stream."""
 
 
@@ -508,7 +515,12 @@ class Prompted:
     prompt: str
 
 
-Answer = Tokenized | Detokenized | Embedded | Prompted
+@dataclass(frozen=True, slots=True)
+class Counted:
+    tokens: int
+
+
+Answer = Tokenized | Detokenized | Embedded | Prompted | Counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from routes import facts
 
 from umaserve.dialects.anthropic.errors import error_body, http_error
 from umaserve.dialects.anthropic.messages import MessageBody
+from umaserve.dialects.anthropic.models import model, models
+from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ContextExceeded, Fault, RequestError
@@ -36,6 +40,7 @@ from umaserve.messages import (
     Usage,
     Waiting,
 )
+from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -365,6 +370,68 @@ def test_a_wrong_block_is_named(block: Any, message: str):
 )
 def test_a_wrong_block_of_an_answer_is_named(block: Any, message: str):
     assert refused_block(block, "assistant") == f"messages[0].content[0]{message}"
+
+
+def test_what_is_counted():
+    asked = {"system": "Be brief.", "tools": TOOLS, "thinking": {"type": "enabled"}}
+    counted = count_request(body(**asked, stream=5), LIMITS).request
+    made = request(**asked)
+    assert (counted.prompt, counted.tools, counted.enable_thinking) == (made.prompt, made.tools, True)
+    assert counted.cache_prompt is False
+
+
+# -- models ------------------------------------------------------------------------------------------------------
+
+
+def page(path: str, **query: str) -> dict[str, Any]:
+    asked = Request("GET", path, query, (), b"")
+    status, _type, content = (models if path == "/v1/models" else model)(FACTS, asked)
+    assert status == 200
+    return json.loads(content)
+
+
+FACTS = replace(facts(), model=lambda: INFO, started_at=1700000000)
+MODEL = {
+    "type": "model",
+    "id": "small-1",
+    "display_name": "small-1",
+    "created_at": "2023-11-14T22:13:20Z",
+    "lifecycle": "active",
+    "max_input_tokens": 4096,
+    "max_tokens": 4096,
+}
+
+
+def test_models():
+    assert page("/v1/models", limit="1000") == {
+        "data": [MODEL],
+        "has_more": False,
+        "first_id": "small-1",
+        "last_id": "small-1",
+    }
+    assert page("/v1/models", after_id="other")["data"] == [MODEL]
+
+
+@pytest.mark.parametrize("cursor", ["after_id", "before_id"])
+def test_there_is_no_other_page_of_models(cursor: str):
+    none = {"data": [], "has_more": False, "first_id": None, "last_id": None}
+    assert page("/v1/models", **{cursor: "small-1"}) == none
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "x", "", "-1", "²", "9" * 400])
+def test_a_wrong_limit_is_refused(limit: str):
+    with pytest.raises(RequestError, match=r"^limit: expected a whole number from 1 to 1000, got "):
+        page("/v1/models", limit=limit)
+
+
+@pytest.mark.parametrize("name", ["small-1", "claude-sonnet-4-5"])
+def test_one_model(name: str):
+    assert page(f"/v1/models/{name}") == MODEL
+
+
+def test_another_model_is_not_there():
+    with pytest.raises(RequestError, match=r"^model: expected small-1, or a name that begins with claude, got gpt-9$"):
+        page("/v1/models/gpt-9")
 
 
 # -- replies -----------------------------------------------------------------------------------------------------

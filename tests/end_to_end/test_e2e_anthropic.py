@@ -132,3 +132,25 @@ def test_a_key_is_needed_and_the_dialect_is_counted(own_daemon, tmp_path):
         assert create(client, max_tokens=1).stop_reason == "max_tokens"
     metrics = httpx.get(f"{base}/metrics", headers={"x-api-key": key}).text
     assert 'dialect="anthropic"' in metrics
+
+
+def test_tokens_are_counted_as_a_message_counts_them(client: anthropic.Anthropic):
+    wanted = {"model": "claude-any", "system": "Be brief.", "messages": COLOURS, "tools": TOOLS}
+    counted = client.messages.count_tokens(**wanted).input_tokens
+    usage = create(client, **wanted, max_tokens=1).usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def test_models(client: anthropic.Anthropic, daemon: Daemon):
+    listed = client.models.list(limit=1000)
+    [model] = listed
+    assert not listed.has_more
+    assert client.models.retrieve("claude-any").id == client.models.retrieve(model.id).id == model.id
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("gpt-9")
+    others = httpx.get(f"http://{daemon.http}/v1/models", headers={"x-api-key": "none"}).json()
+    assert others["object"] == "list"
+
+
+def test_a_probe(daemon: Daemon):
+    assert httpx.head(f"http://{daemon.http}/").status_code == 200

@@ -9,7 +9,23 @@ import pytest
 from standin import EngineFailure, StandInEngine, SteppedWorker, vector
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Detokenize, Detokenized, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
+from umaserve.messages import (
+    Answer,
+    Attachment,
+    ChatTurn,
+    Counted,
+    CountPrompt,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    Generate,
+    Image,
+    Query,
+    TokenIds,
+    Tokenize,
+    Tokenized,
+)
 from umaserve.serving.questions import Question, Questions
 
 MOST = 4
@@ -20,7 +36,8 @@ class QuestionWorld:
 
     def __init__(self) -> None:
         self.engine, self.compute, self.preparing = StandInEngine(), SteppedWorker(), SteppedWorker()
-        self.questions = Questions(self.engine, self.compute, self.preparing, MOST)
+        self.media = SteppedWorker()
+        self.questions = Questions(self.engine, self.compute, self.preparing, self.media, MOST)
         self.answers: list[tuple[str, bytes | RequestError]] = []
         self.rendered: list[Answer] = []
         self.embedded: list[bytes] = []
@@ -55,6 +72,18 @@ def world() -> QuestionWorld:
 
 
 # One question.
+
+
+def test_prompts_with_media_are_counted_on_the_thread_for_media(world: QuestionWorld) -> None:
+    image = Attachment(0, Image("QUJD", "messages[0].content"))
+    texts, pictures = (ChatTurn("user", "ab"),), (ChatTurn("user", "ab", attachments=(image,)),)
+    world.ask(CountPrompt(Generate("", texts)), "text")
+    world.ask(CountPrompt(Generate("", pictures)), "picture")
+    assert (len(world.preparing.jobs), len(world.media.jobs)) == (1, 1)
+    world.media.step()
+    world.preparing.step()
+    assert [name for name, _answer in world.answers] == ["picture", "text"]
+    assert [type(answer) for answer in world.rendered] == [Counted, Counted]
 
 
 def test_each_text_gets_its_vector_in_order(world: QuestionWorld) -> None:

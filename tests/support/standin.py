@@ -18,6 +18,8 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     ApplyTemplate,
     ChatTurn,
+    Counted,
+    CountPrompt,
     Detokenize,
     Detokenized,
     Embed,
@@ -320,7 +322,7 @@ class StandInEngine:
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens)
 
-    def answer(self, query: Query) -> Tokenized | Detokenized | Prompted:
+    def answer(self, query: Query) -> Tokenized | Detokenized | Prompted | Counted:
         match query:
             case Tokenize(text):
                 return Tokenized(list(text.encode()), [PIECES[token] for token in text.encode()])
@@ -330,6 +332,8 @@ class StandInEngine:
                 return Detokenized(bytes(ids).decode(errors="replace"))
             case ApplyTemplate(request):
                 return Prompted("".join(f"<{turn.role}>{turn.content}" for turn in request.prompt))
+            case CountPrompt(request):
+                return Counted(len(_tokens(request)))
             case Embed():
                 raise AssertionError("embeddings are asked of embed")
 

@@ -48,7 +48,7 @@ class DaemonWorld(World):
         self.engine = engine or StandInEngine()
         self.compute, self.preparing, self.speaking = SteppedWorker(), SteppedWorker(), SteppedWorker()
         self.sessions = SessionManager(clock=self.clock)
-        self.questions = Questions(self.engine, self.compute, self.preparing, config.max_queue)
+        self.questions = Questions(self.engine, self.compute, self.preparing, self.preparing, config.max_queue)
         self.speech = Speech(voice, nothing, self.speaking)
         self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
         self.loaded = True

@@ -41,7 +41,7 @@ def new_exchange(
     """``memory`` counts the body until its images and sounds are no longer needed."""
     match endpoint:
         case EngineQuestion():
-            return QuestionExchange(services, facts, endpoint, errors, responder, caller)
+            return QuestionExchange(services, facts, endpoint, errors, responder, caller, memory)
         case TextReply():
             return TextExchange(services, responder, endpoint.new_body(facts), caller, memory)
         case SpeechReply():

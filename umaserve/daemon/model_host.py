@@ -130,7 +130,7 @@ class ModelHost:
             shared_prefixes=config.shared_prefix_cache,
             draft_tokens=config.speculation,
         )
-        self.questions = Questions(engine, self.compute, self.preparing, config.max_queue)
+        self.questions = Questions(engine, self.compute, self.preparing, self._preparing_media, config.max_queue)
         # A collection of all that stays for good would hold the streams for some 14 ms now and then.
         gc.collect()
         gc.freeze()

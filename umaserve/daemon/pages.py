@@ -24,7 +24,8 @@ def own_pages(services: Services) -> HttpDialect:
     """Their routes; ``/debug/echo`` is among them only with ``--debug-echo``."""
 
     def root(_facts: Facts, request: Request) -> tuple[int, str, bytes]:
-        if not (request.header("user-agent") or "").startswith("ollama"):
+        # Anthropic's clients probe with HEAD.
+        if request.method != "HEAD" and not (request.header("user-agent") or "").startswith("ollama"):
             raise Refusal(404, "path: there is no /: see /openapi.json")
         return 200, "text/plain; charset=utf-8", b"Ollama is running"  # What its clients look for.
 

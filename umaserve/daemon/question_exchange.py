@@ -8,6 +8,7 @@ from umaserve.daemon.responder import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape, Facts
 from umaserve.errors import RequestError
+from umaserve.net.input_budget import InputShare
 from umaserve.serving.questions import Question
 from umaserve.serving.sessions import Caller
 
@@ -25,13 +26,16 @@ class QuestionExchange:
         errors: ErrorShape,
         responder: Responder,
         caller: Caller,
+        memory: InputShare,
     ) -> None:
+        """``memory`` counts the body until it is answered."""
         self._services = services
         self._facts = facts
         self._endpoint = endpoint
         self._errors = errors
         self._responder = responder
         self._caller = caller
+        self._memory = memory
         self._asked_at = services.loop.now()
         self._question: Question | None = None
 
@@ -41,6 +45,7 @@ class QuestionExchange:
             self._services.sessions.admit(self._caller, self._asked_at)
             query, render = self._endpoint.parse(content, self._facts)
             self._question = questions.ask(query, render, self._answered)
+            self._memory.keep(len(content))
         except RequestError as error:
             self._reply(error)
 
@@ -48,10 +53,12 @@ class QuestionExchange:
         """The reply comes in one piece: there is nothing to resume."""
 
     def abandon(self) -> None:
+        self._memory.keep(0)
         if self._question is not None:
             self._question.forgotten = True
 
     def _answered(self, answer: bytes | RequestError) -> None:
+        self._memory.keep(0)
         try:
             self._reply(answer)
         except Exception:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from umaserve.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from umaserve.dialects.chat.routes import DIALECT as CHAT
 from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
-from umaserve.dialects.http import Conversation, ErrorShape, HttpDialect, Route, TextReply
+from umaserve.dialects.http import Conversation, EngineQuestion, ErrorShape, HttpDialect, Route, TextReply
 from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
 from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
 from umaserve.dialects.openai.errors import ERRORS
@@ -37,14 +38,21 @@ class Routes:
     def __init__(self, dialects: Sequence[HttpDialect]) -> None:
         self._exact: dict[str, Found] = {}
         self._beginnings: dict[str, Found] = {}
+        self._shared: dict[str, Routes] = {}
         for dialect in dialects:
+            if dialect.shared is not None:
+                alone = replace(dialect, routes=dialect.shared.routes, aliases={}, shared=None)
+                self._shared[dialect.shared.header] = Routes([alone])
             for path, route in dialect.routes.items():
                 beginning, parameter, _ = path.partition("{")
                 (self._beginnings if parameter else self._exact)[beginning] = Found(route, dialect)
             self._exact |= {alias: self._exact[path] for alias, path in dialect.aliases.items()}
 
-    def find(self, path: str) -> Found | None:
-        """``None`` where there is none."""
+    def find(self, path: str, headers: Iterable[str] = ()) -> Found | None:
+        """What answers requests with these headers, given by their names; ``None`` where there is none."""
+        for name in self._shared.keys() & headers:
+            if found := self._shared[name].find(path):
+                return found
         if found := self._exact.get(path):
             return found
         return next((found for beginning, found in self._beginnings.items() if path.startswith(beginning)), None)
@@ -64,7 +72,7 @@ class Routes:
 def max_body_bytes(route: Route, config: Config) -> int:
     """The largest body, or message of a conversation, that a route takes."""
     match route.endpoint:
-        case TextReply(media=True) | Conversation(media=True):
+        case TextReply(media=True) | EngineQuestion(media=True) | Conversation(media=True):
             return config.max_chat_bytes
     return config.max_frame_bytes
 

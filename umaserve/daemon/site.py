@@ -47,7 +47,7 @@ class DaemonSite:
         self._gate.check_names(head, by_file=peer.startswith("uid:"))
         if head.path == "*" and head.method == "OPTIONS":
             return functools.partial(self._tell_methods, None)
-        found = self._routes.find(head.path)
+        found = self._routes.find(head.path, (name for name, _value in head.headers))
         if found is None:
             raise Refusal(404, f"path: there is no {head.path[:64]}: see /openapi.json")
         if head.method == "OPTIONS":

@@ -180,9 +180,10 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class EngineQuestion:
     """A query to the engine; ``parse`` returns the query in a body and the renderer of its answer, or raises
-    ``RequestError``."""
+    ``RequestError``. ``media``: as in ``TextReply``."""
 
     parse: Callable[[bytes, Facts], tuple[Query, Callable[[Answer], bytes]]]
+    media: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,14 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPaths:
+    """Routes at paths of another dialect, for requests that have ``header`` (its name in lower case)."""
+
+    header: str
+    routes: Mapping[str, Route]
+
+
+@dataclass(frozen=True, slots=True)
 class HttpDialect:
     """One API or contract over HTTP."""
 
@@ -256,6 +265,7 @@ class HttpDialect:
     """Its ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has them."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of paths in ``routes``; the OpenAPI document names them in the descriptions of these paths."""
+    shared: SharedPaths | None = None
 
 
 def page_of_model(make: Callable[[ModelInfo, Facts], bytes]) -> Page:

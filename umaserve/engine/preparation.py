@@ -24,6 +24,8 @@ from umaserve.messages import (
     Answer,
     ApplyTemplate,
     ChatTurn,
+    Counted,
+    CountPrompt,
     Detokenize,
     Detokenized,
     Embed,
@@ -126,6 +128,8 @@ class Preparation:
             case ApplyTemplate(request):
                 assert isinstance(request.prompt, tuple)
                 return Prompted(self._render(request)(request.prompt))
+            case CountPrompt(request):
+                return Counted(len(self._prompt(request, "", lambda: True).tokens))
             case Embed():
                 raise AssertionError("embeddings are made by embed, on the compute thread")
 

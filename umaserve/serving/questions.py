@@ -1,4 +1,4 @@
-"""Queries to the engine that make no stream (tokenize, detokenize, embed): one at a time on each thread."""
+"""Queries to the engine that make no stream (tokens, embeddings, counts): one at a time on each thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
+from umaserve.messages import Answer, CountPrompt, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
+from umaserve.serving.preparing import has_media
 from umaserve.serving.ticks import Engine, JobQueue
 
 log = logging.getLogger(__name__)
@@ -36,10 +37,13 @@ class Question:
 class Questions:
     """Runs queries on the engine, each on the thread for its kind; at most ``limit`` wait."""
 
-    def __init__(self, engine: Engine, compute: JobQueue, preparing: JobQueue, limit: int) -> None:
+    def __init__(
+        self, engine: Engine, compute: JobQueue, preparing: JobQueue, preparing_media: JobQueue, limit: int
+    ) -> None:
         self._engine = engine
         self._compute = compute
         self._preparing = preparing
+        self._preparing_media = preparing_media
         self._max_questions = limit
         self._asked: set[Question] = set()
         self._embedding: deque[Question] = deque()
@@ -65,7 +69,12 @@ class Questions:
             self._embedding.append(question)
             self._embed_next()
         else:
-            self._preparing.submit(lambda: self._work(question), lambda result: self._end(question, result))
+            thread = (
+                self._preparing_media
+                if isinstance(query, CountPrompt) and has_media(query.request)
+                else self._preparing
+            )
+            thread.submit(lambda: self._work(question), lambda result: self._end(question, result))
         return question
 
     def _work(self, question: Question) -> bytes:

@@ -20,7 +20,7 @@ from umaserve.dialects.parameters import (
     with_targets,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Sampling
+from umaserve.messages import CountPrompt, Generate, Sampling
 from umaserve.wire.fields import Fields, bad_request
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
@@ -55,6 +55,12 @@ def message_request(body: bytes, limits: RequestLimits, new_id: str) -> MessageR
         raise RequestError(Fault.BAD_REQUEST, "tool_choice.type", problem)
     _check_unused(fields)
     return MessageRequest(with_targets(asked, fields), fields.boolean("stream", False))
+
+
+def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
+    """Parse a body of ``POST /v1/messages/count_tokens``; raises ``RequestError``."""
+    # What is counted is not asked for: nothing of it is kept for later.
+    return CountPrompt(replace(conversation(json_body(body), limits, ""), cache_prompt=False))
 
 
 def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:

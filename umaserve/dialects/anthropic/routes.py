@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 
+import orjson
+
+from umaserve.dialects.anthropic import models
 from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
-from umaserve.dialects.http import Facts, HttpDialect, Route, TextReply
+from umaserve.dialects.anthropic.requests import count_request
+from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Page, Route, SharedPaths, TextReply
+from umaserve.messages import Answer, Counted, Query
 
 
 def _message(facts: Facts) -> MessageBody:
     return MessageBody(facts.limits, facts.model, facts.new_id(""))
 
 
+def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Counted)
+        return orjson.dumps({"input_tokens": answer.tokens})
+
+    return count_request(body, facts.limits), render
+
+
 DIALECT = HttpDialect(
     "anthropic",
-    {"/v1/messages": Route("POST", TextReply(_message, media=True))},
+    {
+        "/v1/messages": Route("POST", TextReply(_message, media=True)),
+        "/v1/messages/count_tokens": Route("POST", EngineQuestion(_count, media=True)),
+    },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
+    # Not by x-api-key, which clients of other APIs send too.
+    shared=SharedPaths(
+        "anthropic-version",
+        {models.PATH: Route("GET", Page(models.models)), f"{models.PATH}/{{model}}": Route("GET", Page(models.model))},
+    ),
 )
