@@ -25,6 +25,7 @@ from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionB
 from umaserve.dialects.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.dialects.openai.models import model, models
+from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import MAX_SEED, RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
@@ -273,6 +274,14 @@ def test_chat_answer_length(wanted: Wanted, max_tokens: int | None) -> None:
             {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
             ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)),
         ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]},
+            ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)),
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"x": ["é"]}}}]},
+            ChatTurn("assistant", "", (ToolCall("c", "f", '{"x":["é"]}'),)),
+        ),
         ({"role": "tool", "content": "1", "tool_call_id": "c"}, ChatTurn("tool", "1", tool_call_id="c")),
     ],
 )
@@ -315,6 +324,10 @@ def test_messages_become_turns(message: Wanted, turn: ChatTurn) -> None:
         (
             {"role": "assistant", "tool_calls": [function("f", arguments="{")]},
             "messages[1].tool_calls[0].function.arguments: expected a string with a JSON object, got one that is no",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [function("f", arguments={"x": "a" * MAX_ARGUMENTS_BYTES})]},
+            "messages[1].tool_calls[0].function.arguments: expected an object of at most 262144 bytes as JSON, nested",
         ),
         (
             {"role": "assistant", "tool_calls": [function("f", arguments="[]")]},

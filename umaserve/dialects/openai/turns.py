@@ -14,6 +14,8 @@ from umaserve.wire.long_texts import as_string
 
 MAX_PARTS = 256
 MAX_TOOLS = 128
+MAX_ARGUMENTS_BYTES = 256 * 1024
+"""As JSON, for arguments that are an object."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _DETAILS = ("auto", "high", "low", "original")
@@ -183,17 +185,25 @@ def _calls(fields: Fields) -> tuple[ToolCall, ...]:
 def _call(fields: Fields) -> ToolCall:
     _function_type(fields)
     function = _function(fields)
-    arguments = string(function.values.get("arguments"), function.name("arguments"))
-    expected = "a string with a JSON object"
-    try:
-        value = parse_json(arguments.encode())
-    except RequestError:
-        raise out_of_range(function.name("arguments"), expected, "one that is no JSON") from None
-    if not isinstance(value, dict):
-        raise bad_request(function.name("arguments"), expected, value)
+    arguments = _arguments(function)
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     name = string(function.values.get("name"), function.name("name"))
     return ToolCall(string(fields.values.get("id"), fields.name("id"), max_bytes=MAX_ID_BYTES), name, arguments)
+
+
+def _arguments(function: Fields) -> str:
+    """A call's arguments as JSON text. Some clients send an object, and an empty text where there are none."""
+    given, field = function.values.get("arguments"), function.name("arguments")
+    if isinstance(given, dict):
+        return dump_capped(given, field, MAX_ARGUMENTS_BYTES).decode()
+    text, expected = string(given, field, empty=True) or "{}", "a string with a JSON object"
+    try:
+        value = parse_json(text.encode())
+    except RequestError:
+        raise out_of_range(field, expected, "one that is no JSON") from None
+    if not isinstance(value, dict):
+        raise bad_request(field, expected, value)
+    return text
 
 
 def _tool(fields: Fields) -> Tool:
