@@ -257,7 +257,7 @@ def test_a_grammar_that_becomes_too_complex_fails_its_run_alone(plain: LlamaEngi
     plain.run(Tick(CLEAR, []))
     result = plain.run(Tick([], [Run(0, 0, bound.tokens, bound.sampler), Run(1, 0, free.tokens, free.sampler)]))
     assert result.outcome is Outcome.DONE
-    assert result.failed[0].message == "grammar: expected a grammar that llguidance can follow, but: Too many items"
+    assert result.failed[0].message.startswith("grammar: expected a grammar that llguidance can follow in a few millis")
     assert [len(tokens) for tokens in result.tokens] == [0, 1]
     assert list(result.failed) == [0]
 

@@ -93,6 +93,35 @@ HARD = [
 ]
 
 
+def layered(rule: str, levels: int, each: int) -> str:
+    """Rules of which each has another as its only alternative, many times; the last one leads back."""
+    layers = [f"a{n} {rule} " + " | ".join([f"a{n + 1}"] * each) for n in range(levels)]
+    return "\n".join([*layers, f'a{levels} {rule} "a" | "(" a0 ")"\n'])
+
+
+@pytest.mark.parametrize("levels", [1, 40])
+def test_rules_with_too_many_alternatives_are_refused_where_they_recur(levels: int):
+    each = 130 if levels == 1 else 40
+    for made in (
+        lambda: of_gbnf("root ::= a0\n" + layered("::=", levels, each), "x"),
+        lambda: of_lark("start: a0\n" + layered(":", levels, each), "x"),
+        lambda: of_lark("start: a0\n" + layered(":", levels, each).replace(" | ", "\n  | "), "x"),
+    ):
+        with pytest.raises(RequestError, match=r"^x: expected at most 125 alternatives with rules in one rule"):
+            made()
+
+
+def test_many_alternatives_are_followed_where_they_are_texts_or_nothing_recurs():
+    texts = " | ".join(f'"{n}|"' for n in range(200))
+    for lark in (
+        of_gbnf(f'root ::= ({texts}) | "(" root ")"'),
+        of_gbnf("root ::= a\na ::= " + " | ".join(["b"] * 200) + '\nb ::= "7|"'),
+        of_lark(f'start: {texts} | "(" start ")"'),
+    ):
+        assert allows(lark)("7|")
+    assert allows(of_gbnf("root ::= a0\n" + layered("::=", 1, 100)))("((a))")
+
+
 @pytest.mark.parametrize("grammar", HARD, ids=range(len(HARD)))
 def test_a_hard_grammar_is_refused_or_answered(grammar: str):
     try:

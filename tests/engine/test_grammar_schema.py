@@ -265,7 +265,7 @@ REFUSED: list[tuple[object, str]] = [
     ({"properties": {"a": 1}}, "json_schema.properties.a: expected a schema, got 1"),
     ({"required": "a"}, "json_schema: expected"),
     ({"properties": {f"p{n}": {} for n in range(501)}}, "json_schema.properties: expected at most 500"),
-    ({"anyOf": [{}] * 501}, "json_schema.anyOf: expected at most 500 schemas, got 501"),
+    ({"anyOf": [{}] * 251}, "json_schema.anyOf: expected at most 250 schemas, got 251"),
     ({"anyOf": []}, "json_schema.anyOf: expected an array of at least 1, got []"),
     ({"oneOf": {}}, "json_schema.oneOf: expected an array of at least 1, got {}"),
     ({"enum": []}, "json_schema: expected"),
@@ -278,6 +278,75 @@ REFUSED: list[tuple[object, str]] = [
     ({"$ref": "#"}, "json_schema: expected"),
     (functools.reduce(lambda inner, _: {"items": inner}, range(70), {}), "expected at most 64 levels, got more"),
 ]
+
+
+def references(levels: int, each: int) -> dict[str, Any]:
+    """Options that are all the same, by many names: each text has as many readings."""
+    defs: dict[str, Any] = {f"a{levels}": {"type": "array", "items": {"type": "integer"}}}
+    for level in range(levels):
+        defs[f"a{level}"] = {"anyOf": [{"$ref": f"#/$defs/b{level}_{n}"} for n in range(each)]}
+        defs |= {f"b{level}_{n}": {"$ref": f"#/$defs/a{level + 1}"} for n in range(each)}
+    return {"$ref": "#/$defs/a0", "$defs": defs}
+
+
+def merged(levels: int, each: int) -> dict[str, Any]:
+    """Options of options that are put together with others, and so multiplied."""
+    defs: dict[str, Any] = {f"a{levels}": {"type": "array"}}
+    for level in range(levels):
+        defs[f"a{level}"] = {"anyOf": [{"$ref": f"#/$defs/a{level + 1}", "maxItems": n} for n in range(each)]}
+    return {"$ref": "#/$defs/a0", "$defs": defs}
+
+
+UNBOUNDED = "json_schema: expected at most 1000 combinations of options"
+TOO_SLOW = [
+    ({"type": "integer", "multipleOf": 999_983}, "json_schema: expected multipleOf with a least common multiple of"),
+    ({"type": "number", "multipleOf": 0.99991}, "json_schema: expected multipleOf with a least common multiple of"),
+    ({"allOf": [{"multipleOf": prime} for prime in (97, 89, 83)]}, "at most 16666, in units of the last decimal place"),
+    (
+        {"prefixItems": [{"$ref": "#/$defs/m", "minimum": n} for n in range(200)]}
+        | {"$defs": {"m": {"type": "integer", "multipleOf": 997}}},
+        "expected multipleOf with a least common multiple of at most 248, ",
+    ),
+    (merged(2, 60), UNBOUNDED),
+    (merged(20, 4), UNBOUNDED),
+    ({"allOf": [{"anyOf": [{"maxLength": n} for n in range(40)]} for _ in range(2)]}, UNBOUNDED),
+    (
+        {"properties": {f"p{n}": {"type": "string"} for n in range(400)}},
+        "json_schema.properties: expected at most 240 properties that are not required, got 400",
+    ),
+    (
+        {"$ref": "#/$defs/a900", "$defs": {f"a{n + 1}": {"$ref": f"#/$defs/a{n}", "maxItems": 1} for n in range(900)}},
+        "json_schema: expected at most 100 references that lead one to another",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), TOO_SLOW, ids=range(len(TOO_SLOW)))
+def test_what_would_take_seconds_is_refused(schema: object, message: str):
+    assert message in refusal(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        ({"type": "number", "multipleOf": 0.01}, "1.25", "1.255"),
+        ({"type": "integer", "multipleOf": 1000}, "3000", "300"),
+        (references(2, 40), "[1]", "{}"),
+        (merged(1, 30), "[]", "{}"),
+        ({"anyOf": [{"type": "integer"}] * 200}, "1", '"1"'),
+        ({"properties": {f"p{n}": {"type": "integer"} for n in range(240)}}, '{"p7":1,"p9":2}', '{"p9":1,"p7":2}'),
+        (
+            {"properties": {f"p{n}": {} for n in range(500)}, "required": [f"p{n}" for n in range(500)]},
+            "{" + ",".join(f'"p{n}":{n}' for n in range(500)) + "}",
+            "{}",
+        ),
+    ],
+    ids=range(7),
+)
+def test_what_is_large_but_not_slow_is_followed(schema: dict[str, Any], inside: str, outside: str):
+    matches = of(schema)
+    assert matches(inside)
+    assert not matches(outside)
 
 
 @pytest.mark.parametrize(("schema", "message"), REFUSED, ids=range(len(REFUSED)))

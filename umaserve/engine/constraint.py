@@ -19,14 +19,31 @@ from umaserve.errors import Fault, RequestError
 
 STACK_BYTES = 256 * 2**20
 """llguidance recurses for each rule within a rule. 64 KiB of rules take some 50 MiB; the rest is never touched."""
+MAX_ROW_ITEMS = 1000
+"""The parts of a grammar that may go on at one place of a text: an object takes four for each optional property. The
+time of a step grows with up to their cube."""
 MAX_MESSAGE = 300
 """Characters of llguidance's messages that a client gets."""
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Otherwise llguidance looks in every step for text that has to follow, and takes a second where it is long."""
-_CLUTTER = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*|<non-verbose/>", re.DOTALL)
+_CLUTTER = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*|<non-verbose/>|<backtrace>.*", re.DOTALL)
 """In llguidance's messages: places in our own Lark, and its text."""
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+_TOO_MANY_WAYS = re.compile(r"items|too many (expressions|states)|fuel")
+"""In llguidance's messages about its limits."""
+
+
+def _limits(n_vocab: int) -> LLParserLimits:
+    """What one step may take. All streams wait for it: these limits keep it to some milliseconds, and the hardest one
+    found to a fraction of a tick. Larger vocabularies need more items."""
+    return LLParserLimits(
+        max_items_in_row=MAX_ROW_ITEMS,
+        step_max_items=max(8_000, n_vocab // 6),
+        step_lexer_fuel=30_000,
+        max_lexer_states=50_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
 
 
 class Vocabulary:
@@ -56,7 +73,9 @@ class Constraint:
 
     def __init__(self, vocabulary: Vocabulary, lark: str, field: str, after: bytes = b"") -> None:
         self._matcher = _with_deep_stack(
-            lambda: LLMatcher(vocabulary.tokenizer, _OPTIONS + lark, log_level=0, limits=_LIMITS)
+            lambda: LLMatcher(
+                vocabulary.tokenizer, _OPTIONS + lark, log_level=0, limits=_limits(len(vocabulary.pieces))
+            )
         )
         self._vocabulary = vocabulary
         self._field = field
@@ -112,9 +131,11 @@ class Constraint:
                     Fault.BAD_REQUEST, self._field, "expected a grammar of at least one text, got one of none"
                 )
             reason = " ".join(_CLUTTER.sub("", self._matcher.get_error()).split())[:MAX_MESSAGE]
-            raise RequestError(
-                Fault.BAD_REQUEST, self._field, f"expected a grammar that llguidance can follow, but: {reason}"
-            )
+            expected = "a grammar that llguidance can follow"
+            if _TOO_MANY_WAYS.search(reason):
+                expected += " in a few milliseconds, with fewer ways to read one text (alternatives that begin alike, "
+                expected += "optional parts side by side)"
+            raise RequestError(Fault.BAD_REQUEST, self._field, f"expected {expected}, but: {reason}")
 
 
 def _with_deep_stack(make: Callable[[], LLMatcher]) -> LLMatcher:

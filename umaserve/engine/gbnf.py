@@ -6,9 +6,13 @@ Syntax: llama.cpp, grammars/README.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 
+MAX_CUBES = 2_000_000
+"""Where rules contain themselves: the cubes of the numbers of alternatives with rules, added up for all rules.
+llguidance may compare each alternative with two others, which takes 10 ms for a million."""
 MAX_NESTING = 100
 """Of rules that don't contain themselves: llguidance takes a minute for thousands of terminals one in another."""
 
@@ -43,11 +47,28 @@ def to_lark(grammar: str) -> str:
     itself and therefore can't be in a terminal, each character becomes one, which reads every text that GBNF reads.
     """
     reader = _Reader(grammar)
-    prefix = "r" if _is_recursive(reader.bodies) else "R"
+    recursive = _is_recursive(reader.bodies)
+    if recursive:
+        check_alternatives(map(_alternatives, reader.bodies))
+    prefix = "r" if recursive else "R"
     lines = [f"start: {prefix}{reader.root}"]
     for number, body in enumerate(reader.bodies):
         lines.append(f"{prefix}{number}: " + " ".join(f"{prefix}{x}" if isinstance(x, int) else x for x in body))
     return "\n".join(lines) + "\n"
+
+
+def check_alternatives(alternatives: Iterable[int]) -> None:
+    """Refuse more than llguidance can follow in time; ``alternatives``: how many with rules each rule has. Raises
+    ``GbnfError``."""
+    if sum(n**3 for n in alternatives) > MAX_CUBES:
+        most = int(MAX_CUBES ** (1 / 3))
+        raise GbnfError(f"at most {most} alternatives with rules in one rule, and fewer in several, or no recursion")
+
+
+def _alternatives(body: list[int | str]) -> int:
+    """How many alternatives have rules in them."""
+    marks = (part for part in body if part == "|" or isinstance(part, int))
+    return sum(not isinstance(key, str) for key, _same in groupby(marks, key=lambda part: part if part == "|" else 0))
 
 
 def _is_recursive(bodies: list[list[int | str]]) -> bool:

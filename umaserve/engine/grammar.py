@@ -16,6 +16,9 @@ MAX_RULES = 300
 MAX_TOOLS_BYTES = 256 * 1024
 """All tools' schemas together: compiling a megabyte takes some seconds."""
 
+_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*')
+_ALTERNATIVE = re.compile(r"[:|(]\s*[a-z_%]")
+"""One with a rule or a schema, once the texts are left out."""
 _RULE = re.compile(r"^\s*[\w?!]", re.MULTILINE)
 _EMBEDDED = re.compile(r"%json\s*")
 
@@ -61,6 +64,11 @@ def of_lark(grammar: str, field: str = "grammar") -> str:
     lark = "".join([*parts, grammar[at:]])
     if (rules := len(_RULE.findall(lark))) > MAX_RULES:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected at most {MAX_RULES} lines of rules, got {rules}")
+    rules_without_texts = re.split(r"\n(?!\s*\|)", _TEXTS.sub("", lark))
+    try:
+        gbnf.check_alternatives(len(_ALTERNATIVE.findall(rule)) for rule in rules_without_texts)
+    except gbnf.GbnfError as error:
+        raise RequestError(Fault.BAD_REQUEST, field, f"expected {error}") from None
     return lark
 
 

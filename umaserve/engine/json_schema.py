@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from umaserve.engine import schema_limits
 from umaserve.errors import Fault, RequestError
 
 Schema = dict[str, Any]
@@ -12,8 +13,10 @@ Schema = dict[str, Any]
 MAX_DEPTH = 64
 MAX_PROPERTIES = 500
 """Of one object; the time to read an object grows with their square."""
-MAX_OPTIONS = 500
-"""Of one ``anyOf``: all are followed at once while they begin alike."""
+MAX_OPTIONAL = 240
+"""Properties of one object that are not required: any of them may come next."""
+MAX_OPTIONS = 250
+"""Of one ``anyOf``: all are followed at once while they begin alike, in a time that grows with their cube."""
 
 _KINDS = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _NAMED = {"properties", "patternProperties", "$defs", "definitions"}
@@ -55,6 +58,7 @@ def enforced(schema_text: str, field: str = "json_schema") -> str:
     if not isinstance(schema, dict):
         raise _refused(field, "a JSON schema, which is an object", schema)
     whole = _Reducer(closed=not _puts_together(schema)).schema(schema or {"type": "object"}, field, 0)
+    schema_limits.check(whole, field)
     if "$ref" in whole:
         # llguidance refuses a reference from which a circle begins beside other keywords, such as $defs.
         whole["allOf"] = [{"$ref": whole.pop("$ref")}, *whole.pop("allOf", ())]
@@ -116,6 +120,12 @@ class _Reducer:
             for bound, limit in (("inimum", 1 - 10**16), ("aximum", 10**16 - 1)):
                 if not value.keys() & {f"m{bound}", f"exclusiveM{bound}"}:
                     reduced[f"m{bound}"] = limit
+        if isinstance(value.get("properties"), dict):
+            required = value.get("required")
+            names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+            if (optional := len(value["properties"].keys() - names)) > MAX_OPTIONAL:
+                expected = f"at most {MAX_OPTIONAL} properties that are not required"
+                raise _refused(f"{path}.properties", expected, str(optional))
         if self._closed and value.get("properties"):
             reduced.setdefault("additionalProperties", False)
         return reduced
@@ -140,7 +150,9 @@ class _Reducer:
                     raise _refused(path, "an array of at least 1", item)
                 if len(item) > MAX_OPTIONS:
                     raise _refused(path, f"at most {MAX_OPTIONS} schemas", str(len(item)))
-                return [self._part(part, f"{path}[{index}]", depth) for index, part in enumerate(item)]
+                parts = [self._part(part, f"{path}[{index}]", depth) for index, part in enumerate(item)]
+                # llguidance follows each of several that are the same.
+                return _distinct(parts) if key in ("anyOf", "oneOf") else parts
             case _ if key in _SINGLE:
                 return self._part(item, path, depth)
         return item
@@ -151,6 +163,10 @@ class _Reducer:
         if not isinstance(value, dict):
             raise _refused(path, "a schema", value)
         return self.schema(value, path, depth)
+
+
+def _distinct(parts: list[Schema | bool]) -> list[Schema | bool]:
+    return list({json.dumps(part): part for part in parts}.values())
 
 
 def _refused(path: str, expected: str, got: object) -> RequestError:
