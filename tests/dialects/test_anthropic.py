@@ -121,7 +121,9 @@ def answer(*texts: str, reason: FinishReason = FinishReason.STOP, stop: str | No
 
 def test_a_plain_request():
     asked = request()
-    assert asked == Generate("msg_7", (ChatTurn("user", "hi"),), 8, asked.sampling, enable_thinking=False)
+    assert asked == Generate(
+        "msg_7", (ChatTurn("user", "hi"),), 8, asked.sampling, enable_thinking=False, splits_thoughts=True
+    )
     assert (asked.sampling.temperature, asked.sampling.top_p) == (1.0, 1.0)
 
 
@@ -142,7 +144,7 @@ def test_all_fields():
     )
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (0.5, 0.9, 7)
     assert asked.stop == ("a", "b")
-    assert asked.enable_thinking is True
+    assert (asked.enable_thinking, asked.thought_budget) == (True, 2000)
     assert asked.chat_template_kwargs == {"reasoning_effort": "low"}
     assert (asked.priority, asked.target_tbt_s) == (Priority.BACKGROUND, 0.1)
 
@@ -287,7 +289,7 @@ def test_long_descriptions_of_tools_are_limited_as_prompts_are():
         ({"thinking": {"type": "on"}}, 'thinking.type: expected "enabled" or "adaptive" or "disabled", got "on"'),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 0}},
-            "thinking.budget_tokens: expected a whole number from 1, got 0",
+            "thinking.budget_tokens: expected a whole number from 1 to 2147483647, got 0",
         ),
         (
             {"output_config": {"format": {"type": "json_schema"}}},
@@ -519,6 +521,36 @@ def test_a_call_that_is_cut_off_is_text():
     whole = reply(cut, tools=TOOLS)
     assert [block["type"] for block in whole["content"]] == ["text"]
     assert whole["stop_reason"] == "max_tokens"
+
+
+THOUGHT = [
+    Prefilled(9, 4),
+    Token("<think>", 1, answer=""),
+    Token("h", 2, thoughts="h", answer=""),
+    Token("m</think>Yes", 3, thoughts="m", answer="Yes"),
+    Finished(FinishReason.STOP, Usage(9, 3, 4, 2)),
+]
+
+
+def test_thoughts():
+    whole = reply(THOUGHT, thinking={"type": "adaptive"})
+    thought, text = whole["content"]
+    assert (thought["thinking"], text) == ("hm", {"type": "text", "text": "Yes"})
+    assert thought["signature"]
+    assert said("assistant", whole["content"]) == (ChatTurn("assistant", "Yes", thoughts="hm"),)
+    streamed = events(THOUGHT, thinking={"type": "adaptive"})
+    assert streamed[1]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    deltas = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
+    assert deltas == [
+        {"type": "thinking_delta", "thinking": "h"},
+        {"type": "thinking_delta", "thinking": "m"},
+        {"type": "signature_delta", "signature": thought["signature"]},
+        {"type": "text_delta", "text": "Yes"},
+    ]
+
+
+def test_thoughts_that_were_not_asked_for_are_left_out():
+    assert reply(THOUGHT)["content"] == [{"type": "text", "text": "Yes"}]
 
 
 def test_an_answer_without_text():

@@ -12,6 +12,9 @@ from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 
 Event = dict[str, Any]
 
+SIGNATURE = "dW1hc2VydmU="
+"""Of all thoughts: programs want one and send it back, and here none is checked."""
+
 
 @dataclass(slots=True)
 class _Block:
@@ -27,10 +30,12 @@ class _Block:
 class Blocks:
     """One answer. A block ends before the next one begins, and a call as soon as it is complete.
 
-    ``tool_calls`` makes the parser that finds the calls in the text; ``None`` without tools.
+    ``tool_calls`` makes the parser that finds the calls in the text; ``None`` without tools. ``thoughts``: whether they
+    are shown.
     """
 
-    def __init__(self, tool_calls: Callable[[], ToolCallParser] | None) -> None:
+    def __init__(self, tool_calls: Callable[[], ToolCallParser] | None, *, thoughts: bool = False) -> None:
+        self._shows_thoughts = thoughts
         self._new_parser = tool_calls
         self._parser: ToolCallParser | None = None
         self._blocks: list[_Block] = []
@@ -38,8 +43,11 @@ class Blocks:
         self.called = False
         """Whether there is a complete call."""
 
-    def push(self, text: str) -> Iterator[Event]:
-        """The events for the next text of the answer."""
+    def push(self, thoughts: str, text: str) -> Iterator[Event]:
+        """The events for the next thoughts, and the text of the answer after them."""
+        if thoughts and self._shows_thoughts:
+            yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta(thoughts, {"type": "thinking_delta", "thinking": thoughts})
         # How the model writes calls is known once it is loaded, and so at the first token.
         if self._parser is None and self._new_parser is not None:
             self._parser = self._new_parser()
@@ -91,6 +99,8 @@ class Blocks:
 
     def _close(self) -> Iterator[Event]:
         if self._open is not None:
+            if self._open.key == "thinking":
+                yield self._delta("", {"type": "signature_delta", "signature": SIGNATURE})
             self._open = None
             yield {"type": "content_block_stop", "index": self._index}
 
@@ -101,4 +111,9 @@ class Blocks:
 
 def _whole(block: _Block) -> dict[str, Any]:
     text = "".join(block.texts)
-    return {**block.begun, **({"input": orjson.loads(text)} if block.begun["type"] == "tool_use" else {"text": text})}
+    match block.begun["type"]:
+        case "tool_use":
+            return {**block.begun, "input": orjson.loads(text)}
+        case "thinking":
+            return {**block.begun, "thinking": text, "signature": SIGNATURE}
+    return {**block.begun, "text": text}

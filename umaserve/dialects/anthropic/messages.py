@@ -59,7 +59,7 @@ class MessageBody:
         """The one request in ``body``; raises ``RequestError``."""
         asked = message_request(body, self._limits, self._id)
         self._stream, self._max_tokens = asked.stream, asked.request.max_tokens
-        self._blocks = Blocks(self._parser(asked.request))
+        self._blocks = Blocks(self._parser(asked.request), thoughts=asked.request.enable_thinking is True)
         return [asked.request]
 
     def send(self, _index: int, output: Output) -> list[bytes]:
@@ -70,7 +70,7 @@ class MessageBody:
             case Prefilled():
                 events = [*self._begin(Usage(output.input_tokens, 0, output.reused_tokens))]
             case Token():
-                events = [*self._blocks.push(output.text)]
+                events = [*self._blocks.push(output.thoughts, output.said)]
             case Finished():
                 self._finished = output
                 # Without a token, an answer may have been cancelled before its prompt was computed.

@@ -11,6 +11,7 @@ from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
+    MAX_TOKEN_ID,
     RequestLimits,
     json_body,
     lora,
@@ -66,6 +67,7 @@ def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
 def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
     """What of a request makes its prompt."""
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)  # Any name means the one model that is loaded.
+    thinks, budget = _thinking(fields)
     offered, must_call, several = chosen_tools(fields, tools(fields, limits))
     return Generate(
         new_id,
@@ -73,19 +75,21 @@ def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate
         tools=offered,
         must_call=must_call,
         parallel_calls=several,
-        enable_thinking=_thinks(fields),
+        enable_thinking=thinks,
+        splits_thoughts=True,
+        thought_budget=budget,
         chat_template_kwargs=_template_kwargs(fields),
     )
 
 
-def _thinks(fields: Fields) -> bool:
-    """Whether the model is to think; as in Anthropic's API it isn't unless it is asked to."""
+def _thinking(fields: Fields) -> tuple[bool, int | None]:
+    """Whether the model is to think, which it isn't unless it is asked to, as in Anthropic's API; and its budget."""
     thinking = fields.object("thinking")
     if thinking is None:
-        return False
+        return False, None
     thinks = thinking.required_choice("type", {"enabled": True, "adaptive": True, "disabled": False})
-    thinking.integer("budget_tokens", 1)
-    return thinks
+    budget = thinking.integer("budget_tokens", 1, MAX_TOKEN_ID)
+    return thinks, budget if thinks else None
 
 
 def _template_kwargs(fields: Fields) -> dict[str, object]:
