@@ -226,6 +226,8 @@ class Generate:
     """How to speak the answer; ``None``: text only."""
     lora: tuple[tuple[str, float], ...] | None = None
     """Adapters by name, each with its scale; ``None``: all of the server's, with scale 1."""
+    wants_progress: bool = False
+    """Whether to report how much of the prompt is computed, after each part of it."""
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None
@@ -408,6 +410,18 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilling:
+    """Part of the prompt is computed: ``done_tokens`` of ``input_tokens``, those in the cached prefix included. Only
+    for requests that want it."""
+
+    input_tokens: int
+    reused_tokens: int
+    done_tokens: int
+    elapsed_s: float
+    """Since the prompt was started."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """The prompt is computed; the first token or the end follows."""
 
@@ -484,7 +498,8 @@ class Metrics:
     values: Mapping[str, int | float | str]
 
 
-Output = Started | Loading | Waiting | Placed | Prefilled | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
+Prefill = Placed | Prefilling | Prefilled
+Output = Started | Loading | Waiting | Prefill | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
 
 
 @dataclass(frozen=True, slots=True)

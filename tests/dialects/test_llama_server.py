@@ -33,6 +33,7 @@ from umaserve.messages import (
     Output,
     Placed,
     Prefilled,
+    Prefilling,
     Priority,
     Sampling,
     Scored,
@@ -368,6 +369,14 @@ def test_timings_with_each_token() -> None:
     first, second, _last = events({"timings_per_token": True}, *OUTPUTS, END)
     assert (first["timings"]["prompt_ms"], first["timings"]["predicted_n"]) == (500.0, 1)
     assert (second["timings"]["predicted_ms"], second["timings"]["predicted_n"]) == (500.0, 2)
+
+
+def test_the_prompts_progress_is_told_in_streams_that_ask_for_it() -> None:
+    first, *_ = events({"return_progress": True}, Started(), Placed(), Prefilling(9, 2, 5, 0.25), *OUTPUTS[2:], END)
+    assert first["prompt_progress"] == {"total": 9, "cache": 2, "processed": 5, "time_ms": 250}
+    assert (first["stop"], first["content"], first["tokens"]) == (False, "", [])
+    asking = {"return_progress": True}
+    assert [asked(**asking, stream=stream).choices[0].wants_progress for stream in (True, False)] == [True, False]
 
 
 def test_probabilities_of_each_token() -> None:

@@ -29,6 +29,7 @@ from umaserve.messages import (
     Pause,
     Placed,
     Prefilled,
+    Prefilling,
     Priority,
     Resume,
     Sampling,
@@ -128,6 +129,18 @@ def test_the_end_token_is_neither_sent_nor_counted(world: SchedulerWorld) -> Non
     assert client.end is FinishReason.STOP
     assert world.scheduler.metrics.tokens_generated >= len(client.text)
     assert client.session.usage.completion_tokens == len(client.text)
+
+
+def test_the_progress_of_a_prompt_is_told_to_those_who_want_it(world: SchedulerWorld) -> None:
+    prompt = "long " * 30
+    asking, other = (world.arrive(prompt + name, wants_progress=wants) for name, wants in (("a", True), ("b", False)))
+    world.finish()
+    parts = [output for output in asking.outputs if isinstance(output, Prefilling)]
+    assert parts[0].done_tokens == parts[0].reused_tokens
+    assert [part.done_tokens for part in parts] == sorted({part.done_tokens for part in parts})
+    assert parts[-1].done_tokens == parts[-1].input_tokens == len(prompt) + 1
+    assert not any(isinstance(output, Prefilling) for output in other.outputs)
+    assert asking.text == asking.expected
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FinishReason, Logprobs, Placed, Prefilled, Started, Token, Waiting
+from umaserve.messages import FinishReason, Logprobs, Placed, Prefilled, Prefilling, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.encoding import Encoding
@@ -149,6 +149,7 @@ class Scheduler:
             self._sessions.put(session, Placed())
             self.metrics.prefix_reused_tokens += session.reused
             self.metrics.observe_start(session.caller.dialect, session.started_at - session.requested_at)
+            self._tell_progress(session)
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 
@@ -221,11 +222,21 @@ class Scheduler:
         session.computed += len(run.tokens) - run.draft_tokens + max(0, len(tokens) - 1)
         if session.state is State.PREFILL:
             self._planning.prefilled(session)
+            self._tell_progress(session)
         if tokens and (run.draft_tokens or session.draft_tokens):
             self._count_draft_tokens(session, run.draft_tokens, len(tokens) - 1, drafted=False)
         for index, token in enumerate(tokens):
             if session.running:
                 self._take(session, token, None if logprobs is None else logprobs[index], now)
+
+    def _tell_progress(self, session: Session) -> None:
+        request, prepared, started_at = session.request, session.prepared, session.started_at
+        if session.generated or request is None or not request.wants_progress:
+            return
+        assert prepared is not None
+        assert started_at is not None
+        elapsed_s = self._now() - started_at
+        self._sessions.put(session, Prefilling(len(prepared.tokens), session.reused, session.computed, elapsed_s))
 
     def _count_draft_tokens(self, session: Session, draft_tokens: int, right: int, *, drafted: bool) -> None:
         self.metrics.draft_tokens += draft_tokens

@@ -18,7 +18,9 @@ from umaserve.messages import (
     Logprobs,
     ModelInfo,
     Placed,
+    Prefill,
     Prefilled,
+    Prefilling,
     Scored,
     Started,
     Token,
@@ -100,7 +102,7 @@ class Generation:
             + sum(map(len, self._ending))
         )
 
-    def send(self, output: Started | Loading | Waiting | Placed | Prefilled | Token | Finished) -> tuple[bytes, ...]:
+    def send(self, output: Started | Loading | Waiting | Prefill | Token | Finished) -> tuple[bytes, ...]:
         """The messages for ``output``, at most two, in the order of sending."""
         if self.ended:
             raise RuntimeError("output of a generation that has ended")
@@ -124,7 +126,7 @@ class Generation:
             case Waiting():
                 place = f"position {output.position} of {output.length}"
                 return (status("queued", 0, place, position=output.position, **_eta(output.eta_s)),)
-            case Placed() | Prefilled():
+            case Placed() | Prefilling() | Prefilled():
                 return ()
             case Finished():
                 completion = _dump("completion", request_id=self.request.id, **self.outcome(output))

@@ -25,6 +25,7 @@ from umaserve.messages import (
     MixedText,
     Output,
     Prefilled,
+    Prefilling,
     Scored,
     Timing,
     Token,
@@ -105,6 +106,8 @@ class NativeBody:
         """The events for an output of answer ``index``; none unless streaming."""
         answer = self._running(index)
         match output:
+            case Prefilling():
+                return [orjson.dumps(_progress(index, output))]
             case Prefilled():
                 answer.prefilled = output
                 return []
@@ -182,6 +185,25 @@ class NativeBody:
         if answer.scores and not streaming:
             whole["completion_probabilities"] = [_scores(scores) for scores in answer.scores]
         return _only(whole, self._asked.response_fields) if self._asked.response_fields else whole
+
+
+def _progress(index: int, at: Prefilling) -> dict[str, Any]:
+    """The event of a part of the prompt; only streams ask for it."""
+    return {
+        "index": index,
+        "content": "",
+        "tokens": [],
+        "stop": False,
+        "id_slot": NO_SLOT,
+        "tokens_predicted": 0,
+        "tokens_evaluated": at.input_tokens,
+        "prompt_progress": {
+            "total": at.input_tokens,
+            "cache": at.reused_tokens,
+            "processed": at.done_tokens,
+            "time_ms": round(at.elapsed_s * 1000),
+        },
+    }
 
 
 def _shown(prompt: object) -> object:

@@ -127,6 +127,7 @@ def _parameters(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
         next((number for number in probs if number is not None), 0) or None,
         cache_prompt=fields.boolean("cache_prompt", True),
         lora=lora(fields),
+        wants_progress=fields.boolean("return_progress", False) and fields.boolean("stream", False),
     )
     return with_targets(request, fields)
 

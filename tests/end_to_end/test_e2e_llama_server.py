@@ -1,0 +1,89 @@
+"""llama-server's own paths of a running daemon, with a real model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from daemon import ANSWER_S, FAR_FROM_A_TIE, Daemon
+
+BODY = {"prompt": FAR_FROM_A_TIE, "n_predict": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def http(daemon: Daemon) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{daemon.http}", timeout=ANSWER_S) as http:
+        yield http
+
+
+def answer(http: httpx.Client, **fields) -> dict:
+    response = http.post("/completion", json=BODY | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events(http: httpx.Client, **fields) -> list[dict]:
+    text = http.post("/completion", json={**BODY, "stream": True, **fields}).text
+    return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-1]]
+
+
+def test_the_native_and_openais_answer_say_the_same(http: httpx.Client) -> None:
+    native = answer(http, n_probs=3, return_tokens=True)
+    openai = http.post("/v1/completions", json=BODY | {"logprobs": 3}).json()
+    assert native["content"] == openai["choices"][0]["text"]
+    assert native["tokens_evaluated"] == openai["usage"]["prompt_tokens"]
+    assert native["stop_type"] == "limit"
+    scores = native["completion_probabilities"]
+    assert [score["id"] for score in scores] == native["tokens"]
+    assert [score["token"] for score in scores] == openai["choices"][0]["logprobs"]["tokens"]
+    assert {len(score["top_logprobs"]) for score in scores} == {3}
+
+
+def test_a_stream_says_what_the_whole_answer_does_and_which_stop_string_ended_it(http: httpx.Client) -> None:
+    whole = answer(http)
+    *pieces, last = events(http)
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
+    assert (last["stop"], last["tokens_predicted"]) == (True, 8)
+    stop = whole["content"][2:4]
+    ended = answer(http, stop=[stop, "never"])
+    assert (ended["stop_type"], ended["stopping_word"]) == ("word", stop)
+    assert ended["content"] == whole["content"][: whole["content"].index(stop)]
+
+
+def test_a_prompt_of_texts_and_tokens_is_that_of_the_text(http: httpx.Client) -> None:
+    first, rest = FAR_FROM_A_TIE[:6], FAR_FROM_A_TIE[6:]
+    ids = http.post("/tokenize", json={"content": first}).json()["tokens"]
+    more = http.post("/tokenize", json={"content": rest}).json()["tokens"]
+    whole, by_ids = answer(http), answer(http, prompt=[*ids, rest])
+    assert by_ids["content"] == answer(http, prompt=[first, *more])["content"] == whole["content"]
+    assert by_ids["prompt"] == [*ids, rest]
+
+
+def test_a_long_prompt_tells_its_progress(http: httpx.Client) -> None:
+    parts = events(http, prompt="word " * 600, n_predict=1, return_progress=True, cache_prompt=False)
+    progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+    assert progress[0]["processed"] == 0
+    assert progress[-1]["processed"] == progress[-1]["total"] == parts[-1]["tokens_evaluated"]
+
+
+def test_a_grammar_and_a_schema(http: httpx.Client) -> None:
+    assert answer(http, grammar='root ::= "yes" | "no"')["content"] in ("yes", "no")
+    schema = {"type": "object", "properties": {"a": {"enum": [5]}}, "required": ["a"], "additionalProperties": False}
+    assert json.loads(answer(http, json_schema=schema, n_predict=40)["content"]) == {"a": 5}
+
+
+def test_what_runs_is_in_slots(http: httpx.Client) -> None:
+    with http.stream("POST", "/completion", json={**BODY, "n_predict": 400, "ignore_eos": True, "stream": True}) as one:
+        next(one.iter_lines())
+        busy = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
+        assert [slot["params"]["n_predict"] for slot in busy] == [400]
+        assert "prompt" not in busy[0]
+
+
+def test_models_without_the_tokens_refuse_gaps(http: httpx.Client) -> None:
+    refused = http.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert http.get("/lora-adapters/").json() == []
