@@ -153,7 +153,6 @@ class Played(RuleBasedStateMachine):
     @rule(index=INDEX, keep=st.booleans(), unsure=st.integers(0, 3))
     def give_up(self, index: int, keep: bool, unsure: int) -> None:
         """``unsure``: so many of the last tokens are not the sequence's."""
-        unsure *= self.capacity.takes_back
         player = self.players.pop(index % len(self.players))
         self.slots.give_up(player.session, player.tokens[: max(0, player.session.computed - unsure)], keep=keep)
         assert (player.session.slot, player.session.cells) == (None, 0)

@@ -240,6 +240,7 @@ class StandInEngine:
             sequences=max(slots, sequences),
             cached_cells=cached_cells,
             host_bytes=host_bytes,
+            max_draft_tokens=batch_tokens if cached_cells else 0,
             takes_back=cached_cells > 0,
             saved_bytes=SAVED_BYTES if host_bytes else SavedBytes(),
             drafts=drafts,

@@ -36,7 +36,7 @@ class Cells:
         self._scratch = Scratch()
 
     def move(self, kv_operations: Sequence[KVOperation]) -> bool:
-        """Execute all of them, in order; returns whether every save and load succeeded. Raises ``ModelError`` if the
+        """Execute all of them, in order; returns whether all succeeded. Raises ``ModelError`` if the
         cells could not be divided."""
         done = True
         copied: tuple[int, ctypes.Array[ctypes.c_uint8]] | None = None
@@ -44,7 +44,8 @@ class Cells:
         for move in kv_operations:
             match move:
                 case Release(slot, start):
-                    llama_cpp.llama_memory_seq_rm(self._model.memory, slot, self.positions.at(slot, start), -1)
+                    first = self.positions.at(slot, start)
+                    done &= bool(llama_cpp.llama_memory_seq_rm(self._model.memory, slot, first, -1))
                 case Copy(source, target, length):
                     end = self.positions.at(source, length)
                     if self._model.parts:

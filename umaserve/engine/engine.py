@@ -92,7 +92,8 @@ class LlamaEngine:
         generates = bool(model.memory)
         cuttable = generates and model.sequences_can_be_cut
         takes_back = generates and _takes_back(model, config)
-        drafts = bool(config.draft_model) and takes_back
+        max_draft_tokens = config.n_batch if takes_back else model.removable
+        drafts = bool(config.draft_model) and max_draft_tokens > 0
         self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
         host_bytes = config.host_cache_bytes if generates else 0
         self._cells = Cells(model, host_bytes)
@@ -111,6 +112,7 @@ class LlamaEngine:
             sequences=model.n_seq_max - embeds,
             # Embeddings need free cells too, and the scheduler evicts nothing for them.
             cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if cuttable else 0,
+            max_draft_tokens=max_draft_tokens,
             takes_back=takes_back,
             host_bytes=host_bytes,
             saved_bytes=saved_bytes(model, self._batch) if host_bytes else SavedBytes(),
@@ -313,7 +315,8 @@ class LlamaEngine:
                 break
         if run.draft_tokens:
             right = len(run.tokens) - run.draft_tokens + len(tokens) - 1
-            self._cells.move([Release(run.slot, run.start + right)])
+            if not self._cells.move([Release(run.slot, run.start + right)]):
+                raise RuntimeError(f"rejected draft tokens can't be removed from sequence {run.slot}")
         return tokens
 
     def close(self) -> None:
@@ -342,7 +345,7 @@ def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:
             f"prefixes are only reused up to a checkpoint: {why} can't be cut. --host-cache-bytes ({most} MiB) keeps "
             f"checkpoints of {capacity.saved_bytes.of(1) >> 10} KiB to {saved} MiB"
         )
-    if not capacity.takes_back:
+    if not capacity.max_draft_tokens:
         unused = ", and the draft model is not loaded" if config.draft_model else ""
         remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
         yield f"there are no draft tokens{unused}, since {why} can't take rejected ones back{remedy}"

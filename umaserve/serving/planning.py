@@ -247,7 +247,7 @@ class Planning:
         if session.repetition is not None:
             # Less one: the tick samples a token besides the draft tokens.
             left = prepared.max_tokens - len(session.generated) - 1
-            limit = max(0, min(MAX_DRAFT_TOKENS, left, spare))
+            limit = max(0, min(MAX_DRAFT_TOKENS, self._capacity.max_draft_tokens, left, spare))
             session.draft_tokens = session.repetition.draft_tokens(limit)
             draft_tokens, acceptance = len(session.draft_tokens), session.repetition.acceptance.share
             if not draft_tokens and self._capacity.drafts and not prepared.spans:

@@ -55,7 +55,7 @@ class Scheduler:
         self._compute = compute
         self._targets = targets
         self._now = clock
-        speculates = draft_tokens and engine.capacity.takes_back
+        speculates = draft_tokens and engine.capacity.max_draft_tokens > 0
         self._preparing, self._preparing_media = (
             Preparing(
                 sessions,

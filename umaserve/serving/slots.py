@@ -237,11 +237,12 @@ class Slots:
         self._promised -= session.cells
         session.cells = 0
         session.slot = None
-        if not keep or len(tokens) < MIN_REUSED or not self._reuses:
+        # It may hold more: draft tokens that were accepted behind the answer's end.
+        usable = self._takes_back or session.computed == len(tokens)
+        if not keep or len(tokens) < MIN_REUSED or not self._reuses or not usable:
             self._release(slot)
             return
         if self._takes_back:
-            # It may hold more: draft tokens that were accepted behind the answer's end.
             self._kv_operations.append(Release(slot, len(tokens)))
         if len(tokens) > self._max_cached:
             self._save(slot, room.scope, tokens)

@@ -258,8 +258,10 @@ class Capacity:
     cached_cells: int = 0
     """KV cells that cached sequences may take; 0 if sequences can't share cells or be cut to a prefix. Then a saved
     sequence is only reused whole."""
+    max_draft_tokens: int = 0
+    """Draft tokens that a run may have; 0 where rejected ones can't be removed."""
     takes_back: bool = False
-    """Whether the tokens of the latest decode can be removed, as draft tokens are."""
+    """Whether the tokens of the latest decode can also be removed later, when its accepted ones were not all wanted."""
     host_bytes: int = 0
     """Host memory for ``Save``."""
     saved_bytes: SavedBytes = field(default_factory=SavedBytes)
