@@ -85,12 +85,17 @@ def generation(**fields: Any) -> TextRequest:
     return generate_request(json.dumps({"model": "any", "prompt": "Hello"} | fields).encode(), LIMITS, INFO, "g1")
 
 
+THINKER = replace(INFO, chat_template="<think>\n{{ thoughts }}\n</think>")
+
+
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
 def test_a_chat_is_read_with_ollamas_defaults() -> None:
     assert chat() == TextRequest(
-        Generate("c1", (ChatTurn("user", "Hello"),), max_tokens=100, sampling=SAMPLING), stream=True, unloads=False
+        Generate("c1", (ChatTurn("user", "Hello"),), max_tokens=100, sampling=SAMPLING, splits_thoughts=True),
+        stream=True,
+        unloads=False,
     )
 
 
@@ -140,7 +145,7 @@ def test_a_format_is_any_object_or_a_schema() -> None:
     [(None, None, {}), (False, False, {}), (True, True, {}), ("low", True, {"reasoning_effort": "low"})],
 )
 def test_thinking_is_asked_for(think: object, thinks: bool | None, kwargs: dict[str, object]) -> None:
-    request = asked(think=think)
+    request = asked(think=think, info=THINKER)
     assert (request.enable_thinking, request.chat_template_kwargs) == (thinks, kwargs)
 
 
@@ -204,6 +209,7 @@ def test_a_prompt_is_a_turn_or_raw() -> None:
     raw = generation(raw=True, stream=False).request
     assert raw is not None
     assert raw.prompt == "Hello"
+    assert not raw.splits_thoughts
 
 
 @pytest.mark.parametrize(
@@ -255,6 +261,7 @@ def test_a_prompt_is_a_turn_or_raw() -> None:
         ),
         ({"think": "a lot"}, 'think: expected true, false or "low" or "medium" or "high", got "a lot"'),
         ({"think": 1}, 'think: expected true, false or "low" or "medium" or "high", got a whole number'),
+        ({"think": True}, "think: expected false, since this model does not think"),
         ({"keep_alive": "soon"}, 'keep_alive: expected seconds, or a duration such as "5m", got "soon"'),
         ({"keep_alive": True}, 'keep_alive: expected seconds, or a duration such as "5m", got a boolean'),
         ({"keep_alive": "1" * 65}, 'keep_alive: expected seconds, or a duration such as "5m", got "1111'),
@@ -367,6 +374,15 @@ def test_the_model_is_loaded_without_a_line_of_counts() -> None:
         loading.receive(b'{"model": "any"}')
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_are_told_apart(stream: bool) -> None:
+    tokens = [Token("<think>Hm</think>", 1, thoughts="Hm", answer=""), Token("Hi", 1, thoughts="", answer="Hi")]
+    body, lines = answer([*tokens, END], stream=stream)
+    said = [part["message"] for part in (lines if stream else [json.loads(body.result())])]
+    assert "".join(message.get("thinking", "") for message in said) == "Hm"
+    assert "".join(message["content"] for message in said) == "Hi"
+
+
 def test_log_probabilities_are_told() -> None:
     chosen, other = Scored(1, b"a", -0.5), Scored(2, b"\xf0", -float("inf"))
     _, (line, _end) = answer([Token("a", 1, Logprobs(chosen, (chosen, other))), END], logprobs=True, top_logprobs=2)
@@ -424,6 +440,7 @@ def test_the_model_is_told() -> None:
 def test_what_a_model_can_do() -> None:
     assert models.capabilities(replace(INFO, chat_template=None)) == ["completion"]
     assert models.capabilities(replace(INFO, sees=True)) == ["completion", "tools", "vision"]
+    assert models.capabilities(THINKER) == ["completion", "tools", "thinking"]
 
 
 def test_names_have_a_tag() -> None:

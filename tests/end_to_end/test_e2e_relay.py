@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import ollama
 import openai
 import pytest
 import trustme
@@ -79,6 +80,17 @@ def test_an_answer_is_the_same_through_the_relay(pair: tuple[Relay, Daemon]) -> 
     assert relayed.usage.completion_tokens == 12
     streamed = list(relay.client.completions.create(**request, stream=True))
     assert "".join(chunk.choices[0].text for chunk in streamed) == direct["choices"][0]["text"]
+
+
+def test_ollamas_client_is_served_through_the_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    request = {"model": f"{daemon.metrics()['model']}:latest", "prompt": FAR_FROM_A_TIE, "raw": True}
+    request["options"] = {"num_predict": 8, "temperature": 0, "repeat_penalty": 1}
+    client = ollama.Client(host=relay.url)
+    whole = client.generate(**request)
+    *parts, last = client.generate(**request, stream=True)
+    assert "".join(part.response for part in parts) == whole.response
+    assert (last.done, last.eval_count, whole.eval_count) == (True, 8, 8)
 
 
 def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon]) -> None:

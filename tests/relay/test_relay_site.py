@@ -106,6 +106,30 @@ def test_who_names_no_model_gets_the_only_one_there_is(relay: Relay, path: str, 
     assert json.loads(request["body"]) == {"model": MODEL, **fields}, "other servers know no default"
 
 
+@pytest.mark.parametrize(
+    ("path", "named", "streams"),
+    [
+        ("/api/chat", {}, True),
+        ("/api/generate", {"stream": None}, True),
+        ("/api/generate", {"stream": False}, False),
+        ("/api/embed", {}, False),
+    ],
+)
+def test_ollamas_clients_get_streams_by_default_and_may_name_a_tag(
+    relay: Relay, path: str, named: dict[str, Any], streams: bool
+) -> None:
+    worker = relay.worker()
+    relay.client().post(path, json.dumps({"model": f"{MODEL}:latest", **named}).encode())
+    request = worker.request()
+    assert (request["endpoint_path"], request["model"], request["is_streaming"]) == (path, MODEL, streams)
+    assert json.loads(request["body"]) == {"model": MODEL, **named}
+
+
+def test_what_the_relay_refuses_of_ollamas_clients_is_in_their_form(relay: Relay) -> None:
+    response = relay.client().post("/api/chat", b"[]").receive()
+    assert (response.status, response.json) == (400, {"error": "body: expected an object, got an array"})
+
+
 def test_the_only_model_is_waited_for_while_its_worker_is_away(relay: Relay) -> None:
     relay.worker().crash()
     relay.wait_for("workers", 0)
@@ -238,8 +262,9 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     response = relay.client().ask("POST", "/v1/generate", {"prompt": "Hello."})
     assert response.status == 404
     assert response.error["message"] == (
-        "path: there is no /v1/generate: a relay forwards /detokenize, /generate, /tokenize, /v1/audio/speech, "
-        "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon "
+        "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
+        "/detokenize, /generate, /tokenize, /v1/audio/speech, /v1/chat/completions, "
+        "/v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon "
         "directly for anything else"
     )
 

@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "drain_timeout": 10.0,
     "http": "",
     "http_socket": "",
+    "ollama": False,
     "tls_cert": "",
     "tls_key": "",
     "api_keys": "",
@@ -176,6 +177,7 @@ PATHS = {
 """The fewest characters of each."""
 SWITCHES = [
     "keep_alive",
+    "ollama",
     "insecure",
     "slots_prompts",
     "llama_metrics",

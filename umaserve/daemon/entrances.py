@@ -29,6 +29,8 @@ from umaserve.wire.http11 import HttpCodec
 log = logging.getLogger(__name__)
 
 HTTP = "http"
+OLLAMA = ("127.0.0.1", 11434)
+"""Where Ollama's clients look for a server."""
 NETWORK_LEAVES = 8
 """One in this many connections is reserved for the Unix sockets."""
 
@@ -61,6 +63,9 @@ class Entrances:
         given = {protocol == HTTP for protocol, _ in passed}
         if False not in given:
             self._listen(config.protocol, self._file(config.socket))
+        if config.ollama:
+            for sock in tcp_sockets(*OLLAMA):
+                self._listen(HTTP, sock, plain=True)
         if True in given:
             return
         if config.http_socket:
@@ -73,8 +78,9 @@ class Entrances:
         self._files.append(SocketFile(path, self._config.socket_mode))
         return self._files[-1].socket
 
-    def _listen(self, protocol: str, sock: socket.socket) -> None:
-        self._listeners.append(Listener(self._services.loop, sock, functools.partial(self._accept, protocol)))
+    def _listen(self, protocol: str, sock: socket.socket, *, plain: bool = False) -> None:
+        accept = functools.partial(self._accept, protocol, plain)
+        self._listeners.append(Listener(self._services.loop, sock, accept))
         log.info("listening", extra={"fields": {"at": _shown(sock), "protocol": protocol}})
 
     def reread_certificate(self) -> None:
@@ -95,10 +101,11 @@ class Entrances:
 
     # -- clients -------------------------------------------------------------------------------------------------
 
-    def _accept(self, protocol: str, sock: socket.socket) -> None:
+    def _accept(self, protocol: str, plain: bool, sock: socket.socket) -> None:
+        """``plain``: without TLS, whatever the settings say."""
         config = self._config
         peer = peer_name(sock)
-        tls = self._tls if protocol == HTTP and sock.family != socket.AF_UNIX else None
+        tls = self._tls if protocol == HTTP and not plain and sock.family != socket.AF_UNIX else None
         limit = config.max_sessions
         if sock.family != socket.AF_UNIX:
             # Silent peers out of the network must not lock out the box's own programs.

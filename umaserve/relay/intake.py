@@ -17,6 +17,9 @@ from umaserve.wire.long_texts import as_string
 from umaserve.wire.relay_messages import BYTES, WEBSOCKET
 
 SPEECH = "/v1/audio/speech"
+STREAMS_BY_DEFAULT = ("/api/chat", "/api/generate")
+LATEST = ":latest"
+"""What Ollama's clients may add to a name."""
 DEFAULT = "default"
 """The model name by which clients ask for the default model."""
 MAX_NAME_BYTES = 256
@@ -41,7 +44,8 @@ class Intake:
         """The model that a client means by ``name``. For "default" or ``None``: the configured default, or the only
         model there is, else ``None``. "default" is a name like any other where a worker has a model of that name."""
         if name is not None and (name != DEFAULT or DEFAULT in self._workers.models()):
-            return name
+            bare, models = name.removesuffix(LATEST), self._workers.models()
+            return bare if bare in models and name not in models else name
         return self._default_model or self._workers.only_model()
 
     def request(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
@@ -61,7 +65,7 @@ class Intake:
             id=self._new_id(),
             model=model,
             path=request.path,
-            is_streaming=fields.boolean("stream", False),
+            is_streaming=fields.boolean("stream", request.path in STREAMS_BY_DEFAULT),
             body=body,
             headers=self._headers(request, client_name),
             client=client,

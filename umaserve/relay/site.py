@@ -12,6 +12,7 @@ from umaserve.access.attempts import FailedAttempts, peer_address
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_json, unauthorized
 from umaserve.dialects.http import ErrorReply
+from umaserve.dialects.ollama.errors import ERRORS as OLLAMAS_ERRORS
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
+OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 RELAYED = frozenset(
     (
         "/v1/chat/completions",
@@ -39,6 +41,7 @@ RELAYED = frozenset(
         "/v1/messages",
         "/v1/responses",
         "/v1/embeddings",
+        *OLLAMA_PATHS,
         "/tokenize",
         "/detokenize",
         SPEECH,
@@ -79,7 +82,7 @@ class RelaySite:
         self._pages = Pages(pool, self._intake, config.provider, metrics)
 
     def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
-        return ERRORS.reply(error)
+        return (OLLAMAS_ERRORS if path in OLLAMA_PATHS else ERRORS).reply(error)
 
     def cors_headers(self, head: Request) -> Headers:
         return self._doors.gate.cors_headers(head)

@@ -60,6 +60,9 @@ class Config:
         "http",
         "Unix socket for HTTP and WebSocket, with the permissions of socket_mode; empty: none",
     )
+    ollama: bool = setting(
+        False, switch(), "http", "listen for HTTP on 127.0.0.1:11434 too, where Ollama's clients look; without TLS"
+    )
     tls_cert: str = setting(
         "", path(or_empty=True), "http", "PEM file of the certificate and its chain; with tls_key, http uses TLS"
     )

@@ -109,9 +109,9 @@ class _TextBody(ABC):
     def _piece(self, token: Token) -> Piece:
         if not self._model:
             self._begin()
-        text, calls = (token.text, []) if self._parser is None else self._parser.push(token.text)
+        text, calls = (token.said, []) if self._parser is None else self._parser.push(token.said)
         logprobs = () if token.logprobs is None else (token.logprobs,)
-        return Piece(text, calls=self._calls.take(calls), logprobs=logprobs)
+        return Piece(text, token.thoughts, self._calls.take(calls), logprobs)
 
     def _rest(self) -> Piece:
         if not self._model:

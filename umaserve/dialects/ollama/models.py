@@ -75,7 +75,12 @@ def show(body: bytes, facts: Facts) -> bytes:
 
 def capabilities(info: ModelInfo) -> list[str]:
     """What the model can do here, by Ollama's names."""
-    able = {"completion": True, "tools": info.chat_template is not None, "vision": info.sees}
+    able = {
+        "completion": True,
+        "tools": info.chat_template is not None,
+        "vision": info.sees,
+        "thinking": info.thought_form.closes.strip() in (info.chat_template or ""),
+    }
     return [name for name, can in able.items() if can]
 
 

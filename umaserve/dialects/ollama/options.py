@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
+from umaserve.dialects.ollama.models import capabilities
 from umaserve.dialects.parameters import RequestLimits, sampling, stops, within_cap
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Grammar, ModelInfo, Sampling, Syntax
@@ -109,17 +110,17 @@ def _format(fields: Fields) -> Grammar | None:
     raise bad_request(fields.name("format"), expected, value)
 
 
-def think(fields: Fields) -> tuple[bool | None, dict[str, object]]:
+def think(fields: Fields, info: ModelInfo | None) -> tuple[bool | None, dict[str, object]]:
     """Whether the model is to think (``None``: as it is made), and the chat template's variables for how much."""
     value = fields.values.get("think")
-    if value is None or isinstance(value, bool):
-        return value, {}
     expected = "true, false or " + " or ".join(f'"{level}"' for level in LEVELS)
-    if not isinstance(value, str):
+    if value is not None and not isinstance(value, bool | str):
         raise bad_request(fields.name("think"), expected, value)
-    if value not in LEVELS:
+    if isinstance(value, str) and value not in LEVELS:
         raise out_of_range(fields.name("think"), expected, f'"{value[:32]}"')
-    return True, {"reasoning_effort": value}
+    if value and info is not None and "thinking" not in capabilities(info):
+        raise RequestError(Fault.BAD_REQUEST, fields.name("think"), "expected false, since this model does not think")
+    return (True, {"reasoning_effort": value}) if isinstance(value, str) else (value, {})
 
 
 def unloads(fields: Fields) -> bool:

@@ -69,7 +69,7 @@ def generate_request(body: bytes, limits: RequestLimits, info: ModelInfo | None,
 
 def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, request: Generate) -> TextRequest:
     chosen = options(fields, limits, info)
-    thinks, kwargs = think(fields)
+    thinks, kwargs = think(fields, info)
     whole = Generate(
         id=request.id,
         prompt=request.prompt,
@@ -80,6 +80,7 @@ def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, reques
         tools=request.tools,
         enable_thinking=thinks,
         chat_template_kwargs=kwargs,
+        splits_thoughts=not isinstance(request.prompt, str),
     )
     asked = with_targets(whole, fields) if request.prompt else None
     return TextRequest(asked, fields.boolean("stream", True), unloads(fields))
