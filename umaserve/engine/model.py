@@ -227,25 +227,24 @@ class Model:
         ``special``: parse control tokens in the text, and where it ``begins`` a prompt, add the model's start token;
         otherwise all of it is plain text.
         """
-        ids = self._tokens_of(text.encode(), special and begins, special)
+        data = text.encode()
+        # At most one token per byte, and a start, an end and a space that the model may add.
+        tokens = (ctypes.c_int32 * (len(data) + 8))()
+        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), special and begins, special)
+        if n < 0:
+            raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
+        ids: list[int] = tokens[:n]
         if min(ids, default=0) < 0:
             # Decoding them would fail the sessions of the whole tick.
             raise RequestError(Fault.BAD_REQUEST, "prompt", "expected a text that this model has tokens for")
         return ids
 
     def has_token(self, text: str) -> bool:
-        """Whether ``text`` is a token."""
-        return len(self._tokens_of(text.encode(), False, True)) == 1
-
-    def _tokens_of(self, data: bytes, adds_special: bool, special: bool) -> list[int]:
-        """As llama.cpp returns them: below 0 for what it has no token for, not even an unknown one."""
-        # At most one token per byte, and a start, an end and a space that the model may add.
-        tokens = (ctypes.c_int32 * (len(data) + 8))()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), adds_special, special)
-        if n < 0:
-            raise RuntimeError(f"llama_tokenize wants room for {-n} tokens from {len(data)} bytes")
-        ids: list[int] = tokens[:n]
-        return ids
+        """Whether ``text`` is a token. llama.cpp, asked to tokenize it, ends the process where it has no tokens for
+        parts of it."""
+        data = text.encode()
+        controls = (token for token, piece in enumerate(self.pieces) if not piece)
+        return data in self.pieces or any(self._piece(token, special=True) == data for token in controls)
 
     @property
     def memory(self) -> Any:
