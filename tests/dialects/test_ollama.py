@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import httpx
+import ollama
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,8 +20,9 @@ from umaserve.dialects.ollama.embeddings import embed_result, embeddings_result,
 from umaserve.dialects.ollama.errors import ERRORS
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.engine.written_calls import written
 from umaserve.errors import Fault, RequestError
-from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import (
     Attachment,
     ChatTurn,
@@ -406,6 +409,49 @@ def test_a_call_comes_in_one_piece(stream: bool) -> None:
     assert len({call["id"] for call in calls}) == 2
     assert "".join(part["message"]["content"] for part in answers) == "I look. "
     assert answers[-1]["done_reason"] == "stop"
+
+
+FORMS = {
+    "told in words": TOLD_IN_WORDS,
+    "Mistral": ToolForm(("[TOOL_CALLS]", Slot.NAME, "[CALL_ID]", Slot.ID, "[ARGS]", Slot.ARGUMENTS), between=""),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_ollamas_client_calls_its_tools_and_gets_an_answer(form: ToolForm, stream: bool) -> None:
+    asked_for = [ToolCall("firstid01", "weather", '{"city": "Paris"}'), ToolCall("firstid02", "add", '{"a": 2}')]
+    said = iter(["I look.\n" + written(form, asked_for), "Mild."])
+    prompts = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        limits = RequestLimits(max_prompt_bytes=10_000)
+        model = replace(INFO, tool_form=form)
+        body = ChatBody(replace(FACTS, model=lambda: model, limits=limits), f"c{len(prompts)}")
+        prompts.append(body.receive(request.read())[0].prompt)
+        text = next(said)
+        outputs = [*(Token(text[at : at + 2], 1) for at in range(0, len(text), 2)), END]
+        lines = [body.frame(line) for output in outputs for line in body.send(0, output)]
+        return httpx.Response(200, content=b"".join(lines) if body.streaming else body.result())
+
+    client = ollama.Client(host="http://umaserve", transport=httpx.MockTransport(serve))
+    tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "add")]
+    messages: list[Any] = list(HELLO)
+    for _ in range(2):
+        answer = client.chat("any", messages, tools=tools, stream=stream)
+        parts = [part.message for part in (answer if stream else [answer])]
+        calls = [call for part in parts for call in part.tool_calls or ()]
+        content = "".join(part.content or "" for part in parts)
+        messages.append({"role": "assistant", "content": content, "tool_calls": calls})
+        messages += [{"role": "tool", "tool_name": call.function.name, "content": "18"} for call in calls]
+    assert content == "Mild."
+    _hello, first, *results = prompts[-1]
+    assert first.content == "I look.\n"
+    assert [(call.name, json.loads(call.arguments)) for call in first.tool_calls] == [
+        ("weather", {"city": "Paris"}),
+        ("add", {"a": 2}),
+    ]
+    assert [turn.tool_call_id for turn in results] == [call.id for call in first.tool_calls]
 
 
 @untimed
