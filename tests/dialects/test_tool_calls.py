@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tool_forms import FORMS
 
-from umaserve.dialects.tool_calls import MAX_SPACES, CallPiece, ToolCallParser
+from umaserve.dialects.call_atoms import MAX_SPACES
+from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 from umaserve.forms import TOLD_IN_WORDS, Slot, ToolForm
 from umaserve.messages import Tool
 

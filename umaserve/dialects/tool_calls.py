@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from umaserve.dialects.call_atoms import CUT, Atoms, FormInAtoms, match, skip
 from umaserve.dialects.call_values import is_object, json_of, json_of_elements, json_text, string_parameters
 from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
 from umaserve.messages import Tool
 
-MAX_SPACES = 64
-"""Characters of white space between two parts of a call."""
 MAX_NAME = 256
 """Characters of a name, an id or a key."""
 
@@ -22,15 +21,7 @@ _PATTERNS = {
     Slot.ID: re.compile("[A-Za-z0-9_.:-]*"),
     Slot.INDEX: re.compile(r"\d*"),
 }
-_ATOM = re.compile(r"<[^<>\s]*>?|\w+|\S")
-_SPACES = re.compile(r"\s*")
 _JSON_MARK = re.compile(r'["\\{}\[\]]')
-
-_CUT = -1
-"""A match that the text's end cuts off."""
-
-Atoms = Sequence[str]
-"""A text of the form in pieces, between which white space makes no difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class ToolCallParser:
     def __init__(
         self, form: ToolForm, tools: Iterable[Tool], new_id: Callable[[], str], *, only_first: bool = False
     ) -> None:
-        self._forms = [_Form(each) for each in (form, *form.also)]
+        self._forms = [FormInAtoms(each) for each in (form, *form.also)]
         self._tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._only_first = only_first
@@ -118,7 +109,7 @@ class ToolCallParser:
         if not self._n_calls:
             self._content.append(self._blank)
 
-    def _text(self) -> Generator[None, None, _Form | None]:
+    def _text(self) -> Generator[None, None, FormInAtoms | None]:
         """Passes content on up to the next call, takes what opens that, and gives its form; ``None`` at the end."""
         self._taken = []
         while True:
@@ -126,7 +117,7 @@ class ToolCallParser:
             at, end, form = min(found, key=lambda place: place[0])
             self._say(self._buffer[:at])
             self._buffer = self._buffer[at:]
-            if end != _CUT:
+            if end != CUT:
                 self._take(end - at)
                 return form
             if self._ended:
@@ -139,7 +130,7 @@ class ToolCallParser:
     def _content_so_far(self) -> bool:
         return self._in_content or self._n_calls > 0
 
-    def _call(self, form: _Form) -> Generator[None, None, bool]:
+    def _call(self, form: FormInAtoms) -> Generator[None, None, bool]:
         """Takes the rest of a call, and tells whether it is whole."""
         index, name, call_id, begun = self._n_calls, "", "", False
         for part, following in zip(form.rest, [*form.rest[1:], ()], strict=True):
@@ -169,7 +160,7 @@ class ToolCallParser:
         self._pieces.append(CallPiece(index, whole=True))
         return True
 
-    def _arguments(self, index: int, form: _Form, tool: Tool, closing: Atoms) -> Generator[None, None, bool]:
+    def _arguments(self, index: int, form: FormInAtoms, tool: Tool, closing: Atoms) -> Generator[None, None, bool]:
         """Passes a call's arguments on as JSON up to ``closing``, and tells whether they are whole."""
         if form.parameters is None:
             return (yield from self._json(index))
@@ -234,26 +225,26 @@ class ToolCallParser:
         """Whether ``closing`` follows, which isn't taken; or its beginning, if the text ends there and that can't be
         ``more`` arguments."""
         while True:
-            end = _match(closing, self._buffer) if closing else (None if self._buffer.strip() else _CUT)
-            if end != _CUT:
+            end = match(closing, self._buffer) if closing else (None if self._buffer.strip() else CUT)
+            if end != CUT:
                 return end is not None
             if self._ended:
-                begun = bool(self._buffer.strip()) and (not more or _match(more, self._buffer) is None)
+                begun = bool(self._buffer.strip()) and (not more or match(more, self._buffer) is None)
                 return begun or not closing
             yield
 
-    def _key(self, form: _Form) -> Generator[None, None, tuple[str, Sequence[str]]]:
+    def _key(self, form: FormInAtoms) -> Generator[None, None, tuple[str, Sequence[str]]]:
         """Takes a key and what is between it and its value; gives the key and the types that the value may have. An
         empty key: there is none."""
         while True:
             for at in range(min(len(self._buffer), MAX_NAME)):
-                ends = [_match(before, self._buffer, at) for before, _types in form.before]
-                found = next((place for place in enumerate(ends) if place[1] not in (None, _CUT)), None)
+                ends = [match(before, self._buffer, at) for before, _types in form.before]
+                found = next((place for place in enumerate(ends) if place[1] not in (None, CUT)), None)
                 if found is not None and found[1] is not None:
                     key = self._buffer[:at].strip()
                     self._take(found[1])
                     return key, form.before[found[0]][1]
-                if _CUT in ends and not self._ended:
+                if CUT in ends and not self._ended:
                     break
             else:
                 if self._ended or len(self._buffer) >= MAX_NAME:
@@ -340,12 +331,12 @@ class ToolCallParser:
         """Takes the one of ``ways`` that follows, and gives its index. ``may_be_cut``: also one that the text's end
         cuts off."""
         while True:
-            ends = [_match(way, self._buffer) if way else None for way in ways]
-            if _CUT not in ends or self._ended:
+            ends = [match(way, self._buffer) if way else None for way in ways]
+            if CUT not in ends or self._ended:
                 for index, end in enumerate(ends):
-                    if end == _CUT and may_be_cut:
+                    if end == CUT and may_be_cut:
                         end = len(self._buffer)
-                    if end is not None and end != _CUT:
+                    if end is not None and end != CUT:
                         self._take(end)
                         return index
                 return None
@@ -362,7 +353,7 @@ class ToolCallParser:
     def _matching(self, pattern: re.Pattern[str]) -> Generator[None, None, str]:
         """Takes the longest text that matches ``pattern``, and gives it."""
         while True:
-            found = pattern.match(self._buffer, _skip(self._buffer, 0))
+            found = pattern.match(self._buffer, skip(self._buffer, 0))
             assert found is not None
             if found.end() < len(self._buffer) or self._ended or found.end() > MAX_NAME:
                 self._take(found.end())
@@ -391,65 +382,6 @@ class ToolCallParser:
             if not self._in_content:
                 return
         self._content.append(text)
-
-
-class _Form:
-    """A ``ToolForm`` in atoms."""
-
-    def __init__(self, form: ToolForm) -> None:
-        lead, rest = ("", form.call) if isinstance(form.call[0], Slot) else (form.call[0], form.call[1:])
-        self._opens = _atoms(form.opens + lead)
-        self._anywhere = form.anywhere
-        parts = [part if isinstance(part, Slot) else _atoms(part) for part in rest]
-        self.rest = [part for part in parts if part]
-        self.another = () if form.between is None else _atoms(form.between + lead)
-        self.closes = _atoms(form.closes)
-        self.parameters: ParameterForm | None = form.parameters
-        self.opens_key: Atoms = ()
-        self.between: Atoms = ()
-        self.before: list[tuple[Atoms, list[str]]] = []
-        if form.parameters is not None:
-            self.opens_key, self.between = _atoms(form.parameters.opens), _atoms(form.parameters.between)
-            texts = dict.fromkeys(text for _type, text in form.parameters.before)
-            self.before = [
-                (_atoms(text), [kind for kind, of in form.parameters.before if of == text]) for text in texts
-            ]
-
-    def find(self, text: str, content_so_far: bool) -> tuple[int, int, _Form]:
-        """Where the next call may begin in ``text``, and where what opens it ends."""
-        first = self._opens[0][0]
-        at = text.find(first)
-        if not self._anywhere:
-            at = _skip(text, 0)
-            if content_so_far or text[at : at + 1] not in ("", first):
-                return len(text), _CUT, self
-            return (0, end, self) if (end := _match(self._opens, text)) is not None else (len(text), _CUT, self)
-        while at >= 0:
-            end = _match(self._opens, text, at)
-            if end is not None:
-                return at, end, self
-            at = text.find(first, at + 1)
-        return len(text), _CUT, self
-
-
-def _atoms(text: str) -> Atoms:
-    return _ATOM.findall(text)
-
-
-def _match(atoms: Atoms, text: str, at: int = 0) -> int | None:
-    """Where ``atoms`` end that ``text`` has from ``at`` on, apart from white space; ``None`` if it has others."""
-    for atom in atoms:
-        at = _skip(text, at)
-        if not text.startswith(atom, at):
-            return _CUT if atom.startswith(text[at:]) else None
-        at += len(atom)
-    return at
-
-
-def _skip(text: str, at: int) -> int:
-    spaces = _SPACES.match(text, at, at + MAX_SPACES)
-    assert spaces is not None
-    return spaces.end()
 
 
 def _joined(pieces: Sequence[CallPiece]) -> list[CallPiece]:
