@@ -263,9 +263,9 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     assert response.status == 404
     assert response.error["message"] == (
         "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
-        "/detokenize, /generate, /tokenize, /v1/audio/speech, /v1/chat/completions, "
-        "/v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon "
-        "directly for anything else"
+        "/chat/completions, /completion, /completions, /detokenize, /embedding, /embeddings, /generate, /infill, "
+        "/tokenize, /v1/audio/speech, /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/messages, "
+        "/v1/responses, /ws/chat; ask a daemon directly for anything else"
     )
 
 
