@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.access.gate import Gate, Names, parse_origin
+from umaserve.access.gate import Gate, Names, check_json, parse_origin
 from umaserve.access.keys import KeyFile
 from umaserve.errors import RequestError
 from umaserve.wire.http11 import HttpCodec
@@ -162,3 +162,25 @@ def test_the_headers_that_a_key_may_come_in(tmp_path: Path, headers: tuple[str, 
     assert raised.value.message.startswith(
         "Authorization: expected an API key (Authorization: Bearer …, or x-api-key: …)"
     )
+
+
+FORM = "Content-Type: application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("headers", [("Content-Type: Application/JSON; charset=utf-8",), (FORM,)])
+def test_json_is_taken_also_as_curl_sends_it(headers: tuple[str, ...]) -> None:
+    check_json(request(*headers))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        ("Content-Type: text/plain",),
+        (FORM, f"Origin: {APP}"),
+        (FORM, "Sec-Fetch-Site: cross-site"),
+    ],
+)
+def test_forms_of_pages_are_refused(headers: tuple[str, ...]) -> None:
+    with pytest.raises(Refusal, match="Content-Type: expected application/json"):
+        check_json(request(*headers))

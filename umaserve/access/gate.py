@@ -21,6 +21,7 @@ _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type, X-Api-Key"
 _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
+_FORM = "application/x-www-form-urlencoded"
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 """Default ports by scheme, for origins without a port."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
@@ -148,10 +149,17 @@ def unauthorized(presented: str | None) -> RequestError:
 
 
 def check_json(request: Request) -> None:
+    """Refuse a body that isn't JSON by its type. ``curl -d`` says that JSON is a form, and is believed."""
     content_type = request.header("content-type")
-    # Required also since a browser sends other types, such as forms, to foreign servers without a CORS-preflight.
-    if content_type is None or content_type.partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type == _FORM and not _is_from_browser(request)):
+        return
+    raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
+
+
+def _is_from_browser(request: Request) -> bool:
+    """A browser sends forms to foreign servers without a CORS-preflight, but not without one of these headers."""
+    return request.header("origin") is not None or request.header("sec-fetch-site") is not None
 
 
 def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
