@@ -184,8 +184,8 @@ def test_what_a_model_lacks_is_said_once_in_the_log_and_in_props(world: Make, ca
     info = world("mamba", host_cache_bytes=0).engine.info
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == info.lacks
     assert json.loads(props(info, 4))["lacks"] == [
-        "nothing computed is reused: its state can't be cut, and is only reused from --host-cache-bytes, which is 0",
-        "there are no draft tokens, since its state can't take rejected ones back",
+        "nothing computed is reused: its recurrent state can't be cut, and --host-cache-bytes, for whole ones, is 0",
+        "there are no draft tokens, since its recurrent state can't take rejected ones back",
     ]
 
 

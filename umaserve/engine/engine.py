@@ -336,19 +336,24 @@ def _projector(model: Model, config: Config) -> Projector | None:
 
 def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:
     """What this model can't do, a sentence each."""
-    why = "its state" if model.has_recurrent_state else "what its sliding window saves"
+    why = "its recurrent state" if model.has_recurrent_state else "its sliding window"
     if not model.sequences_can_be_cut and not capacity.host_bytes:
-        yield f"nothing computed is reused: {why} can't be cut, and is only reused from --host-cache-bytes, which is 0"
+        yield f"nothing computed is reused: {why} can't be cut, and --host-cache-bytes, for whole ones, is 0"
     elif not model.sequences_can_be_cut:
-        saved, most = capacity.saved_bytes.of(capacity.sequence_tokens) >> 20, capacity.host_bytes >> 20
+        least, most = map(capacity.saved_bytes.of, (1, capacity.sequence_tokens))
+        size = _readable(least) if least == most else f"{_readable(least)} to {_readable(most)}"
         yield (
-            f"prefixes are only reused up to a checkpoint: {why} can't be cut. --host-cache-bytes ({most} MiB) keeps "
-            f"checkpoints of {capacity.saved_bytes.of(1) >> 10} KiB to {saved} MiB"
+            f"prefixes are only reused up to a checkpoint: {why} can't be cut. --host-cache-bytes "
+            f"({_readable(capacity.host_bytes)}) keeps checkpoints of {size} each"
         )
     if not capacity.max_draft_tokens:
         unused = ", and the draft model is not loaded" if config.draft_model else ""
         remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
         yield f"there are no draft tokens{unused}, since {why} can't take rejected ones back{remedy}"
+
+
+def _readable(n_bytes: int) -> str:
+    return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{-(-n_bytes >> 10)} KiB"
 
 
 def _takes_back(model: Model, config: Config) -> bool:
