@@ -308,6 +308,7 @@ class Body:
     done = True
     headers = (("x-told", "yes"),)
     stream_type = sse.CONTENT_TYPE
+    ping = None
     frame = staticmethod(sse.event)
 
     def __init__(self, at: str, streaming: bool) -> None:

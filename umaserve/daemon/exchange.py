@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from umaserve.daemon.question_exchange import QuestionExchange
@@ -19,8 +20,9 @@ Endpoint = EngineQuestion | TextReply | SpeechReply
 class Exchange(Protocol):
     """From a request's body to the end of its reply."""
 
-    def start(self, content: bytes) -> None:
-        """Read the body and start what it asks for; an error becomes the reply."""
+    def start(self, content: bytes, headers: Mapping[str, str]) -> None:
+        """Read the body and start what it asks for; an error becomes the reply. ``headers``: the request's, their names
+        in lower case."""
 
     def release(self) -> None:
         """The reply's high-water mark is no longer exceeded."""

@@ -74,7 +74,8 @@ class DaemonBackend:
                 exchange = new_exchange(
                     self._services, facts, endpoint, found.dialect.errors, responder, caller, memory
                 )
-                return _Posted(responder, exchange, content).begun()
+                headers = {name.lower(): value for name, value in (request.headers or {}).items()}
+                return _Posted(responder, exchange, content, headers).begun()
             case Conversation() as endpoint:
                 wire = _Wire(self._services.loop, reply)
                 dialect = endpoint.new_dialect(facts, None)
@@ -124,10 +125,10 @@ class _Responder:
 class _Posted:
     """The job of one HTTP request."""
 
-    def __init__(self, responder: _Responder, pending: Exchange, body: bytes) -> None:
+    def __init__(self, responder: _Responder, pending: Exchange, body: bytes, headers: Mapping[str, str]) -> None:
         self._responder = responder
         self._pending = pending
-        pending.start(body)
+        pending.start(body, headers)
 
     def begun(self) -> Job | None:
         """This job, or ``None`` if it has already ended."""

@@ -80,7 +80,7 @@ class DaemonSite:
                 facts, errors = self._services.facts(), found.dialect.errors
                 exchange = new_exchange(self._services, facts, endpoint, errors, connection, caller, connection.input)
                 connection.pending = exchange
-                exchange.start(request.body)
+                exchange.start(request.body, dict(request.headers))
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
             case Echo():

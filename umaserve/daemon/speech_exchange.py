@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
@@ -50,7 +51,7 @@ class SpeechExchange:
         self._spoken: SpokenAnswer | None = None
         self._begun = False
 
-    def start(self, content: bytes) -> None:
+    def start(self, content: bytes, _headers: Mapping[str, str]) -> None:
         speech, content_filter = self._services.speech, self._services.content_filter
         try:
             self._services.loaded()

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Body
+from umaserve.dialects.parameters import with_headers
 from umaserve.errors import RequestError
 from umaserve.messages import Finished, Output, Placed, Prefilled, Speaking, Started
 from umaserve.net.input_budget import InputShare
+from umaserve.net.timers import Timer
 from umaserve.serving.sessions import Caller, Hold, Session
 from umaserve.stages.spoken import SpokenAnswer
 
 log = logging.getLogger(__name__)
+
+PING_S = 10.0
+"""After how many seconds of silence a stream gets a ping."""
 
 
 class TextExchange:
@@ -27,7 +33,7 @@ class TextExchange:
         """``memory`` counts the body until its images and sounds are no longer needed."""
         self._manager = services.sessions
         self._speech = services.speech
-        self._now = services.loop.now
+        self._loop = services.loop
         self._responder = responder
         self._body = body
         self._caller = caller
@@ -39,13 +45,14 @@ class TextExchange:
         self._unsent: list[bytes] = []
         """Events not yet sent: an error reply may still replace them."""
         self._begun = self._ended = False
+        self._ping: Timer | None = None
 
-    def start(self, content: bytes) -> None:
+    def start(self, content: bytes, headers: Mapping[str, str]) -> None:
         """Read the request's body and start what it asks for."""
         try:
-            requests = self._body.receive(content)
+            requests = [with_headers(request, headers) for request in self._body.receive(content)]
             if not requests:
-                self._manager.admit(self._caller, self._now())
+                self._manager.admit(self._caller, self._loop.now())
                 self.abandon()
                 self._responder.respond(200, [JSON_TYPE, *self._body.headers], self._body.result())
                 return
@@ -56,11 +63,24 @@ class TextExchange:
                 self._sessions.append(self._manager.open(sink, self._caller))
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
-                self._manager.request(session, replace(request, spoken=None), self._now(), admitted=index > 0)
+                self._manager.request(session, replace(request, spoken=None), self._loop.now(), admitted=index > 0)
                 if request.spoken is not None:
                     self._speak(session, request.spoken)
+            self._ping_later()
         except RequestError as error:
             self._fail(0, error)
+
+    def _ping_later(self) -> None:
+        if self._body.streaming and self._body.ping is not None:
+            self._ping = self._loop.call_later(PING_S, self._send_ping)
+
+    def _send_ping(self) -> None:
+        self._ping = None
+        # A reader that is behind has something to read.
+        if self._body.ping is not None and not self._responder.congested:
+            self._unsent.append(self._body.ping)
+            self._flush()
+        self._ping_later()
 
     def _speak(self, session: Session, speaking: Speaking) -> None:
         spoken = self._speech.answer(session.sink, speaking)
@@ -129,6 +149,8 @@ class TextExchange:
             self._responder.begin(200, [("Content-Type", self._body.stream_type), *AS_IT_COMES, *self._body.headers])
         self._responder.write(b"".join(map(self._body.frame, self._unsent)))
         self._unsent.clear()
+        if self._ping is not None:
+            self._ping.postpone(self._loop.now() + PING_S)
         if self._responder.congested:
             for session in self._sessions:
                 self._manager.hold(session, Hold.READER)
@@ -137,6 +159,8 @@ class TextExchange:
 
     def _end(self) -> None:
         self._ended = True
+        if self._ping is not None:
+            self._ping.cancel()
         self._memory.keep(0)
 
     def _end_stream(self) -> None:

@@ -104,6 +104,10 @@ class Body(Protocol):
         """Whether all requests of the body have ended."""
 
     @property
+    def ping(self) -> bytes | None:
+        """The data of an event for a stream in which nothing else comes for a while, if there is one."""
+
+    @property
     def end(self) -> bytes | None:
         """The data of the event that ends a stream, if there is one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.grammars import grammar
@@ -24,6 +24,8 @@ MAX_SLO_MS = 3_600_000.0
 REASONING = ("inline", "separate", "off")
 """Thoughts in the text with their marks, in a field of their own, or nowhere."""
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER = "x-umaserve-priority", "x-umaserve-slo-ttft-ms", "x-umaserve-slo-tbt-ms"
+PRIORITY_HEADERS = (PRIORITY_HEADER, TTFT_HEADER, TBT_HEADER)
 PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
 
 
@@ -192,6 +194,30 @@ def with_targets(request: Generate, fields: Fields) -> Generate:
         target_ttft_s=_target_s(slo, "target_ttft_ms"),
         target_tbt_s=_target_s(slo, "target_tbt_ms"),
     )
+
+
+def with_headers(request: Generate, headers: Mapping[str, str]) -> Generate:
+    """``request`` with the priority and the latency targets in an HTTP request's headers (names in lower case), since
+    not all bodies have a place for them. A target in the body comes first; one that says background makes it so."""
+    given = {name: headers[name] for name in PRIORITY_HEADERS if name in headers}
+    if not given:
+        return request
+    fields = Fields({name: _number(text) if name.endswith("-ms") else text for name, text in given.items()})
+    priority = fields.choice(PRIORITY_HEADER, PRIORITIES, Priority.INTERACTIVE)
+    ttft, tbt = _target_s(fields, TTFT_HEADER), _target_s(fields, TBT_HEADER)
+    return replace(
+        request,
+        priority=max(request.priority, priority),
+        target_ttft_s=ttft if request.target_ttft_s is None else request.target_ttft_s,
+        target_tbt_s=tbt if request.target_tbt_s is None else request.target_tbt_s,
+    )
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _target_s(slo: Fields, key: str) -> float | None:

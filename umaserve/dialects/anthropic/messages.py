@@ -30,6 +30,7 @@ class MessageBody:
     """One ``POST /v1/messages``."""
 
     stream_type = sse.CONTENT_TYPE
+    ping = sse.event(b'{"type":"ping"}', "ping")
     end = None
     """A stream ends with ``message_stop`` or an error; nothing follows."""
 

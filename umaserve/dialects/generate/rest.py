@@ -24,6 +24,7 @@ class GenerateBody:
     object."""
 
     stream_type = sse.CONTENT_TYPE
+    ping = None
     frame = staticmethod(sse.event)
     end = None
     """A stream ends with its completion or error; nothing follows."""

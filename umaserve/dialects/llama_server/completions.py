@@ -71,6 +71,7 @@ class NativeBody:
     """One ``POST /completion``, or ``/infill`` with that one's ``parse``."""
 
     stream_type = sse.CONTENT_TYPE
+    ping = None
     frame = staticmethod(sse.event)
     end = None
     """A stream ends with the last answer's last event."""

@@ -45,6 +45,7 @@ class _TextBody(ABC):
     """What chats and generations share: the pieces of one answer, its end, and the objects around them."""
 
     stream_type = LINES
+    ping = None
     frame = staticmethod(line)
     end = None
     """A stream ends with the line that is ``done``, or with an error."""

@@ -42,6 +42,7 @@ class _OpenAIBody:
 
     end = SSE_DONE
     stream_type = sse.CONTENT_TYPE
+    ping = None
     frame = staticmethod(sse.event)
     _object: str
     _chunk_object: str

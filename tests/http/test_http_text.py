@@ -1,0 +1,167 @@
+"""Requests for text over HTTP: pings in silent streams, priority and targets in headers, and clients that leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from http_world import CONFIG, HttpWorld, post
+from world import DaemonWorld
+
+from umaserve.daemon.relay_backend import DaemonBackend
+from umaserve.daemon.text_exchange import PING_S
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Finished, FinishReason, Prefilled, Priority, Token, Usage
+from umaserve.wire.relay_messages import Request
+
+MESSAGE = {"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+PATHS = [("/v1/messages", MESSAGE), ("/v1/chat/completions", MESSAGE), ("/v1/completions", {"prompt": "hi"})]
+
+
+def put(world: DaemonWorld, *outputs: Any) -> None:
+    (session,) = world.sessions.running()
+    for output in outputs:
+        world.sessions.put(session, output)
+    world.deliver()
+
+
+# -- pings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_stream_is_pinged(world: HttpWorld) -> None:
+    world.send(post("/v1/messages", {**MESSAGE, "stream": True}))
+    world.turn(PING_S - 1)
+    assert world.received() == b""
+    world.turn(1.1)
+    assert world.received().count(PING) == 1
+    put(world, Prefilled(3), Token("a", 1))
+    assert PING not in world.received()
+    world.turn(PING_S - 1)
+    assert world.received() == b""
+    for _ in range(2):
+        world.turn(PING_S + 1)
+        assert world.received().count(PING) == 1
+    put(world, Finished(FinishReason.STOP, Usage(3, 1)))
+    assert b"event: message_stop" in world.received()
+    world.turn(3 * PING_S)
+    assert PING not in world.received()
+
+
+def test_an_error_after_a_ping_is_an_event(world: HttpWorld) -> None:
+    world.send(post("/v1/messages", {**MESSAGE, "stream": True}))
+    world.turn(PING_S + 1)
+    put(world, RequestError(Fault.TIMED_OUT, "request", "it took too long"))
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert b'event: error\ndata: {"type":"error","error":{"type":"timeout_error"' in received
+
+
+@pytest.mark.parametrize(("path", "more"), [("/v1/messages", {}), ("/v1/chat/completions", {"stream": True})])
+def test_others_are_not_pinged(world: HttpWorld, path: str, more: dict[str, bool]) -> None:
+    world.send(post(path, {**MESSAGE, **more}))
+    world.turn(PING_S + 1)
+    assert world.received() == b""
+
+
+def test_a_client_that_leaves_ends_its_request_within_a_turn_and_is_pinged_no_more(world: HttpWorld) -> None:
+    world.send(post("/v1/messages", {**MESSAGE, "stream": True}))
+    assert len(list(world.sessions.running())) == 1
+    world.client.close()
+    world.turn(count=1)
+    assert list(world.sessions.running()) == []
+    world.turn(PING_S + 1)
+
+
+# -- headers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS, ids=[path for path, _body in PATHS])
+def test_priority_and_targets_may_be_headers(world: HttpWorld, path: str, body: dict[str, Any]) -> None:
+    headers = ("X-Umaserve-Priority: background", "x-umaserve-slo-tbt-ms: 80", "x-umaserve-slo-ttft-ms: 500.5")
+    world.send(post(path, body, *headers))
+    (session,) = world.sessions.running()
+    request = session.request
+    assert (request.priority, request.target_tbt_s, request.target_ttft_s) == (Priority.BACKGROUND, 0.08, 0.5005)
+
+
+def test_targets_in_the_body_come_first(world: HttpWorld) -> None:
+    body = {**MESSAGE, "priority": "background", "slo": {"target_tbt_ms": 50}}
+    headers = ("x-umaserve-priority: interactive", "x-umaserve-slo-tbt-ms: 80", "x-umaserve-slo-ttft-ms: 500")
+    world.send(post("/v1/messages", body, *headers))
+    (session,) = world.sessions.running()
+    request = session.request
+    assert (request.priority, request.target_tbt_s, request.target_ttft_s) == (Priority.BACKGROUND, 0.05, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ("x-umaserve-priority: urgent", 'x-umaserve-priority: expected "interactive" or "background", got "urgent"'),
+        ("x-umaserve-slo-tbt-ms: soon", "x-umaserve-slo-tbt-ms: expected a number above 0 up to 3.6e+06, got a string"),
+        ("x-umaserve-slo-tbt-ms: 0", "x-umaserve-slo-tbt-ms: expected a number above 0 up to 3.6e+06, got 0.0"),
+        ("x-umaserve-slo-ttft-ms: nan", "x-umaserve-slo-ttft-ms: expected a number above 0 up to 3.6e+06, got nan"),
+        ("x-umaserve-slo-ttft-ms: 1e400", "x-umaserve-slo-ttft-ms: expected a number above 0 up to 3.6e+06, got inf"),
+    ],
+)
+def test_a_wrong_header_is_named(world: HttpWorld, header: str, problem: str) -> None:
+    world.send(post("/v1/messages", MESSAGE, header))
+    received = world.received()
+    assert received.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(received.partition(b"\r\n\r\n")[2])
+    assert (error["type"], error["error"]["message"]) == ("error", problem)
+
+
+# -- through a relay ---------------------------------------------------------------------------------------------
+
+
+class Told:
+    """What the worker tells the relay."""
+
+    def __init__(self) -> None:
+        self.chunks: list[str | bytes] = []
+        self.end: tuple[int, Mapping[str, str], str | bytes] | None = None
+
+    def chunk(self, chunk: str | bytes, _status: int, _headers: Mapping[str, str]) -> None:
+        self.chunks.append(chunk)
+
+    def complete(self, status: int, headers: Mapping[str, str], body: str | bytes) -> None:
+        self.end = status, headers, body
+
+    def abort(self) -> None:
+        raise AssertionError("a job ended in disorder")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_worker_answers_messages(stream: bool) -> None:
+    world = DaemonWorld(CONFIG)
+    backend, reply = DaemonBackend(world.services), Told()
+    body = json.dumps({**MESSAGE, "stream": stream})
+    headers = {"X-Umaserve-Priority": "background"}
+    assert backend.start(Request("r-1", "m", "/v1/messages", stream, body, headers), reply) is not None
+    (session,) = world.sessions.running()
+    assert session.request.priority is Priority.BACKGROUND
+    put(world, Prefilled(3), Token("Hi", 1), Finished(FinishReason.STOP, Usage(3, 1)))
+    world.turn()
+    assert reply.end is not None
+    status, _headers, whole = reply.end
+    assert status == 200
+    if stream:
+        text = "".join(map(str, reply.chunks))
+        assert text.startswith("event: message_start\ndata: ")
+        assert text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
+    else:
+        assert json.loads(whole)["content"] == [{"type": "text", "text": "Hi"}]
+    world.close()
+
+
+def test_a_worker_refuses_in_the_form_of_the_path() -> None:
+    world = DaemonWorld(CONFIG)
+    backend, reply = DaemonBackend(world.services), Told()
+    assert backend.start(Request("r-1", "m", "/v1/messages", False, "{}", {}), reply) is None
+    assert reply.end is not None
+    assert reply.end[0] == 400
+    assert json.loads(reply.end[2])["error"]["type"] == "invalid_request_error"
+    world.close()
