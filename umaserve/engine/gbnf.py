@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 
-MAX_CUBES = 2_000_000
+MAX_CUBES = 300_000
 """Where rules contain themselves: the cubes of the numbers of alternatives with rules, added up for all rules.
-llguidance may compare each alternative with two others, which takes 10 ms for a million."""
+llguidance may compare each alternative with two others, which takes 200 ms for a million."""
 MAX_NESTING = 100
 """Of rules that don't contain themselves: llguidance takes a minute for thousands of terminals one in another."""
 

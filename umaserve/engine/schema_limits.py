@@ -17,6 +17,9 @@ MAX_MULTIPLES = 50_000
 MAX_MERGED = 1000
 """Combinations of the options of all ``anyOf`` that are put together with others: up to 1 ms each."""
 MAX_CHAIN = 100
+MAX_CUBES = 4_000_000
+"""The cubes of the numbers of references among the options of each ``anyOf``, added up: if all mean the same, each
+is compared with two others, and a step takes up to 10 ms for a million."""
 
 _DEFINITIONS = {"$defs", "definitions"}
 
@@ -25,6 +28,11 @@ def check(schema: Schema, field: str) -> None:
     """Raises ``RequestError`` that names ``field``. ``schema`` has no keywords that restrict nothing."""
     parts = list(_parts(schema))
     _check_multiples(parts, field)
+    options = (part[key] for part in parts for key in ("anyOf", "oneOf") if isinstance(part.get(key), list))
+    references = [sum(isinstance(option, dict) and "$ref" in option for option in some) for some in options]
+    if sum(n**3 for n in references) > MAX_CUBES:
+        problem = "expected fewer references among the options of anyOf (at most 158 in one, fewer in each of several)"
+        raise RequestError(Fault.BAD_REQUEST, field, f"{problem}, got {max(references)} in one")
     ways = _Ways(schema, field)
     if sum(ways.of(part, merged=True) for part in parts if not _alone(part)) > MAX_MERGED:
         expected = f"at most {MAX_MERGED} combinations of options (anyOf with $ref, allOf or others beside it)"
