@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+from collections.abc import Sequence
 
 from umaserve.forms import ThoughtForm
 
@@ -59,6 +60,12 @@ class ThoughtSplitter:
     def held(self) -> str:
         """The end of the text so far that is in no piece yet."""
         return self._held
+
+    def continuing(self, pieces: Sequence[bytes]) -> list[int]:
+        """Where no mark is whole: the indices of the ``pieces`` by which one may begin or go on."""
+        begun = self._held.lstrip()
+        rests = [mark[len(begun) :].encode() for mark, _place in self._marks if mark.startswith(begun)]
+        return [index for index, piece in enumerate(pieces) if piece and any(rest.startswith(piece) for rest in rests)]
 
     def copy(self) -> ThoughtSplitter:
         """The same in the same state, for another text that begins alike."""

@@ -66,6 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "max_chat_bytes": 134217728,
     "max_prompt_bytes": 262144,
     "max_tokens": 0,
+    "reasoning_budget": -1,
     "tx_high_water": 65536,
     "max_queue": 256,
     "request_timeout": 600.0,
@@ -111,6 +112,7 @@ DEFAULTS: dict[str, Any] = {
 WHOLE = {
     "max_sessions": (1, 65536),
     "max_tokens": (0, 1048576),
+    "reasoning_budget": (-1, 1048576),
     "max_queue": (1, 65536),
     "n_ctx": (64, 4194304),
     "parallel": (1, 256),

@@ -32,6 +32,7 @@ class Answer:
         self.prompt_tokens = 0
         self.reused = 0
         self.end: FinishReason | RequestError | None = None
+        self.outputs: list[Output | RequestError] = []
 
 
 class EngineWorld:
@@ -60,6 +61,7 @@ class EngineWorld:
         answer = Answer()
 
         def receive(output: Output | RequestError) -> None:
+            answer.outputs.append(output)
             if isinstance(output, Token) and output.logprobs is not None:
                 answer.logprobs.append(output.logprobs.chosen.logprob)
             if isinstance(output, Finished | RequestError):
@@ -70,7 +72,7 @@ class EngineWorld:
         session = self._sessions.open(receive, CALLER)
         self._asked += 1
         given = prompt if isinstance(prompt, str) or isinstance(prompt[0], ChatTurn) else TokenIds(prompt)
-        request = Generate(f"r{self._asked}", given, max_tokens, sampling=GREEDY, **fields)
+        request = Generate(f"r{self._asked}", given, max_tokens, **{"sampling": GREEDY, **fields})
         self._sessions.request(session, request, time.monotonic())
         return answer
 

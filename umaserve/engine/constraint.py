@@ -86,6 +86,11 @@ class Constraint:
         # The first step is often the hardest: it is taken here, where no stream waits for it.
         self._allowed()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the text has not contained ``after`` yet, so that all is allowed."""
+        return self._waiting
+
     def copy(self) -> Constraint:
         """The same grammar in the same state, for another sequence."""
         other = copy.copy(self)

@@ -151,7 +151,13 @@ class LlamaEngine:
             cache_bytes=config.media_cache_bytes,
         )
         self._preparation = Preparation(
-            model, template, thought_form, self._adapters, self._media, self.capacity.sequence_tokens
+            model,
+            template,
+            thought_form,
+            self._adapters,
+            self._media,
+            self.capacity.sequence_tokens,
+            None if config.reasoning_budget < 0 else config.reasoning_budget,
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
 

@@ -17,6 +17,7 @@ from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.engine.text import TextStream
+from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.engine.tool_grammar import of_tools
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.forms import ThoughtForm
@@ -60,13 +61,16 @@ class Preparation:
         adapters: LoraAdapters,
         media: MediaReader,
         sequence_tokens: int,
+        thought_budget: int | None = None,
     ) -> None:
+        """``thought_budget``: of requests that have none of their own."""
         self._model = model
         self._template = template
         self._thought_form = thought_form
         self._adapters = adapters
         self._media = media
         self._sequence_tokens = sequence_tokens
+        self._thought_budget = thought_budget
         # Asked now, since dividing the cells makes a new context while requests are prepared.
         self._generates = bool(model.memory)
         # Made now: it keeps Python's lock for a second where the vocabulary is large.
@@ -83,9 +87,8 @@ class Preparation:
         if not tokens:
             raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
-        sampler = self._sampler(request.sampling, constraint)
-        sampler.accept_prompt(_text_tokens(tokens))
         thoughts = self._thoughts(request, tokens)
+        sampler = self._new_sampler(request, tokens, constraint, thoughts)
         text = self._text(request, thoughts)
         adapters = self._adapters.resolve(request.lora)
         split = thoughts if request.splits_thoughts else None
@@ -94,9 +97,9 @@ class Preparation:
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         assert isinstance(first.sampler, Sampler)
         constraint = first.sampler.constraint
-        sampler = self._sampler(request.sampling, None if constraint is None else constraint.copy())
-        sampler.accept_prompt(_text_tokens(first.tokens))
+        grammar = constraint.grammar if isinstance(constraint, AfterThoughts) else constraint
         thoughts = self._thoughts(request, first.tokens)
+        sampler = self._new_sampler(request, first.tokens, None if grammar is None else grammar.copy(), thoughts)
         split = thoughts if request.splits_thoughts else None
         return dataclasses.replace(first, text=self._text(request, thoughts), sampler=sampler, thoughts=split)
 
@@ -108,7 +111,7 @@ class Preparation:
         sampling = request.sampling
         if sampling.seed is not None:
             sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
-        sampler = self._sampler(sampling, prepared.sampler.constraint)
+        sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
         sampler.accept_prompt([*_text_tokens(prepared.tokens), *generated[-PENALTY_WINDOW:]])
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
@@ -139,11 +142,15 @@ class Preparation:
         turns = isinstance(request.prompt, tuple)
         if not (turns or request.splits_thoughts or request.thought_budget is not None):
             return None
-        last = b"".join(self._model.written(token) for token in tokens[-MAX_MARK_TOKENS:] if token >= 0)
-        opened = last.decode(errors="replace").rstrip().endswith(self._thought_form.opens.strip())
+        opened = self._end_of(tokens).endswith(self._thought_form.opens.strip())
         if isinstance(request.prompt, tuple):
             opened |= self._template.continues_thought(request.prompt, request.continue_final_message)
         return ThoughtSplitter(self._thought_form, opened=opened)
+
+    def _end_of(self, tokens: Sequence[int]) -> str:
+        """The end of a prompt's text, without white space."""
+        last = b"".join(self._model.written(token) for token in tokens[-MAX_MARK_TOKENS:] if token >= 0)
+        return last.decode(errors="replace").rstrip()
 
     def _text(self, request: Generate, thoughts: ThoughtSplitter | None) -> TextStream:
         copied = None if thoughts is None else thoughts.copy()
@@ -175,8 +182,45 @@ class Preparation:
             )
         return Constraint(self._vocabulary, lark, field, after)
 
-    def _sampler(self, sampling: Sampling, constraint: Constraint | None) -> Sampler:
-        return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint)
+    def _new_sampler(
+        self,
+        request: Generate,
+        tokens: Sequence[int],
+        constraint: Constraint | None,
+        thoughts: ThoughtSplitter | None,
+    ) -> Sampler:
+        """A sampler for what follows the prompt ``tokens``, in which ``constraint`` begins after thoughts."""
+        budget = self._thought_budget if request.thought_budget is None else request.thought_budget
+        thinking: Thinking | None = None
+        limited: Constraint | AfterThoughts | None = constraint
+        if thoughts is not None and (budget is not None or constraint is not None):
+            thinking = Thinking(self._model.pieces, thoughts.copy(), self._closing(request), budget)
+            if constraint is not None and self._may_think(request, tokens, thoughts):
+                more = bool(self._thought_form.turn or self._thought_form.answers)
+                limited = AfterThoughts(constraint, thinking, self._model.end_tokens, more_marks=more)
+        sampler = self._sampler(request.sampling, limited, thinking)
+        sampler.accept_prompt(_text_tokens(tokens))
+        return sampler
+
+    def _closing(self, request: Generate) -> Sequence[int]:
+        """The tokens that close a thought by force. Where answers have marks, one follows, so that the model can't go
+        on thinking; but a call may come instead."""
+        form = self._thought_form
+        mark = form.turn if request.tools else form.turn + "".join(form.answers[:1])
+        return self._model.tokenize(form.closes + mark, begins=False)
+
+    def _may_think(self, request: Generate, tokens: Sequence[int], thoughts: ThoughtSplitter) -> bool:
+        """Whether the text after the prompt ``tokens`` may begin with thoughts, or with marks."""
+        if not isinstance(request.prompt, tuple):
+            return False
+        thinks = self._template.thinks and request.enable_thinking is not False
+        closed = self._end_of(tokens).endswith(self._thought_form.closes.strip())
+        return thoughts.thinking or bool(self._thought_form.answers) or (thinks and not closed)
+
+    def _sampler(
+        self, sampling: Sampling, constraint: Constraint | AfterThoughts | None, thinking: Thinking | None
+    ) -> Sampler:
+        return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint, thinking)
 
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
         if isinstance(request.prompt, str | TokenIds | MixedText):

@@ -13,6 +13,7 @@ import numpy as np
 
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.engine.constraint import Constraint
+from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Sampling
 
@@ -28,10 +29,18 @@ class Sampler:
     check of the result.
 
     Made and given the prompt on the preparing thread, used on the compute thread. Its C objects are freed with it;
-    ``constraint`` may be passed on to another sampler. Raises ``RequestError`` for a bias of an unknown token.
+    ``constraint`` and ``thinking`` may be passed on to another sampler.
+    Raises ``RequestError`` for a bias of an unknown token.
     """
 
-    def __init__(self, n_vocab: int, end_tokens: Sequence[int], sampling: Sampling, constraint: Constraint | None):
+    def __init__(
+        self,
+        n_vocab: int,
+        end_tokens: Sequence[int],
+        sampling: Sampling,
+        constraint: Constraint | AfterThoughts | None,
+        thinking: Thinking | None = None,
+    ):
         self._end = min(end_tokens, default=0)
         self._end_ids = np.array(end_tokens, np.int64)
         self._length_penalty = sampling.length_penalty
@@ -48,6 +57,7 @@ class Sampler:
         self._bias_ids = np.array(list(biases), np.int64)
         self._biases = np.array(list(biases.values()), np.float32)
         self.constraint = constraint
+        self.thinking = thinking
         plain = sampling.temperature < MIN_TEMPERATURE and not _penalizes(sampling)
         self._chain = None if plain else _chain(n_vocab, sampling)
         self._top_k = 0 if _penalizes(sampling) else max(0, sampling.top_k)
@@ -64,6 +74,21 @@ class Sampler:
     def sample(self, logits: Logits, candidates: Candidates) -> int:
         """The next token. ``logits``, one value for each token of the vocabulary, are overwritten. Raises
         ``RequestError`` where the grammar has become too complex to follow."""
+        token = None if self.thinking is None else self.thinking.forced()
+        if token is None:
+            token = self._sampled(logits, candidates)
+            if token is None:
+                return self._end
+        elif self.constraint is not None:
+            self.constraint.accept(token)
+        if self.thinking is not None:
+            self.thinking.accept(token)
+        if self._chain is not None:
+            llama_cpp.llama_sampler_accept(self._chain, token)
+        return token
+
+    def _sampled(self, logits: Logits, candidates: Candidates) -> int | None:
+        """The next token by its logits; ``None`` if the grammar allows none."""
         if self._length_penalty != 1:
             # Dividing a negative logit would make the end token likelier.
             ends = logits[self._end_ids]
@@ -72,12 +97,7 @@ class Sampler:
             logits[self._bias_ids] += self._biases
         token = self._choose(logits, candidates)
         if self.constraint is not None:
-            allowed = self._by_grammar(self.constraint, token, logits, candidates)
-            if allowed is None:
-                return self._end
-            token = allowed
-        if self._chain is not None:
-            llama_cpp.llama_sampler_accept(self._chain, token)
+            return self._by_grammar(self.constraint, token, logits, candidates)
         return token
 
     def _choose(self, logits: Logits, candidates: Candidates) -> int:
@@ -89,7 +109,9 @@ class Sampler:
         # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one.
         return token if logits[token] != -np.inf else int(logits.argmax())
 
-    def _by_grammar(self, grammar: Constraint, token: int, logits: Logits, candidates: Candidates) -> int | None:
+    def _by_grammar(
+        self, grammar: Constraint | AfterThoughts, token: int, logits: Logits, candidates: Candidates
+    ) -> int | None:
         """Advance ``grammar`` by ``token`` if it allows that, as it mostly does, else by one chosen from the tokens
         that it allows; returns the token, ``None`` if there are none."""
         while logits[token] == -np.inf or not grammar.accept(token):

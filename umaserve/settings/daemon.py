@@ -136,6 +136,12 @@ class Config:
     max_tokens: int = setting(
         0, whole(0, 1048576), "limits", "longest answer in tokens; longer ones are cut; 0: no limit but the context"
     )
+    reasoning_budget: int = setting(
+        -1,
+        whole(-1, 1048576),
+        "limits",
+        "tokens of thought after which thoughts are closed by force; 0: at once; -1: no limit",
+    )
     tx_high_water: int = setting(
         64 * KIB,
         size(KIB, 64 * MIB),
