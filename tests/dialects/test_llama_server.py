@@ -130,6 +130,7 @@ def test_the_length_is_capped_as_the_operator_says() -> None:
         ([1, "a", "b", 2], [MixedText((TokenIds((1,)), "a", "b", TokenIds((2,))))]),
         (["a", [1], ["b", 2]], ["a", TokenIds((1,)), MixedText(("b", TokenIds((2,))))]),
         ({"prompt_string": "a", "multimodal_data": []}, ["a"]),
+        ([[1], {"prompt_string": "a"}], [TokenIds((1,)), "a"]),
     ],
 )
 def test_prompts_of_text_tokens_and_both(prompt: Any, prompts: list[Any]) -> None:
