@@ -176,7 +176,7 @@ def _in_our_words(fields: Fields, adapters: Sequence[str]) -> Fields:
 def _without_media(prompt: object) -> object:
     """``prompt`` with the texts of objects, which in llama-server may have media, in their place."""
     if isinstance(prompt, list):
-        return [_without_media(item) if isinstance(item, dict) else item for item in prompt]
+        return [_without_media(item) if isinstance(item, dict) and "prompt_string" in item else item for item in prompt]
     if not isinstance(prompt, dict):
         return prompt
     if prompt.get("multimodal_data"):
