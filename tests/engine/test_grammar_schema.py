@@ -75,6 +75,18 @@ def test_no_number_beyond_its_bounds_is_allowed(bounds: dict[str, Any], numbers:
         assert satisfies(text, schema) or not matches(text)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "key"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.25}, "exclusiveMinimum"),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.25}, "exclusiveMinimum"),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, "exclusiveMaximum"),
+    ],
+)
+def test_bounds_that_would_be_let_through_are_refused(bounds: dict[str, Any], key: str):
+    assert refusal({"type": "number", **bounds}).startswith(f"json_schema.{key}: expected the other bound")
+
+
 # -- everything else that is enforced --------------------------------------------------------------------------------
 
 TREE = {

@@ -113,6 +113,7 @@ class _Reducer:
             if all(type(reduced.get(bound)) in (int, float) for bound in (inclusive, exclusive)):
                 kept = tighter(reduced[inclusive], reduced[exclusive])
                 reduced.pop(inclusive if reduced[exclusive] == kept else exclusive)
+        self._check_bounds(reduced, path)
         if isinstance(value.get("items"), list):
             reduced["prefixItems"] = reduced.pop("items")
         if value.get("type") == "integer" and not value.keys() & {"enum", "const"}:
@@ -129,6 +130,19 @@ class _Reducer:
         if self._closed and value.get("properties"):
             reduced.setdefault("additionalProperties", False)
         return reduced
+
+    def _check_bounds(self, schema: Schema, path: str) -> None:
+        """llguidance lets the exclusive one of two bounds through where it is the one nearer to 0, whole, and less than
+        1 from the other one."""
+        low: Any = schema.get("exclusiveMinimum", schema.get("minimum"))
+        high: Any = schema.get("exclusiveMaximum", schema.get("maximum"))
+        if type(low) not in (int, float) or type(high) not in (int, float) or not 0 < high - low < 1:
+            return
+        for key, bound, is_nearer in ("exclusiveMinimum", low, low >= 0), ("exclusiveMaximum", high, high < 0):
+            if key in schema and is_nearer and bound == int(bound):
+                raise _refused(
+                    f"{path}.{key}", "the other bound to be 1 or more away, or this one to be inclusive", bound
+                )
 
     def _keyword(self, key: str, item: Any, path: str, depth: int) -> Any:
         match key:
