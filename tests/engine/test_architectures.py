@@ -17,7 +17,8 @@ from llama_server import LlamaServer
 from tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, tiny_model
 
 from umaserve.dialects.llama_server.props import props
-from umaserve.engine.model import KEPT_SEQUENCES
+from umaserve.engine import engine
+from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES
 from umaserve.errors import ModelError, RequestError
 from umaserve.messages import Embed, TokenIds
 from umaserve.serving.slots import BEFORE_END
@@ -157,6 +158,14 @@ def test_draft_tokens_leave_what_can_not_be_cut_as_it_was(world: Make, architect
     following = [*prompt, *answer.tokens, *NEXT_TURN]
     turn = drafting.answer(following)
     assert (turn.reused, turn.tokens) == (len(prompt) + 119, world(architecture).answer(following).tokens)
+
+
+def test_earlier_states_are_not_kept_where_they_take_too_much(world: Make, monkeypatch: pytest.MonkeyPatch):
+    assert world("qwen35").engine.capacity.max_draft_tokens == KEPT_STATES
+    monkeypatch.setattr(engine, "MAX_KEPT_STATES_BYTES", 1000)
+    without = world("qwen35").engine
+    assert without.capacity.max_draft_tokens == 0
+    assert without.info.lacks[-1].startswith("there are no draft tokens, since the states to go back to would take")
 
 
 @pytest.mark.parametrize("architecture", RECURRENT)

@@ -63,6 +63,11 @@ used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host me
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
 
 
+MAX_KEPT_STATES_BYTES = 512 << 20
+"""For the earlier states of all sequences, without which recurrent models have no draft tokens. They come to twice the
+memory of the states in use, which is gigabytes for large models."""
+
+
 def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
     ``chat_template`` takes the place of the model's own."""
@@ -92,6 +97,9 @@ class LlamaEngine:
         generates = bool(model.memory)
         cuttable = generates and model.sequences_can_be_cut
         takes_back = generates and _takes_back(model, config)
+        kept_states_bytes = _kept_states_bytes(model, self._batch) if generates else 0
+        if kept_states_bytes > MAX_KEPT_STATES_BYTES:
+            model.forget_states()
         max_draft_tokens = config.n_batch if takes_back else model.removable
         drafts = bool(config.draft_model) and max_draft_tokens > 0
         self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
@@ -130,7 +138,7 @@ class LlamaEngine:
         self.name = model.name
         self._projector = _projector(model, config)
         info = model.info(self.capacity.sequence_tokens)
-        lacks = list(_lacks(model, config, self.capacity)) if generates else []
+        lacks = list(_lacks(model, config, self.capacity, kept_states_bytes)) if generates else []
         for sentence in lacks:
             log.warning("%s", sentence)
         self.info = dataclasses.replace(
@@ -340,8 +348,13 @@ def _projector(model: Model, config: Config) -> Projector | None:
     return Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0, flash_attn=config.flash_attn)
 
 
-def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:
-    """What this model can't do, a sentence each."""
+def _kept_states_bytes(model: Model, batch: Batch) -> int:
+    """What the earlier states of all sequences take."""
+    return model.removable * model.n_seq_max * saved_bytes(model, batch).fixed if model.removable else 0
+
+
+def _lacks(model: Model, config: Config, capacity: Capacity, kept_states_bytes: int) -> Iterator[str]:
+    """What this model can't do, a sentence each. ``kept_states_bytes``: what earlier states would take."""
     why = "its recurrent state" if model.has_recurrent_state else "its sliding window"
     if not model.sequences_can_be_cut and not capacity.host_bytes:
         yield f"nothing computed is reused: {why} can't be cut, and --host-cache-bytes, for whole ones, is 0"
@@ -354,8 +367,12 @@ def _lacks(model: Model, config: Config, capacity: Capacity) -> Iterator[str]:
         )
     if not capacity.max_draft_tokens:
         unused = ", and the draft model is not loaded" if config.draft_model else ""
-        remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
-        yield f"there are no draft tokens{unused}, since {why} can't take rejected ones back{remedy}"
+        if kept_states_bytes:
+            reason = f"the states to go back to would take {_readable(kept_states_bytes)}: lower --parallel"
+        else:
+            remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
+            reason = f"{why} can't take rejected ones back{remedy}"
+        yield f"there are no draft tokens{unused}, since {reason}"
 
 
 def _readable(n_bytes: int) -> str:

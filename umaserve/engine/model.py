@@ -321,6 +321,11 @@ class Model:
         wanted = max(least, self._config.parallel + kept + self._pools())
         return int(min(wanted, self._config.n_batch, self.n_ctx, llama_cpp.llama_max_parallel_sequences()))
 
+    def forget_states(self) -> None:
+        """Make a new context without earlier states; all sequences are lost. Raises ``ModelError``."""
+        self._keeps_states = False
+        self.divide(self.parts)
+
     @property
     def removable(self) -> int:
         """Tokens that can be removed from the end of a sequence with a recurrent state, once after each decode."""
