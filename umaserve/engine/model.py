@@ -12,7 +12,7 @@ from typing import Any
 
 import llama_cpp
 
-from umaserve.engine import gguf, rpc
+from umaserve.engine import gguf, rpc, servable
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.forms import ThoughtForm, ToolForm
 from umaserve.messages import ModelInfo
@@ -29,12 +29,6 @@ KEPT_STATES = 2
 """Earlier states that a sequence with a recurrent state keeps, each in as much memory as the latest. With two, a decode
 of three rows takes 1.6 times as long as one of a single row (a gated delta net on a CPU), and any decode 3 to 9% longer
 than without them. With four it is 2.2 times for five rows: too little more for the memory of 16 sequences."""
-
-MIN_CONTEXT = 2
-"""A token of the prompt and one of the answer."""
-
-UTF8_BYTES = frozenset("".join(map(chr, range(0x800))).encode()) | set(range(0xE0, 0xF5))
-"""Those that occur in texts, all but 13."""
 
 KEPT_SEQUENCES = 32
 """Sequences for cached prefixes, beside the slots; each costs llama.cpp the memory of a row of logits."""
@@ -113,7 +107,7 @@ class Model:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
         before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
         and it makes no embeddings. ``sequences``: the least that its context must hold."""
-        _check_kind(path, gguf.check(path))
+        servable.check_contents(path, gguf.check(path))
         llama_cpp.llama_log_set(log_line, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
         rpc.connect(config.rpc)
@@ -137,9 +131,7 @@ class Model:
         if parted and self.sequences_can_be_cut and not self._pools():
             self.parts = next((parts for parts, _each in self.divisions()), 0)
         try:
-            self._check_context_length()
-            self._check_architecture()
-            self._check_vocabulary()
+            servable.check_loaded(path, self.architecture, self.native)
             self.context = self._new_context()
         except ModelError:
             llama_cpp.llama_model_free(self.native)
@@ -288,32 +280,6 @@ class Model:
             )
         return native
 
-    def _check_architecture(self) -> None:
-        if llama_cpp.llama_model_has_encoder(self.native) or not llama_cpp.llama_model_has_decoder(self.native):
-            problem = f"an encoder-decoder model ({self.architecture}), which does not go on with a text by itself"
-        elif llama_cpp.llama_model_is_diffusion(self.native):
-            problem = f"a diffusion model ({self.architecture}), which does not write its text from left to right"
-        else:
-            return
-        raise ModelError(f"model {self.path}: {problem}: choose a decoder-only model")
-
-    def _check_context_length(self) -> None:
-        if self.n_ctx_train < MIN_CONTEXT:
-            raise ModelError(
-                f"model {self.path}: damaged, it was trained for {self.n_ctx_train} tokens, expected at least "
-                f"{MIN_CONTEXT}: download or convert it again"
-            )
-
-    def _check_vocabulary(self) -> None:
-        """llama.cpp writes what has no token of its own byte by byte, and ends the process at a byte without one."""
-        if llama_cpp.llama_vocab_type(self.vocab) != llama_cpp.LLAMA_VOCAB_TYPE_SPM:
-            return
-        texts = {llama_cpp.llama_vocab_get_text(self.vocab, token) for token in range(self.n_vocab)}
-        missing = [byte for byte in UTF8_BYTES if not {b"<0x%02X>" % byte, bytes([byte])} & texts]
-        if missing:
-            problem = f"its vocabulary has no token for the byte 0x{missing[0]:02X}, and so not for every text"
-            raise ModelError(f"model {self.path}: {problem}: convert it again, with its byte tokens")
-
     def _sequences(self, least: int) -> int:
         # A recurrent state takes its memory whether it is used or not. With more sequences than tokens in a batch,
         # llama.cpp would abort the process.
@@ -398,20 +364,6 @@ class Model:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
-
-
-_OTHER_KINDS = {
-    "adapter": "a LoRA adapter: give it with --lora, beside the model that it was made for",
-    "mmproj": "a projector: give it with --mmproj, beside the model that it was made for",
-    "imatrix": "an importance matrix, which serves to quantize a model: choose the model",
-}
-
-
-def _check_kind(path: str, contents: gguf.Contents) -> None:
-    if contents.kind in _OTHER_KINDS:
-        raise ModelError(f"model {path}: {_OTHER_KINDS[contents.kind]}")
-    if contents.parts < 2 and not contents.elements:
-        raise ModelError(f"model {path}: it has no weights, only a vocabulary: choose a file with the whole model")
 
 
 def _may_repack() -> bool:
