@@ -65,7 +65,8 @@ class ThoughtSplitter:
         """Where no mark is whole: the indices of the ``pieces`` by which one may begin or go on."""
         begun = self._held.lstrip()
         rests = [mark[len(begun) :].encode() for mark, _place in self._marks if mark.startswith(begun)]
-        return [index for index, piece in enumerate(pieces) if piece and any(rest.startswith(piece) for rest in rests)]
+        beginnings = {rest[:length] for rest in rests for length in range(1, len(rest) + 1)}
+        return [index for index, piece in enumerate(pieces) if piece in beginnings]
 
     def copy(self) -> ThoughtSplitter:
         """The same in the same state, for another text that begins alike."""
