@@ -669,10 +669,11 @@ GATED = """
 import sys
 from umaserve.engine import engine
 load = engine.load
-def gated(config, progress, **options):
+def gated(*arguments):
+    progress = arguments[1]
     progress(0.5)
     sys.stdin.read()
-    return load(config, progress, **options)
+    return load(*arguments)
 engine.load = gated
 from umaserve.cli import main
 sys.exit(main())

@@ -442,7 +442,8 @@ def test_while_the_model_loads_what_needs_it_says_when_to_come_back(own_daemon):
         http.send(b"".join(asked) + encode("GET", "/health"))
         for response in [http.receive() for _ in asked]:
             assert (response.status, response.headers["retry-after"]) == (503, "1")
-            assert response.error["code"] == "model_not_loaded"
+            # Its number in llama-server's errors.
+            assert response.error["code"] in ("model_not_loaded", 503)
         health = http.receive()
         assert (health.status, health.json["status"], health.json["error"]["code"]) == (503, "loading", 503)
     daemon.wait_until_ready()
@@ -473,7 +474,8 @@ def test_tokens_and_text_are_two_ways_to_say_the_same(daemon: Daemon):
     assert [piece["id"] for piece in pieces] == tokens
     raw = [piece["piece"].encode() if isinstance(piece["piece"], str) else bytes(piece["piece"]) for piece in pieces]
     assert b"".join(raw).decode() == text
-    assert (refused.status, refused.error["param"]) == (400, "tokens[0]")
+    assert refused.status == 400
+    assert refused.error["message"].startswith("tokens[0]: expected")
 
 
 @pytest.mark.parametrize(("path", "dialect"), [("/v1/completions", "openai"), ("/v1/generate", "rest")])

@@ -76,7 +76,8 @@ def test_a_grammar_and_a_schema(http: httpx.Client) -> None:
 
 def test_what_runs_is_in_slots(http: httpx.Client) -> None:
     with http.stream("POST", "/completion", json={**BODY, "n_predict": 400, "ignore_eos": True, "stream": True}) as one:
-        next(one.iter_lines())
+        lines = one.iter_lines()  # Kept: httpx closes the connection when it goes.
+        next(lines)
         busy = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
         assert [slot["params"]["n_predict"] for slot in busy] == [400]
         assert "prompt" not in busy[0]

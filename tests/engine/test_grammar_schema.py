@@ -87,6 +87,10 @@ def test_bounds_that_would_be_let_through_are_refused(bounds: dict[str, Any], ke
     assert refusal({"type": "number", **bounds}).startswith(f"json_schema.{key}: expected the other bound")
 
 
+def test_what_an_enum_contains_need_not_be_a_schema():
+    assert of({"enum": [{"allOf": 1, "$ref": 5}]})('{"allOf": 1, "$ref": 5}')
+
+
 # -- everything else that is enforced --------------------------------------------------------------------------------
 
 TREE = {

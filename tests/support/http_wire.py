@@ -53,9 +53,9 @@ class Response(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+        """OpenAI's error object, or llama-server's."""
         (error,) = self.json.values()
-        assert list(error) == ["message", "type", "param", "code"]
+        assert list(error) in (["message", "type", "param", "code"], ["code", "message", "type"])
         return error
 
 

@@ -63,6 +63,7 @@ class _Ways:
         self._known: dict[str, int] = {}
 
     def of(self, schema: Any, *, merged: bool) -> int:
+        """``schema`` may also be what an ``enum`` or ``const`` contains, and so anything."""
         if not isinstance(schema, dict):
             return 1
         merged = merged or not _alone(schema)
@@ -70,9 +71,10 @@ class _Ways:
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list):
                 ways *= sum(self.of(option, merged=merged) for option in schema[key])
-        for part in schema.get("allOf") or ():
+        together, reference = schema.get("allOf"), schema.get("$ref")
+        for part in together if isinstance(together, list) else ():
             ways *= self.of(part, merged=True)
-        return ways * (self._referred(schema["$ref"]) if merged and "$ref" in schema else 1)
+        return ways * (self._referred(reference) if merged and isinstance(reference, str) else 1)
 
     def _referred(self, reference: str) -> int:
         if reference not in self._known:
