@@ -63,7 +63,8 @@ def test_too_little_time_is_an_error_that_says_so(small: str) -> None:
 
 def test_ctrl_c_ends_it_while_it_measures(small: str) -> None:
     ours, terminal = os.openpty()
-    command = [sys.executable, "-m", "umaserve", "tune", "--config", small]
+    # As from a terminal: where the tests run in a shell's background, Ctrl-C is ignored.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "umaserve", "tune", "--config", small]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal)
     os.close(terminal)
     shown = b""
