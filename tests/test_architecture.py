@@ -13,7 +13,7 @@ import umaserve
 ROOT = Path(umaserve.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "thoughts"}
+TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "outputs", "thoughts"}
 """The modules outside all rooms."""
 
 ROOMS = {
@@ -22,12 +22,24 @@ ROOMS = {
     "wire": {"errors"},
     "settings": {"errors"},
     "media": set(),
-    "dialects": {"wire", "errors", "forms", "messages"},
-    "serving": {"system", "errors", "messages", "metrics", "thoughts"},
+    "dialects": {"wire", "errors", "forms", "messages", "outputs"},
+    "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
-    "engine": {"wire", "serving", "media", "speech", "settings", "system", "errors", "forms", "messages", "thoughts"},
+    "engine": {
+        "wire",
+        "serving",
+        "media",
+        "speech",
+        "settings",
+        "system",
+        "errors",
+        "forms",
+        "messages",
+        "outputs",
+        "thoughts",
+    },
     "access": {"serving", "wire", "settings", "errors", "messages"},
-    "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages"},
+    "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages", "outputs"},
     "http": {"net", "wire", "dialects", "errors"},
     "worker": {"net", "wire", "settings", "system", "errors"},
     "relay": {"http", "access", "net", "wire", "dialects", "settings", "system", "errors", "metrics"},
@@ -44,7 +56,7 @@ ROOMS = {
         "settings",
         "system",
     }
-    | {"errors", "messages", "metrics"},
+    | {"errors", "messages", "metrics", "outputs"},
     "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""

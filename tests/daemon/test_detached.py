@@ -10,7 +10,8 @@ from world import World
 from umaserve.daemon.detached import LOST_BYTES, Detached
 from umaserve.dialects.dialect import Reply
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Command, Finished, FinishReason, Generate, Output, Token
+from umaserve.messages import Command, Generate
+from umaserve.outputs import Finished, FinishReason, Output, Token
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 

@@ -14,16 +14,8 @@ from umaserve.dialects.openai.completions import SSE_DONE, ChatBody
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.engine.written_calls import written
 from umaserve.forms import TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
-from umaserve.messages import (
-    ChatTurn,
-    Finished,
-    FinishReason,
-    ModelInfo,
-    Started,
-    Token,
-    ToolCall,
-    Usage,
-)
+from umaserve.messages import ChatTurn, ToolCall
+from umaserve.outputs import Finished, FinishReason, ModelInfo, Started, Token, Usage
 
 TYPES = ("string", "number", "boolean", "object", "array")
 FORMS = {

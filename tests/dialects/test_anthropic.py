@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from routes import facts
 
+from tests.support.routes import MODEL_INFO
 from umaserve.dialects.anthropic.errors import error_body, http_error
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.models import model, models
@@ -21,32 +22,14 @@ from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.messages import (
-    Attachment,
-    ChatTurn,
-    Finished,
-    FinishReason,
-    Generate,
-    Grammar,
-    Image,
-    ModelInfo,
-    Prefilled,
-    Priority,
-    Started,
-    Syntax,
-    Token,
-    Tool,
-    ToolCall,
-    Usage,
-    Waiting,
-)
+from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
+from umaserve.outputs import Finished, FinishReason, Prefilled, Started, Token, Usage, Waiting
 from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)
-INFO = ModelInfo("small-1", "llama", "Q8_0", 1000, 2000, 4096, 8192, 49152, 576, "{{ messages }}", "<s>", "</s>")
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
@@ -57,7 +40,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def new_body(limits: RequestLimits = LIMITS) -> MessageBody:
-    return MessageBody(limits, lambda: INFO, "7")
+    return MessageBody(limits, lambda: MODEL_INFO, "7")
 
 
 def body(**wanted: Any) -> bytes:
@@ -392,7 +375,7 @@ def page(path: str, **query: str) -> dict[str, Any]:
     return json.loads(content)
 
 
-FACTS = replace(facts(), model=lambda: INFO, started_at=1700000000)
+FACTS = replace(facts(), model=lambda: MODEL_INFO, started_at=1700000000)
 MODEL = {
     "type": "model",
     "id": "small-1",

@@ -11,7 +11,8 @@ from umaserve.dialects.llama_server.template import apply_template_result, parse
 from umaserve.dialects.openai.requests import chat_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import RequestError
-from umaserve.messages import ChatTurn, Prompted
+from umaserve.messages import ChatTurn
+from umaserve.outputs import Prompted
 
 LIMITS = RequestLimits(max_prompt_bytes=200)
 

@@ -25,27 +25,19 @@ from umaserve.dialects.chat.request import MODES, joined
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Attachment,
-    Audio,
-    ChatTurn,
+from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
+from umaserve.outputs import (
     Finished,
     FinishReason,
-    Generate,
-    Image,
     Loading,
-    Media,
     Metrics,
     Output,
     Placed,
     Prefilled,
-    Sampling,
-    Speaking,
     Spoken,
     Started,
     Token,
     Usage,
-    Video,
     VoiceInfo,
     Waiting,
 )

@@ -21,26 +21,20 @@ from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, inf
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Embed,
+from umaserve.messages import Embed, Generate, Infill, MixedText, Priority, Sampling, TokenIds
+from umaserve.outputs import (
     Embedded,
     Finished,
     FinishReason,
-    Generate,
-    Infill,
     Logprobs,
-    MixedText,
     Output,
     Placed,
     Prefilled,
     Prefilling,
-    Priority,
-    Sampling,
     Scored,
     Started,
     Timing,
     Token,
-    TokenIds,
     Usage,
 )
 from umaserve.wire.fields import Fields

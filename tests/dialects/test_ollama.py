@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from routes import facts, routes
 
+from tests.support.routes import MODEL_INFO
 from umaserve.dialects.ollama import models
 from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
 from umaserve.dialects.ollama.embeddings import embed_result, embeddings_result, parse_embed, parse_embeddings
@@ -27,23 +28,25 @@ from umaserve.messages import (
     Attachment,
     ChatTurn,
     Embed,
-    Embedded,
-    Finished,
-    FinishReason,
     Generate,
     Grammar,
     Image,
+    Priority,
+    Sampling,
+    Syntax,
+    ToolCall,
+)
+from umaserve.outputs import (
+    Embedded,
+    Finished,
+    FinishReason,
     Logprobs,
     ModelInfo,
     Output,
-    Priority,
-    Sampling,
     Scored,
     Started,
-    Syntax,
     Timing,
     Token,
-    ToolCall,
     Usage,
     Waiting,
 )
@@ -52,29 +55,15 @@ from umaserve.wire.http_head import Refusal, Request
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=100)
-INFO = ModelInfo(
-    name="small-1",
-    architecture="llama",
-    quantization="Q8_0",
-    parameters=134_515_008,
-    size_bytes=2000,
-    context_tokens=4096,
-    training_tokens=8192,
-    vocabulary=49152,
-    embedding_length=576,
-    chat_template="{{ messages }}",
-    bos="<s>",
-    eos="</s>",
-)
 FACTS = replace(
-    facts(), model=lambda: INFO, limits=LIMITS, now=lambda: 1_700_000_000, new_id=lambda prefix: f"{prefix}1"
+    facts(), model=lambda: MODEL_INFO, limits=LIMITS, now=lambda: 1_700_000_000, new_id=lambda prefix: f"{prefix}1"
 )
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_penalty=1.1)
 
 
-def chat(info: ModelInfo | None = INFO, **fields: Any) -> TextRequest:
+def chat(info: ModelInfo | None = MODEL_INFO, **fields: Any) -> TextRequest:
     return chat_request(json.dumps({"model": "any", "messages": HELLO} | fields).encode(), LIMITS, info, "c1")
 
 
@@ -85,10 +74,10 @@ def asked(**fields: Any) -> Generate:
 
 
 def generation(**fields: Any) -> TextRequest:
-    return generate_request(json.dumps({"model": "any", "prompt": "Hello"} | fields).encode(), LIMITS, INFO, "g1")
+    return generate_request(json.dumps({"model": "any", "prompt": "Hello"} | fields).encode(), LIMITS, MODEL_INFO, "g1")
 
 
-THINKER = replace(INFO, chat_template="<think>\n{{ thoughts }}\n</think>")
+THINKER = replace(MODEL_INFO, chat_template="<think>\n{{ thoughts }}\n</think>")
 
 
 # -- requests ----------------------------------------------------------------------------------------------------
@@ -426,7 +415,7 @@ def test_ollamas_client_calls_its_tools_and_gets_an_answer(form: ToolForm, strea
 
     def serve(request: httpx.Request) -> httpx.Response:
         limits = RequestLimits(max_prompt_bytes=10_000)
-        model = replace(INFO, tool_form=form)
+        model = replace(MODEL_INFO, tool_form=form)
         body = ChatBody(replace(FACTS, model=lambda: model, limits=limits), f"c{len(prompts)}")
         prompts.append(body.receive(request.read())[0].prompt)
         text = next(said)
@@ -471,11 +460,11 @@ def test_one_line_is_done_and_the_pieces_are_the_whole(texts: list[str], tools: 
 
 
 def test_the_model_is_told() -> None:
-    (listed,) = json.loads(models.tags(INFO, FACTS))["models"]
+    (listed,) = json.loads(models.tags(MODEL_INFO, FACTS))["models"]
     assert listed["name"] == listed["model"] == "small-1:latest"
     assert listed["details"]["parameter_size"] == "134.52M"
     assert len(listed["digest"]) == 64
-    (running,) = json.loads(models.running(INFO, FACTS))["models"]
+    (running,) = json.loads(models.running(MODEL_INFO, FACTS))["models"]
     assert running["context_length"] == 4096
     shown = json.loads(models.show(b'{"name": "small-1"}', FACTS))
     assert shown["model_info"]["llama.context_length"] == 4096
@@ -484,13 +473,13 @@ def test_the_model_is_told() -> None:
 
 
 def test_what_a_model_can_do() -> None:
-    assert models.capabilities(replace(INFO, chat_template=None)) == ["completion"]
-    assert models.capabilities(replace(INFO, sees=True)) == ["completion", "tools", "vision"]
+    assert models.capabilities(replace(MODEL_INFO, chat_template=None)) == ["completion"]
+    assert models.capabilities(replace(MODEL_INFO, sees=True)) == ["completion", "tools", "vision"]
     assert models.capabilities(THINKER) == ["completion", "tools", "thinking"]
 
 
 def test_names_have_a_tag() -> None:
-    assert models.full_name(replace(INFO, name="small:8b")) == "small:8b"
+    assert models.full_name(replace(MODEL_INFO, name="small:8b")) == "small:8b"
 
 
 def test_only_the_loaded_model_can_be_pulled() -> None:
@@ -529,11 +518,11 @@ def test_ollamas_clients_find_a_server_at_the_root(agent: str, found: bool) -> N
 
 
 def test_texts_are_embedded() -> None:
-    assert parse_embed(b'{"model": "m", "input": "a", "truncate": true}', LIMITS, INFO) == Embed(("a",))
-    assert parse_embed(b'{"model": "m", "input": ["a", "b"]}', LIMITS, INFO) == Embed(("a", "b"))
-    assert parse_embeddings(b'{"model": "m", "prompt": "a"}', LIMITS, INFO) == Embed(("a",))
+    assert parse_embed(b'{"model": "m", "input": "a", "truncate": true}', LIMITS, MODEL_INFO) == Embed(("a",))
+    assert parse_embed(b'{"model": "m", "input": ["a", "b"]}', LIMITS, MODEL_INFO) == Embed(("a", "b"))
+    assert parse_embeddings(b'{"model": "m", "prompt": "a"}', LIMITS, MODEL_INFO) == Embed(("a",))
     answer = Embedded([[0.5, 1.0]], 3)
-    assert json.loads(embed_result(answer, INFO)) == {
+    assert json.loads(embed_result(answer, MODEL_INFO)) == {
         "model": "small-1:latest",
         "embeddings": [[0.5, 1.0]],
         "prompt_eval_count": 3,
@@ -557,4 +546,4 @@ def test_texts_are_embedded() -> None:
 )
 def test_a_wrong_field_of_embeddings_is_named(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
-        parse_embed(json.dumps({"model": "m"} | fields).encode(), LIMITS, INFO)
+        parse_embed(json.dumps({"model": "m"} | fields).encode(), LIMITS, MODEL_INFO)

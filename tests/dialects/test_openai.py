@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.support.routes import MODEL_INFO
 from umaserve.dialects import grammars, parameters
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.llama_server.props import props
@@ -32,31 +33,33 @@ from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import (
     ChatTurn,
     Detokenize,
-    Detokenized,
     Embed,
+    Generate,
+    Grammar,
+    Pause,
+    Priority,
+    Sampling,
+    Syntax,
+    TokenIds,
+    Tokenize,
+    Tool,
+    ToolCall,
+)
+from umaserve.outputs import (
+    Detokenized,
     Embedded,
     Finished,
     FinishReason,
-    Generate,
-    Grammar,
     Loading,
     Logprobs,
     ModelInfo,
     Output,
-    Pause,
-    Priority,
-    Sampling,
     Scored,
     Started,
     Steered,
-    Syntax,
     Timing,
     Token,
-    TokenIds,
-    Tokenize,
     Tokenized,
-    Tool,
-    ToolCall,
     Usage,
     Waiting,
 )
@@ -66,20 +69,6 @@ from umaserve.wire.http_head import Headers
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=200)
-INFO = ModelInfo(
-    name="small-1",
-    architecture="llama",
-    quantization="Q8_0",
-    parameters=1000,
-    size_bytes=2000,
-    context_tokens=4096,
-    training_tokens=8192,
-    vocabulary=49152,
-    embedding_length=576,
-    chat_template="{{ messages }}",
-    bos="<s>",
-    eos="</s>",
-)
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 SCHEMA_TEXT = '{"type":"object","properties":{"x":{"type":"integer"}}}'
@@ -95,12 +84,12 @@ Wanted = dict[str, Any]
 Exchange = ChatBody | CompletionBody
 
 
-def chat(loaded: ModelInfo | None = INFO) -> ChatBody:
+def chat(loaded: ModelInfo | None = MODEL_INFO) -> ChatBody:
     return ChatBody(LIMITS, None, lambda: loaded, "chatcmpl-7", 1700000000)
 
 
 def completion() -> CompletionBody:
-    return CompletionBody(LIMITS, lambda: INFO, "cmpl-7", 1700000000)
+    return CompletionBody(LIMITS, lambda: MODEL_INFO, "cmpl-7", 1700000000)
 
 
 def chat_body(**wanted: Any) -> bytes:
@@ -563,14 +552,14 @@ def test_a_completions_length_has_llama_servers_name_too() -> None:
 
 @pytest.mark.parametrize(("cap", "told"), [(None, ()), (9, (("x-umaserve-max-tokens", "9"),))])
 def test_the_operators_cap_is_told(cap: int | None, told: Headers) -> None:
-    assert CompletionBody(RequestLimits(200, cap), lambda: INFO, "c", 0).headers == told
+    assert CompletionBody(RequestLimits(200, cap), lambda: MODEL_INFO, "c", 0).headers == told
 
 
 @pytest.mark.parametrize(("wanted", "max_tokens"), [(None, 9), (-1, 9), (8, 8), (10, 9)])
 def test_the_operators_cap_cuts_every_answer(wanted: int | None, max_tokens: int) -> None:
     limits = RequestLimits(200, 9)
-    completion = CompletionBody(limits, lambda: INFO, "c", 0).receive(completion_body(max_tokens=wanted))
-    chat = ChatBody(limits, None, lambda: INFO, "c", 0).receive(chat_body(max_tokens=wanted))
+    completion = CompletionBody(limits, lambda: MODEL_INFO, "c", 0).receive(completion_body(max_tokens=wanted))
+    chat = ChatBody(limits, None, lambda: MODEL_INFO, "c", 0).receive(chat_body(max_tokens=wanted))
     assert [request.max_tokens for request in (*completion, *chat)] == [max_tokens] * 2
 
 
@@ -1095,7 +1084,7 @@ def test_arguments_are_streamed_while_they_are_written() -> None:
 
 def test_calls_are_found_in_the_form_of_the_loaded_model() -> None:
     form = ToolForm(("[CALL]", Slot.NAME, "[WITH]", Slot.ARGUMENTS))
-    answer = whole(chat(replace(INFO, tool_form=form)), chat_body(tools=TOOLS), tokens('[CALL]f[WITH]{"x":1}'))
+    answer = whole(chat(replace(MODEL_INFO, tool_form=form)), chat_body(tools=TOOLS), tokens('[CALL]f[WITH]{"x":1}'))
     assert answer["choices"][0]["message"]["tool_calls"] == [call(0, "f", '{"x":1}')]
 
 
@@ -1231,22 +1220,22 @@ def test_a_refusal_of_http_has_the_same_shape(status: int, kind: str) -> None:
 
 
 def test_models() -> None:
-    answer = json.loads(models(INFO, 1700000000))
+    answer = json.loads(models(MODEL_INFO, 1700000000))
     assert answer["object"] == "list"
     [item] = answer["data"]
-    assert item == json.loads(model(INFO, 1700000000))
+    assert item == json.loads(model(MODEL_INFO, 1700000000))
     assert item == {
         "id": "small-1",
         "object": "model",
         "created": 1700000000,
         "owned_by": "umaserve",
-        "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 1000, "size": 2000},
+        "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 134_515_008, "size": 2000},
     }
     Model.model_validate(item)
 
 
 def test_props_show_no_path() -> None:
-    answer = json.loads(props(INFO, 4))
+    answer = json.loads(props(MODEL_INFO, 4))
     defaults = answer.pop("default_generation_settings")
     assert defaults["n_ctx"] == 4096
     assert defaults["params"]["temperature"] == chat_request().sampling.temperature

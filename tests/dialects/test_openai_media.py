@@ -25,22 +25,15 @@ from umaserve.dialects.openai.completions import ChatBody
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Attachment,
-    Audio,
-    ChatTurn,
+from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, SoundFormat, Speaking
+from umaserve.outputs import (
     Finished,
     FinishReason,
-    Generate,
-    Image,
     Logprobs,
-    Media,
     Output,
     Placed,
     Prefilled,
     Scored,
-    SoundFormat,
-    Speaking,
     Spoken,
     Started,
     Token,

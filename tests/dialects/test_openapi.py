@@ -27,7 +27,7 @@ from umaserve.daemon.pages import DOCUMENT as PUBLISHED
 from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.errors import RequestError
-from umaserve.messages import VoiceInfo
+from umaserve.outputs import VoiceInfo
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import Fields
 

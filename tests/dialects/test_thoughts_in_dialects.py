@@ -15,7 +15,8 @@ from umaserve.dialects.openai.completions import ChatBody
 from umaserve.dialects.parameters import MAX_TOKEN_ID, RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, FinishReason, Generate, Logprobs, ModelInfo, Scored, Usage
+from umaserve.messages import Generate
+from umaserve.outputs import Finished, FinishReason, Logprobs, ModelInfo, Scored, Usage
 
 LIMITS = RequestLimits(max_prompt_bytes=4096)
 INFO = ModelInfo("m", "a", "q", 1, 1, 64, 64, 8, 8, None, "", "")

@@ -17,23 +17,8 @@ from umaserve.dialects.dialect import Reply
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Cancel,
-    ChatTurn,
-    Command,
-    Finished,
-    FinishReason,
-    Generate,
-    GetMetrics,
-    Grammar,
-    Metrics,
-    Output,
-    Priority,
-    Sampling,
-    Syntax,
-    Token,
-    Usage,
-)
+from umaserve.messages import Cancel, ChatTurn, Command, Generate, GetMetrics, Grammar, Priority, Sampling, Syntax
+from umaserve.outputs import Finished, FinishReason, Metrics, Output, Token, Usage
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -21,7 +21,7 @@ from umaserve.engine import engine
 from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES
 from umaserve.errors import ModelError, RequestError
 from umaserve.messages import Embed, TokenIds
-from umaserve.serving.slots import BEFORE_END
+from umaserve.serving.checkpoints import BEFORE_END
 
 LENGTHS = (70, 13, 150, 40)
 _RANDOM = random.Random(5)

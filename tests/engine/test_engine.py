@@ -18,19 +18,17 @@ from umaserve.forms import Slot, ToolForm
 from umaserve.messages import (
     ChatTurn,
     Detokenize,
-    Detokenized,
     Embed,
     Generate,
     Grammar,
-    Logprobs,
     MixedText,
     Sampling,
     Syntax,
     TokenIds,
     Tokenize,
-    Tokenized,
     Tool,
 )
+from umaserve.outputs import Detokenized, Logprobs, Tokenized
 from umaserve.serving.ticks import Divide, Outcome, Prepared, Release, Run, Tick
 from umaserve.settings.daemon import Config
 

@@ -25,7 +25,8 @@ from umaserve.engine.llama_voice import (
 )
 from umaserve.engine.model import find
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.messages import Audio, Finished, FinishReason, Output, Speaking, Spoken, Token, Usage
+from umaserve.messages import Audio, Speaking
+from umaserve.outputs import Finished, FinishReason, Output, Spoken, Token, Usage
 from umaserve.speech.sentences import LIMIT
 from umaserve.speech.voice import SAMPLE_RATE, Samples
 from umaserve.stages.spoken import Speech

@@ -27,7 +27,7 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.engine.projector import MediaChunk
 from umaserve.errors import ModelError, RequestError
 from umaserve.messages import ChatTurn, Generate
-from umaserve.serving.slots import BEFORE_END
+from umaserve.serving.checkpoints import BEFORE_END
 from umaserve.wire.fields import Fields
 
 Message = dict[str, Any]

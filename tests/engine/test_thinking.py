@@ -12,18 +12,8 @@ import pytest
 from engine_world import Answer, EngineWorld
 
 from umaserve.engine.chat_template import CHATML
-from umaserve.messages import (
-    ChatTurn,
-    Finished,
-    FinishReason,
-    Generate,
-    Grammar,
-    Logprobs,
-    Sampling,
-    Syntax,
-    Token,
-    Tool,
-)
+from umaserve.messages import ChatTurn, Generate, Grammar, Sampling, Syntax, Tool
+from umaserve.outputs import Finished, FinishReason, Logprobs, Token
 
 THINKS = CHATML.replace(
     "{{ message.content }}",

@@ -19,18 +19,8 @@ from umaserve.dialects import sse
 from umaserve.dialects.http import HttpDialect, Page, Route, TextReply
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Finished,
-    FinishReason,
-    Generate,
-    Output,
-    Placed,
-    Prefilled,
-    Started,
-    Timing,
-    Token,
-    Usage,
-)
+from umaserve.messages import Generate
+from umaserve.outputs import Finished, FinishReason, Output, Placed, Prefilled, Started, Timing, Token, Usage
 from umaserve.serving.sessions import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16

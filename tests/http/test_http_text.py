@@ -13,7 +13,8 @@ from world import DaemonWorld
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.daemon.text_exchange import PING_S
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Finished, FinishReason, Prefilled, Priority, Token, Usage
+from umaserve.messages import Priority
+from umaserve.outputs import Finished, FinishReason, Prefilled, Token, Usage
 from umaserve.wire.relay_messages import Request
 
 MESSAGE = {"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}

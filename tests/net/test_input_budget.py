@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.http.connection import HttpConnection
-from umaserve.messages import FinishReason, Placed, Started
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.input_budget import DESERTED_POLL_S, InputBudget, InputShare
 from umaserve.net.loop import Loop
+from umaserve.outputs import FinishReason, Placed, Started
 from umaserve.relay import site as relay_site
 from umaserve.relay.server import RelayServer
 from umaserve.settings.daemon import Config

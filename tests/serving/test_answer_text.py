@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FinishReason
+from umaserve.outputs import FinishReason
 from umaserve.serving.answer_text import AnswerText, Said
 from umaserve.serving.content_filter import ContentFilter
 

@@ -11,7 +11,8 @@ from scheduler_world import Client, SchedulerWorld
 from standin import END, next_token
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Finished, Image, Prefilled, Priority, Token, Waiting
+from umaserve.messages import Attachment, ChatTurn, Image, Priority
+from umaserve.outputs import Finished, Prefilled, Token, Waiting
 from umaserve.serving import promises
 from umaserve.serving.preparing import MAX_MEDIA_AHEAD
 from umaserve.serving.scheduler import PATIENCE_S

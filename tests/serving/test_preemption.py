@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scheduler_world import Client, SchedulerWorld
 from standin import ECHO, SHORT, answer
 
-from umaserve.messages import FinishReason, Priority, Waiting
+from umaserve.messages import Priority
+from umaserve.outputs import FinishReason, Waiting
 from umaserve.serving import promises
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.sessions import Hold

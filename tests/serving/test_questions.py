@@ -10,22 +10,18 @@ from standin import EngineFailure, StandInEngine, SteppedWorker, vector
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
-    Answer,
     Attachment,
     ChatTurn,
-    Counted,
     CountPrompt,
     Detokenize,
-    Detokenized,
     Embed,
-    Embedded,
     Generate,
     Image,
     Query,
     TokenIds,
     Tokenize,
-    Tokenized,
 )
+from umaserve.outputs import Answer, Counted, Detokenized, Embedded, Tokenized
 from umaserve.serving.questions import Question, Questions
 
 MOST = 4

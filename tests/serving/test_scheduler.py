@@ -22,24 +22,8 @@ from standin import (
 )
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    ChatTurn,
-    Finished,
-    FinishReason,
-    Pause,
-    Placed,
-    Prefilled,
-    Prefilling,
-    Priority,
-    Resume,
-    Sampling,
-    Started,
-    Steered,
-    TokenIds,
-    Tool,
-    ToolCall,
-    Waiting,
-)
+from umaserve.messages import ChatTurn, Pause, Priority, Resume, Sampling, TokenIds, Tool, ToolCall
+from umaserve.outputs import Finished, FinishReason, Placed, Prefilled, Prefilling, Started, Steered, Waiting
 from umaserve.serving import planning
 from umaserve.serving.policy import MAX_SHARE
 from umaserve.serving.scheduler import PATIENCE_S

@@ -12,20 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Finished,
-    FinishReason,
-    Generate,
-    Modify,
-    Output,
-    Pause,
-    Priority,
-    Resume,
-    Steered,
-    Steering,
-    Timing,
-    Token,
-)
+from umaserve.messages import Generate, Modify, Pause, Priority, Resume, Steering
+from umaserve.outputs import Finished, FinishReason, Output, Steered, Timing, Token
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.sessions import MAX_CHANGES, Caller, Hold, Session, SessionManager
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError

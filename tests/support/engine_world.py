@@ -9,7 +9,8 @@ from standin import SteppedWorker
 
 from umaserve.engine.engine import load
 from umaserve.errors import RequestError
-from umaserve.messages import ChatTurn, Finished, FinishReason, Generate, Output, Sampling, Token, TokenIds
+from umaserve.messages import ChatTurn, Generate, Sampling, TokenIds
+from umaserve.outputs import Finished, FinishReason, Output, Token
 from umaserve.serving.planning import Targets
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Caller, SessionManager

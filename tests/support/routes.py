@@ -9,7 +9,24 @@ from umaserve.daemon.pages import own_pages
 from umaserve.daemon.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Facts, HttpDialect, Route
+from umaserve.outputs import ModelInfo
 from umaserve.settings.daemon import Config
+
+MODEL_INFO = ModelInfo(
+    name="small-1",
+    architecture="llama",
+    quantization="Q8_0",
+    parameters=134_515_008,
+    size_bytes=2000,
+    context_tokens=4096,
+    training_tokens=8192,
+    vocabulary=49152,
+    embedding_length=576,
+    chat_template="{{ messages }}",
+    bos="<s>",
+    eos="</s>",
+)
+"""Of no real model."""
 
 
 def dialects(**settings: Any) -> list[HttpDialect]:

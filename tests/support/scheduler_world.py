@@ -9,20 +9,8 @@ from clock import Clock
 from standin import DEFAULT_MAX_TOKENS, StandInEngine, SteppedWorker, answer
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    ChatTurn,
-    Finished,
-    FinishReason,
-    Generate,
-    Modify,
-    Output,
-    Pause,
-    Resume,
-    Started,
-    Steered,
-    Token,
-    TokenIds,
-)
+from umaserve.messages import ChatTurn, Generate, Modify, Pause, Resume, TokenIds
+from umaserve.outputs import Finished, FinishReason, Output, Started, Steered, Token
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.planning import Targets

@@ -18,24 +18,17 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     ApplyTemplate,
     ChatTurn,
-    Counted,
     CountPrompt,
     Detokenize,
-    Detokenized,
     Embed,
-    Embedded,
     Generate,
     Infill,
-    Logprobs,
     MixedText,
-    ModelInfo,
-    Prompted,
     Query,
-    Scored,
     TokenIds,
     Tokenize,
-    Tokenized,
 )
+from umaserve.outputs import Counted, Detokenized, Embedded, Logprobs, ModelInfo, Prompted, Scored, Tokenized
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,

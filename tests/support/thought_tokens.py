@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from umaserve.forms import THINK_TAGS
-from umaserve.messages import Token
+from umaserve.outputs import Token
 from umaserve.thoughts import ThoughtSplitter, split
 
 

@@ -7,9 +7,9 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
-from umaserve.messages import Metrics
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
+from umaserve.outputs import Metrics
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config

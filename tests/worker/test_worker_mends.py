@@ -15,7 +15,7 @@ from umaserve.daemon import relay_backend
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.dialects.generate.conversation import GenerateDialect
-from umaserve.messages import Token
+from umaserve.outputs import Token
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import MAX_VALUES
 from umaserve.wire.relay_codec import encode, parse_from_worker

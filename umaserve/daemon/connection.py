@@ -11,24 +11,10 @@ from typing import Protocol
 from umaserve.daemon.services import Services
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Cancel,
-    Command,
-    Feedback,
-    FeedbackKept,
-    Finished,
-    Generate,
-    GetMetrics,
-    Modify,
-    Output,
-    Pause,
-    Placed,
-    Reattach,
-    Replace,
-    Resume,
-)
+from umaserve.messages import Cancel, Command, Feedback, Generate, GetMetrics, Modify, Pause, Reattach, Replace, Resume
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
+from umaserve.outputs import FeedbackKept, Finished, Output, Placed
 from umaserve.serving.sessions import Caller, Hold
 from umaserve.serving.states import State
 from umaserve.stages.recorded import RecordedAnswer

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Output
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
+from umaserve.outputs import Output
 from umaserve.serving.sessions import Hold, Session, SessionManager
 
 LOST_BYTES = 16 * 1024

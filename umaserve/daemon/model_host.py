@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Loading, ModelInfo
 from umaserve.metrics import ServingMetrics
 from umaserve.net.loop import Loop
+from umaserve.outputs import Loading, ModelInfo
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.planning import Targets

@@ -22,11 +22,11 @@ from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.voices import NewVoice, Voices
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.messages import Metrics
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
+from umaserve.outputs import Metrics
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter

@@ -12,9 +12,10 @@ from umaserve.daemon.feedback import FeedbackLog
 from umaserve.dialects.http import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Infill, Metrics, MixedText, ModelInfo, Prompt, TokenIds
+from umaserve.messages import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
+from umaserve.outputs import Metrics, ModelInfo
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import Session, SessionManager

@@ -10,7 +10,8 @@ from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import ErrorShape, Facts, SpeechReply
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Finished, FinishReason, Output, Speaking, Spoken, Token, Usage
+from umaserve.messages import Speaking
+from umaserve.outputs import Finished, FinishReason, Output, Spoken, Token, Usage
 from umaserve.serving.sessions import Caller
 from umaserve.stages.spoken import SpokenAnswer
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header

@@ -12,9 +12,10 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.http import Body
 from umaserve.dialects.parameters import with_headers
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Output, Placed, Prefilled, Speaking, Started
+from umaserve.messages import Speaking
 from umaserve.net.input_budget import InputShare
 from umaserve.net.timers import Timer
+from umaserve.outputs import Finished, Output, Placed, Prefilled, Started
 from umaserve.serving.sessions import Caller, Hold, Session
 from umaserve.stages.spoken import SpokenAnswer
 

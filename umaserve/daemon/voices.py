@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from umaserve.errors import ConfigError
-from umaserve.messages import Audio, VoiceInfo
+from umaserve.messages import Audio
+from umaserve.outputs import VoiceInfo
 from umaserve.settings.daemon import Config
 from umaserve.speech.load import load as load_voice
 from umaserve.speech.reference import Reference

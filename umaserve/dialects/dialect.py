@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from umaserve.errors import RequestError
-from umaserve.messages import Command, FinishReason, Output
+from umaserve.messages import Command
+from umaserve.outputs import FinishReason, Output
 from umaserve.wire.websocket import CloseCode
 
 FINISH_REASONS: Mapping[FinishReason, str] = {

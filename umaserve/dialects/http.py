@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Generate, ModelInfo, Output, Query, SoundFormat, VoiceInfo
+from umaserve.messages import Generate, Query, SoundFormat
+from umaserve.outputs import Answer, ModelInfo, Output, VoiceInfo
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"

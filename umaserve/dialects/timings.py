@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from umaserve.messages import Timing, Usage
+from umaserve.outputs import Timing, Usage
 
 
 def timings(usage: Usage, timing: Timing) -> dict[str, float]:

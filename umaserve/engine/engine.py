@@ -31,14 +31,8 @@ from umaserve.engine.sampling import Sampler
 from umaserve.engine.thought_form import marks_in
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import THINK_TAGS
-from umaserve.messages import (
-    Answer,
-    Embed,
-    Embedded,
-    Generate,
-    Logprobs,
-    Query,
-)
+from umaserve.messages import Embed, Generate, Query
+from umaserve.outputs import Answer, Embedded, Logprobs
 from umaserve.serving.ticks import (
     Capacity,
     Chunk,

@@ -14,7 +14,8 @@ from llama_cpp import mtmd_cpp
 
 from umaserve.engine import gguf
 from umaserve.engine.graph_pauses import TOP_K, GraphPauses
-from umaserve.engine.model import Model, log_line
+from umaserve.engine.llama_log import log_line
+from umaserve.engine.model import Model
 from umaserve.engine.pocket_tts import PocketTts
 from umaserve.engine.qwen3_tts import Qwen3Tts
 from umaserve.errors import ModelError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from umaserve.engine.candidates import Logits
-from umaserve.messages import Logprobs, Scored
+from umaserve.outputs import Logprobs, Scored
 
 
 class Scores:

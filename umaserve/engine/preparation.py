@@ -22,25 +22,21 @@ from umaserve.engine.tool_grammar import of_tools
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.forms import ThoughtForm
 from umaserve.messages import (
-    Answer,
     ApplyTemplate,
     ChatTurn,
-    Counted,
     CountPrompt,
     Detokenize,
-    Detokenized,
     Embed,
     Generate,
     Infill,
     MixedText,
-    Prompted,
     Query,
     Sampling,
     Syntax,
     TokenIds,
     Tokenize,
-    Tokenized,
 )
+from umaserve.outputs import Answer, Counted, Detokenized, Prompted, Tokenized
 from umaserve.serving.ticks import Prepared
 from umaserve.thoughts import ThoughtSplitter
 

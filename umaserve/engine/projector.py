@@ -17,7 +17,8 @@ import numpy.typing as npt
 from llama_cpp import mtmd_cpp
 
 from umaserve.engine import gguf
-from umaserve.engine.model import ERROR_LEVEL, FLASH_ATTN, Model, log_line
+from umaserve.engine.llama_log import ERROR_LEVEL, log_line
+from umaserve.engine.model import FLASH_ATTN, Model
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.media.images import Picture
 from umaserve.serving.ticks import YieldPoint

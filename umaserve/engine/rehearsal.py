@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import llama_cpp
 
-from umaserve.engine import gguf
+from umaserve.engine import gguf, llama_log
 from umaserve.errors import ModelError
 from umaserve.system import program
 
@@ -24,8 +24,6 @@ MAX_S = 120.0
 _CELLS = 256
 _ROWS = 32
 _TEXT = string.printable + "é \U0001f600"
-_ERROR = 4
-"""GGML_LOG_LEVEL_ERROR in ggml.h."""
 
 
 def check(path: str, wanted: Callable[[], bool]) -> None:
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     program.begin()
     # ggml would have a debugger print where it ends.
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    llama_cpp.llama_log_set(_log_error, ctypes.c_void_p())
+    llama_log.print_errors()
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
     # An empty list: no device but the processor, whose repacking would read the weights.
@@ -68,13 +66,6 @@ def main(arguments: Sequence[str]) -> int:
     for special in (True, False):
         llama_cpp.llama_tokenize(vocabulary, data, len(data), tokens, len(tokens), special, special)
     return 0
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _log_error(level: int, text: bytes, _user_data: object) -> None:
-    if level == _ERROR:
-        sys.stderr.buffer.write(text)
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

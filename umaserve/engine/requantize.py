@@ -13,14 +13,13 @@ from collections.abc import Sequence
 
 import llama_cpp
 
+from umaserve.engine import llama_log
 from umaserve.system.program import begin
 
 _TYPES = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "F32": llama_cpp.LLAMA_FTYPE_ALL_F32}
 _NICENESS = 10
 _BUFFER_BYTES = 256 << 20
 """Of a tensor in conversion; llama.cpp's own limit, 8 GiB, is more than small boxes have."""
-_ERROR = 4
-"""GGML_LOG_LEVEL_ERROR in ggml.h."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     source, copy, to, threads = arguments
     begin(nice=_NICENESS)
     os.umask(0o077)
-    llama_cpp.llama_log_set(_log_error, ctypes.c_void_p())
+    llama_log.print_errors()
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = _TYPES[to]
@@ -41,13 +40,6 @@ def main(arguments: Sequence[str]) -> int:
     with open(copy, "rb+") as file:
         os.fsync(file.fileno())
     return 0
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _log_error(level: int, text: bytes, _user_data: object) -> None:
-    if level == _ERROR:
-        sys.stderr.buffer.write(text)
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from umaserve.messages import FinishReason
+from umaserve.outputs import FinishReason
 from umaserve.serving.content_filter import FilteredStream
 from umaserve.serving.ticks import Text
 from umaserve.thoughts import ThoughtSplitter, split

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Output, Token
 from umaserve.metrics import ServingMetrics
+from umaserve.outputs import Finished, Output, Token
 from umaserve.serving.planning import Targets
 from umaserve.serving.sessions import Session
 

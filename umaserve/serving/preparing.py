@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize, Detokenized, Generate, Infill, MixedText, TokenIds
+from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
+from umaserve.outputs import Detokenized
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, CountPrompt, Embed, Embedded, Query, TokenIds, Tokenize, Tokenized
+from umaserve.messages import CountPrompt, Embed, Query, TokenIds, Tokenize
+from umaserve.outputs import Answer, Embedded, Tokenized
 from umaserve.serving.preparing import has_media
 from umaserve.serving.ticks import Engine, JobQueue
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FinishReason, Logprobs, Placed, Prefilled, Prefilling, Started, Token, Waiting
 from umaserve.metrics import ServingMetrics
+from umaserve.outputs import FinishReason, Logprobs, Placed, Prefilled, Prefilling, Started, Token, Waiting
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor

@@ -11,21 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Finished,
-    FinishReason,
-    Generate,
-    Modify,
-    Output,
-    Pause,
-    Priority,
-    Resume,
-    Steered,
-    Steering,
-    Timing,
-    Token,
-    Usage,
-)
+from umaserve.messages import Generate, Modify, Pause, Priority, Resume, Steering
+from umaserve.outputs import Finished, FinishReason, Output, Steered, Timing, Token, Usage
 from umaserve.serving.answer_text import AnswerText, Said
 from umaserve.serving.rates import RateLimits
 from umaserve.serving.speculation import Acceptance, Repetition

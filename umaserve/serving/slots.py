@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from umaserve.serving.checkpoints import Checkpoints
 from umaserve.serving.division import SHARED
 from umaserve.serving.host_cache import HostCache, Place
 from umaserve.serving.prefix_cache import Match, PrefixCache
@@ -25,17 +25,6 @@ from umaserve.serving.ticks import (
 
 MIN_REUSED = 4
 """The shortest prefix that is reused: computing fewer tokens again is as fast."""
-
-# Where a saved sequence can only be reused whole, prompts are also saved at checkpoints.
-
-BEFORE_END = 4
-"""The last checkpoint lies so many tokens before a prompt's end: where the same prompt comes again, the last token is
-to be computed, and in the next turn, some templates write the beginning of the answer otherwise."""
-FIRST_CHECKPOINT = 1024
-"""The checkpoints of a long prompt: here, and each at twice the length of the one before. A prompt that differs further
-on computes at most half of the rest again, and all of them together take no more memory than twice the prompt."""
-MIN_CHECKPOINT = 16
-"""The fewest tokens that a checkpoint saves over the one before."""
 
 
 class Room(NamedTuple):
@@ -98,8 +87,8 @@ class Slots:
         self._prefixes = PrefixCache()
         self._coming = PrefixCache()
         """By session id: prompts in prefill."""
-        self._checkpoints: dict[int, list[int]] = {}
-        """By session id: the lengths at which its prompt is saved, in order, including those already passed."""
+        self._checkpoints: dict[int, Checkpoints] = {}
+        """By session id."""
         self._host = None
         if capacity.host_bytes:
             self._host = HostCache(capacity.host_bytes, capacity.saved_bytes, entire=not self._cuttable)
@@ -163,20 +152,14 @@ class Slots:
             return None
         if self._cuttable:
             return found
-        checkpoints = self._checkpoints[found.holder]
-        length = without_parts(tokens, found.length)
-        before = bisect.bisect_right(checkpoints, length)
-        reached = max(self._holders[found.holder].computed, *checkpoints[:before], 0)
-        if length - reached >= MIN_CHECKPOINT:
-            checkpoints.insert(before, length)
-            return found._replace(length=length)
-        return found._replace(length=checkpoints[before - 1]) if before else None
+        computed = self._holders[found.holder].computed
+        length = self._checkpoints[found.holder].at(without_parts(tokens, found.length), computed)
+        return None if length is None else found._replace(length=length)
 
     def before_checkpoint(self, session: Session, end: int) -> int:
         """``end``, or the next checkpoint of the session's prompt, if that comes before."""
-        checkpoints = self._checkpoints.get(session.id, [])
-        following = bisect.bisect_right(checkpoints, session.computed)
-        return min(end, checkpoints[following]) if following < len(checkpoints) else end
+        checkpoints = self._checkpoints.get(session.id)
+        return end if checkpoints is None else checkpoints.before(end, session.computed)
 
     def take(self, session: Session, room: Room) -> int:
         """Give ``session`` its cells and a slot, which must be free; sets ``session.computed`` to the tokens reused."""
@@ -351,22 +334,10 @@ class Slots:
             self._kv_operations.append(Release(slot, source.length))
         return source.length
 
-    def _new_checkpoints(self, room: Room, reused: int) -> list[int]:
-        """The lengths at which this prompt is to be saved, beyond the ``reused`` tokens: before its end, at doubling
-        lengths, and where it leaves the tokens of a saved sequence, which others may share too."""
-        last = len(room.tokens) - BEFORE_END
-        if self._cuttable or self._host is None or not room.shared or last < MIN_CHECKPOINT:
-            return []
-        wanted = {last, self._host.common(room.scope, room.tokens[:last])}
-        length = FIRST_CHECKPOINT
-        while length < last:
-            wanted.add(length)
-            length *= 2
-        checkpoints: list[int] = []
-        for length in sorted(without_parts(room.tokens, length) for length in wanted):
-            if length - max([reused, *checkpoints[-1:]]) >= MIN_CHECKPOINT:
-                checkpoints.append(length)
-        return checkpoints
+    def _new_checkpoints(self, room: Room, reused: int) -> Checkpoints:
+        if self._cuttable or self._host is None or not room.shared:
+            return Checkpoints()
+        return Checkpoints(room.tokens, reused, known=self._host.common(room.scope, room.tokens))
 
     # -- cached sequences ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import logging
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FinishReason, Modify, Steered, Steering
+from umaserve.messages import Modify, Steering
+from umaserve.outputs import FinishReason, Steered
 from umaserve.serving.planning import Planning
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Engine

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from umaserve.errors import RequestError
-from umaserve.messages import Answer, Embed, Embedded, Generate, Logprobs, ModelInfo, Query
+from umaserve.messages import Embed, Generate, Query
+from umaserve.outputs import Answer, Embedded, Logprobs, ModelInfo
 from umaserve.thoughts import ThoughtSplitter
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Output, Spoken, Token
+from umaserve.outputs import Finished, Output, Spoken, Token
 from umaserve.serving.sessions import Sink
 from umaserve.stages.recordings import Recording
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 from umaserve.errors import Fault, RequestError
 from umaserve.media import sound_encoder
 from umaserve.media.sound_encoder import SoundEncoder
-from umaserve.messages import Finished, Output, Speaking, Spoken, Token, VoiceInfo
+from umaserve.messages import Speaking
+from umaserve.outputs import Finished, Output, Spoken, Token, VoiceInfo
 from umaserve.serving.sessions import Sink
 from umaserve.serving.ticks import JobQueue
 from umaserve.speech.reference import Reference

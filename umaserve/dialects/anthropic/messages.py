@@ -16,7 +16,8 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.errors import RequestError
 from umaserve.forms import TOLD_IN_WORDS
-from umaserve.messages import Finished, FinishReason, Generate, ModelInfo, Output, Prefilled, Token, Usage
+from umaserve.messages import Generate
+from umaserve.outputs import Finished, FinishReason, ModelInfo, Output, Prefilled, Token, Usage
 
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",

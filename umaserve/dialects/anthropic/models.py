@@ -10,7 +10,7 @@ import orjson
 from umaserve.dialects.http import JSON, Facts
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ModelInfo
+from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import out_of_range, string
 from umaserve.wire.http_head import Request
 

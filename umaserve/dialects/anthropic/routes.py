@@ -12,7 +12,8 @@ from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Page, Route, SharedPaths, TextReply
-from umaserve.messages import Answer, Counted, Query
+from umaserve.messages import Query
+from umaserve.outputs import Answer, Counted
 
 
 def _message(facts: Facts) -> MessageBody:

@@ -7,17 +7,8 @@ from dataclasses import dataclass, replace
 from umaserve.dialects.content import check_media, joined
 from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, sampling
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Audio,
-    ChatTurn,
-    Generate,
-    Image,
-    Media,
-    Sampling,
-    Speaking,
-    Video,
-    VoiceInfo,
-)
+from umaserve.messages import Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
+from umaserve.outputs import VoiceInfo
 from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.7, top_p=0.8)

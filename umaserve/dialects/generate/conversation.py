@@ -16,23 +16,8 @@ from umaserve.dialects.generate.request import (
 )
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Cancel,
-    Command,
-    Feedback,
-    FeedbackKept,
-    Generate,
-    Metrics,
-    ModelInfo,
-    Modify,
-    Output,
-    Pause,
-    Reattach,
-    Replace,
-    Resume,
-    Spoken,
-    Steered,
-)
+from umaserve.messages import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
+from umaserve.outputs import FeedbackKept, Metrics, ModelInfo, Output, Spoken, Steered
 from umaserve.wire.fields import Fields, bad_request, number, parse_json, string
 from umaserve.wire.websocket import CloseCode
 

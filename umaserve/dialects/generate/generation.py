@@ -11,9 +11,9 @@ import orjson
 from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.generate.request import Options
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
+from umaserve.messages import Generate
+from umaserve.outputs import (
     Finished,
-    Generate,
     Loading,
     Logprobs,
     ModelInfo,

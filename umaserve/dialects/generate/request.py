@@ -22,7 +22,8 @@ from umaserve.dialects.parameters import (
 )
 from umaserve.dialects.parameters import prompt as read_prompt
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, ModelInfo, Sampling
+from umaserve.messages import ChatTurn, Generate, Sampling
+from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 MAX_MODEL_BYTES = 256

@@ -12,7 +12,8 @@ from umaserve.dialects.generate.request import read_body
 from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, cap_headers, error_headers
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import FeedbackKept, Finished, Generate, Metrics, ModelInfo, Output, Spoken, Steered
+from umaserve.messages import Generate
+from umaserve.outputs import FeedbackKept, Finished, Metrics, ModelInfo, Output, Spoken, Steered
 from umaserve.wire.fields import Fields, bad_request, parse_json
 
 _HTTP_FAULTS = {408: Fault.TIMED_OUT, 500: Fault.DECODE_FAILED}

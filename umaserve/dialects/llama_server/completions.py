@@ -16,20 +16,17 @@ from umaserve.dialects.llama_server.settings import generation_settings
 from umaserve.dialects.parameters import RequestLimits, json_body
 from umaserve.dialects.timings import timings
 from umaserve.errors import RequestError
-from umaserve.messages import (
+from umaserve.messages import Generate, Infill, MixedText, TokenIds
+from umaserve.outputs import (
     Finished,
     FinishReason,
-    Generate,
-    Infill,
     Logprobs,
-    MixedText,
     Output,
     Prefilled,
     Prefilling,
     Scored,
     Timing,
     Token,
-    TokenIds,
     Usage,
 )
 from umaserve.wire.fields import Fields

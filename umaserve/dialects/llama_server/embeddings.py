@@ -7,7 +7,8 @@ import orjson
 from umaserve.dialects.openai.embeddings import MAX_INPUTS
 from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
-from umaserve.messages import Embed, Embedded
+from umaserve.messages import Embed
+from umaserve.outputs import Embedded
 from umaserve.wire.fields import out_of_range
 
 _EUCLIDEAN = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from umaserve.dialects.openai.requests import DEFAULTS
-from umaserve.messages import ModelInfo
+from umaserve.outputs import ModelInfo
 
 
 def props(info: ModelInfo, total_slots: int) -> bytes:

@@ -24,7 +24,8 @@ from umaserve.dialects.llama_server.requests import infill_request
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
-from umaserve.messages import Answer, Detokenized, Embedded, Prompted, Query, Tokenized
+from umaserve.messages import Query
+from umaserve.outputs import Answer, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.wire.http_head import Request
 
 

@@ -7,7 +7,8 @@ import orjson
 from umaserve.dialects.openai.requests import chat_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ApplyTemplate, Prompted
+from umaserve.messages import ApplyTemplate
+from umaserve.outputs import Prompted
 
 
 def parse_apply_template(body: bytes, limits: RequestLimits) -> ApplyTemplate:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body, token_ids
-from umaserve.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from umaserve.messages import Detokenize, Tokenize
+from umaserve.outputs import Detokenized, Tokenized
 from umaserve.wire.fields import string
 
 

@@ -17,7 +17,8 @@ from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser, short_ids
 from umaserve.errors import RequestError
-from umaserve.messages import Finished, Generate, Logprobs, Output, Scored, Token
+from umaserve.messages import Generate
+from umaserve.outputs import Finished, Logprobs, Output, Scored, Token
 
 LINES = "application/x-ndjson"
 MIN_LOGPROB = -9999.0

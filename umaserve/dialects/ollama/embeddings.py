@@ -9,7 +9,8 @@ from umaserve.dialects.ollama.options import check_load_options, unloads
 from umaserve.dialects.ollama.requests import model_name
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed, Embedded, ModelInfo
+from umaserve.messages import Embed
+from umaserve.outputs import Embedded, ModelInfo
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 MAX_INPUTS = 256

@@ -11,7 +11,7 @@ import orjson
 from umaserve.dialects.http import Facts
 from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ModelInfo
+from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, string
 
 LATEST = ":latest"

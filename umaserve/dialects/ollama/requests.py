@@ -16,7 +16,8 @@ from umaserve.dialects.parameters import (
     with_targets,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate, ModelInfo
+from umaserve.messages import ChatTurn, Generate
+from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, string
 
 

@@ -9,7 +9,8 @@ from umaserve.dialects.http import JSON, EngineQuestion, Facts, HttpDialect, Pag
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
-from umaserve.messages import Answer, Embedded, Query
+from umaserve.messages import Query
+from umaserve.outputs import Answer, Embedded
 from umaserve.wire.http_head import Request
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from umaserve.dialects.dialect import FINISH_REASONS
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
-from umaserve.messages import FinishReason, Logprobs, Scored, Spoken, Token
+from umaserve.outputs import FinishReason, Logprobs, Scored, Spoken, Token
 from umaserve.wire.pcm import pcm16, wav
 
 MIN_LOGPROB = -9999.0

@@ -19,17 +19,8 @@ from umaserve.dialects.timings import timings
 from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.errors import RequestError
 from umaserve.forms import TOLD_IN_WORDS
-from umaserve.messages import (
-    Finished,
-    Generate,
-    ModelInfo,
-    Output,
-    Spoken,
-    Started,
-    Token,
-    Usage,
-    VoiceInfo,
-)
+from umaserve.messages import Generate
+from umaserve.outputs import Finished, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after all choices have ended."""

@@ -12,7 +12,8 @@ import orjson
 from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed, Embedded
+from umaserve.messages import Embed
+from umaserve.outputs import Embedded
 
 MAX_INPUTS = 256
 

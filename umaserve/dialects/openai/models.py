@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.messages import ModelInfo
+from umaserve.outputs import ModelInfo
 
 
 def models(info: ModelInfo, created: int) -> bytes:

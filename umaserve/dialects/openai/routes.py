@@ -24,7 +24,8 @@ from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.parameters import json_body
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Answer, Embedded, Query
+from umaserve.messages import Query
+from umaserve.outputs import Answer, Embedded
 from umaserve.wire.http_head import Request
 
 MODELS_PATH = "/v1/models"

@@ -8,7 +8,8 @@ from umaserve.dialects.chat.request import NO_VOICE
 from umaserve.dialects.http import SpokenText
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import SoundFormat, VoiceInfo
+from umaserve.messages import SoundFormat
+from umaserve.outputs import VoiceInfo
 from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
 
 MAX_INPUT_CHARS = 4096

@@ -24,18 +24,8 @@ from umaserve.dialects.parameters import (
 )
 from umaserve.dialects.parameters import prompt as read_prompt
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Cancel,
-    ChatTurn,
-    Command,
-    Finished,
-    Generate,
-    GetMetrics,
-    Metrics,
-    Output,
-    Sampling,
-    Token,
-)
+from umaserve.messages import Cancel, ChatTurn, Command, Generate, GetMetrics, Sampling
+from umaserve.outputs import Finished, Metrics, Output, Token
 from umaserve.wire.fields import Fields, bad_request, dump_capped, out_of_range, parse_json
 
 CODES = {

@@ -1,0 +1,263 @@
+"""What comes back: the outputs of sessions, the answers to questions, and the properties of what is loaded."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from umaserve.errors import RequestError
+from umaserve.forms import THINK_TAGS, TOLD_IN_WORDS, ThoughtForm, ToolForm
+from umaserve.messages import Audio, SoundFormat, Steering
+
+
+class FinishReason(enum.Enum):
+    """Why a stream ended without an error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    CONTENT_FILTER = "content_filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    prefix_reused_tokens: int = 0
+    """Tokens of the prompt that were in the cached prefix."""
+    reasoning_tokens: int = 0
+    """Tokens of the completion that are thoughts, or marks around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds since the request: when its prompt was started, at its first token, at its end."""
+
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token and the natural logarithm of its probability; ``piece`` may be a part of a character."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """The chosen token, and the likeliest tokens, best first."""
+
+    chosen: Scored
+    top: tuple[Scored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was accepted: the model is loaded, and the request's stream follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The request waits for the model. ``fraction`` is loaded; ``eta_s`` estimates the seconds left, if possible."""
+
+    fraction: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The request waits in the queue of ``length`` requests, at ``position`` (from 1). ``eta_s``: seconds, if known."""
+
+    position: int
+    length: int
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The request has left the queue: its prompt is being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """Part of the prompt is computed: ``done_tokens`` of ``input_tokens``, those in the cached prefix included. Only
+    for requests that want it."""
+
+    input_tokens: int
+    reused_tokens: int
+    done_tokens: int
+    elapsed_s: float
+    """Since the prompt was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt is computed; the first token or the end follows."""
+
+    input_tokens: int
+    reused_tokens: int = 0
+    """Those of them that were in the cached prefix."""
+    started_s: float = 0.0
+    """Seconds from the request until its prompt was started."""
+
+
+class Token(NamedTuple):
+    """One generated token. ``text`` is empty while a character or a possible stop string is incomplete.
+
+    ``elapsed_s`` is since the request, ``since_last_s`` since the previous token (for the first: since the request).
+    A named tuple, since each stream has one in each tick, and a frozen dataclass takes three times as long to make.
+    """
+
+    text: str
+    token_id: int
+    logprobs: Logprobs | None = None
+    elapsed_s: float = 0.0
+    since_last_s: float = 0.0
+    sampled: bool = True
+    """False for text that was held back until the end: it is of earlier tokens, and ``token_id`` is the last one's."""
+    thoughts: str = ""
+    answer: str | None = None
+    """``text`` without thoughts and marks, which may come later than in ``text``; ``None``: they aren't told apart."""
+
+    @property
+    def said(self) -> str:
+        """The answer's text, which is all text where thoughts aren't told apart."""
+        return self.text if self.answer is None else self.answer
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A part of the answer's speech in ``Speaking.sound_format``; of a compressed file the next bytes."""
+
+    sound: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a stream, after all tokens and all speech."""
+
+    reason: FinishReason
+    usage: Usage
+    timing: Timing = Timing()
+    recording: str | None = None
+    """The id of the conversation's recording, if there is one."""
+    stop_string: str | None = None
+    """The stop string that ended it; ``None``: something else did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """``command`` takes effect from the next token on; with ``refusal``, it was refused and changes nothing."""
+
+    command: Steering
+    refusal: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackKept:
+    """Whether feedback was stored, or the server stores none."""
+
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A snapshot of the metrics: flat names to numbers and strings."""
+
+    values: Mapping[str, int | float | str]
+
+
+Prefill = Placed | Prefilling | Prefilled
+Output = Started | Loading | Waiting | Prefill | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """``pieces`` are the bytes of each token."""
+
+    ids: Sequence[int]
+    pieces: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenized:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """One vector of unit length for each input, and the total tokens of all inputs."""
+
+    vectors: Sequence[Sequence[float]]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A prompt as text, without the tokens that tokenizing adds."""
+
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    tokens: int
+
+
+Answer = Tokenized | Detokenized | Embedded | Prompted | Counted
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Properties of the loaded model."""
+
+    name: str
+    architecture: str
+    quantization: str
+    parameters: int
+    size_bytes: int
+    context_tokens: int
+    """The limit of prompt and answer together."""
+    training_tokens: int
+    """The context that the model was trained with."""
+    vocabulary: int
+    embedding_length: int
+    chat_template: str | None
+    bos: str
+    eos: str
+    tool_form: ToolForm = TOLD_IN_WORDS
+    """How it writes tool calls."""
+    thought_form: ThoughtForm = THINK_TAGS
+    """How it marks its thoughts."""
+    lacks: Sequence[str] = ()
+    """What it can't do here that other models can, a sentence each."""
+    adapters: Sequence[str] = ()
+    """The names of its LoRA adapters, in the operator's order."""
+    sees: bool = False
+    """Whether its projector takes images."""
+    hears: bool = False
+    """Whether its projector takes sounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceInfo:
+    """Properties of the daemon's voice."""
+
+    languages: Sequence[str]
+    """The languages that it speaks, as ISO 639-1 codes."""
+    clones: bool
+    """Whether it can speak with the voice in a recording."""
+    formats: Sequence[SoundFormat] = ()
+    """The compressed formats that it can make."""
+    reference: Audio | None = None
+    """The daemon's own recording of a speaker."""
+    reference_path: str = ""
+    """The recording's path, as the operator gave it."""
