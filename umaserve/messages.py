@@ -92,6 +92,15 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
+class Sound:
+    """As ``Audio``, from a client that sent it as bytes, without base64."""
+
+    data: memoryview
+    field: str
+    sample_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Video:
     """A video file: its frames and its sound. ``omni``: interleaved by time; otherwise the sound follows the frames."""
 
@@ -103,7 +112,7 @@ class Video:
     max_slices: int | None = None
 
 
-Media = Image | Audio | Video
+Media = Image | Audio | Sound | Video
 
 
 @dataclass(frozen=True, slots=True)

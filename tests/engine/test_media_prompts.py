@@ -21,7 +21,7 @@ from umaserve.engine import media as reading
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.projector import MediaChunk
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Detokenize, Generate, Image, Media, Video
+from umaserve.messages import Attachment, Audio, ChatTurn, Detokenize, Generate, Image, Media, Sound, Video
 from umaserve.serving.ticks import Copy, Load, Outcome, Prepared, Release, Run, Save, Tick, without_parts
 from umaserve.settings.daemon import Config
 
@@ -348,6 +348,9 @@ def test_a_film_is_its_pictures_and_its_sound(
         ("vision", Image("no base64", "m[0]"), "m[0]: expected base64"),
         ("vision", Image("AAAA", "m[0]"), "m[0]: expected an image"),
         ("vision", Image(picture(202, 2), "m[0]"), "m[0]: expected an image whose longer edge is at most 100 times"),
+        ("vision", Sound(memoryview(b""), "file"), "file: the daemon's projector takes no audio"),
+        ("audio", Sound(memoryview(b"RIFF"), "file"), "file: expected"),
+        ("audio", Sound(memoryview(b"RIF"), "file", 16_000), "file: expected float32 samples"),
         ("audio", Audio("AAAA", "m[0]", None), "m[0]: expected"),
         ("audio", Audio("AAA=", "m[0]", 16_000), "m[0]: expected"),
         ("audio", Audio("AA==AAAA", "m[0]", 16_000), "m[0]: expected base64"),
@@ -362,6 +365,39 @@ def test_what_can_not_be_used_is_refused_by_name(
         prepared(engines(kind), "a", media, "b")
     assert refused.value.message.startswith(message)
     assert refused.value.fault is Fault.BAD_REQUEST
+
+
+def test_a_sound_is_heard_the_same_with_and_without_base64(engines: Callable[[str], LlamaEngine]) -> None:
+    engine = engines("audio")
+    samples = base64.b64decode(sound(pitch=330))
+    whole = memoryview(b"before it" + samples + b"behind it")[9:-9]
+    file = media_files.wav(np.frombuffer(samples, "<f4"))
+    # Not from the cache, to compare what was encoded.
+    media = [
+        Audio(base64.b64encode(samples).decode(), "audio", 16_000),
+        Sound(whole, "file", 16_000),
+        Audio(base64.b64encode(file).decode(), "audio"),
+        Sound(memoryview(file), "file"),
+    ]
+    asked = [prepared(engine, "Hear: ", one, "What is it?", cache_prompt=False) for one in media]
+    for one in asked:
+        encode(engine, one)
+    base64s, plain, file64, plain_file = ([span.chunk.embeddings for span in one.spans] for one in asked)
+    np.testing.assert_array_equal(base64s, plain)
+    np.testing.assert_array_equal(file64, plain_file)
+
+
+def test_a_sound_that_came_as_bytes_is_found_again(engines: Callable[[str], LlamaEngine]) -> None:
+    engine = engines("audio")
+    one, other = (np.frombuffer(base64.b64decode(sound(pitch=pitch)), "<f4").tobytes() for pitch in (350, 351))
+    first, again, different = (
+        prepared(engine, Sound(memoryview(bytes(data)), "file", 16_000), "?") for data in (one, one, other)
+    )
+    assert first.tokens == again.tokens
+    assert first.spans[0].chunk is again.spans[0].chunk
+    assert first.tokens != different.tokens
+    slower = prepared(engine, Sound(memoryview(one), "file", 8_000), "?")
+    assert first.tokens != slower.tokens
 
 
 def test_sound_is_bounded_in_its_length_before_it_is_resampled(engines: Callable[[str], LlamaEngine]) -> None:

@@ -20,7 +20,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.media import images, sounds, videos
 from umaserve.media.errors import MediaError
 from umaserve.media.images import Picture
-from umaserve.messages import Audio, Base64, ChatTurn, Image, Media, Video
+from umaserve.messages import Audio, Base64, ChatTurn, Image, Media, Sound, Video
 from umaserve.serving.ticks import Span, media_ids
 
 BASE64_STEP = 1 << 16
@@ -139,8 +139,8 @@ class MediaReader:
 
     def _capable(self, media: Media) -> Projector:
         """The projector; raises ``RequestError`` where it doesn't take such media."""
-        sound = isinstance(media, Audio)
-        what = {Image: "images", Audio: "audio", Video: "video"}[type(media)]
+        sound = isinstance(media, Audio | Sound)
+        what = "audio" if sound else {Image: "images", Video: "video"}[type(media)]
         if self._projector is None:
             raise _refused(media, f"the daemon's model takes no {what}: load its projector with --mmproj")
         if not (self._projector.hears if sound else self._projector.sees):
@@ -150,14 +150,15 @@ class MediaReader:
         return self._projector
 
     def _laid_out(self, media: Media, projector: Projector, digest: bytes) -> Iterator[list[Piece]]:
-        data = _decoded(media.data)
         match media:
             case Image():
-                yield _few_slices(projector, images.decode(data), digest, media.max_slices)
-            case Audio():
+                yield _few_slices(projector, images.decode(_decoded(media.data)), digest, media.max_slices)
+            case Audio() | Sound():
+                data = media.data if isinstance(media, Sound) else _decoded(media.data)
                 yield projector.lay_out(_heard(data, media.sample_rate, projector.sample_rate), digest)
             case Video():
-                yield from self._film(videos.decode(data, media.stack_frames), media, projector, digest)
+                film = videos.decode(_decoded(media.data), media.stack_frames)
+                yield from self._film(film, media, projector, digest)
 
     def _film(self, film: videos.Film, media: Video, projector: Projector, digest: bytes) -> Iterator[list[Piece]]:
         """A video's pictures, with the sound after them: all of it at the end, or with ``omni`` the sound of each
@@ -256,7 +257,7 @@ def _decoded(data: Base64) -> bytes:
     return decoded.getvalue()
 
 
-def _heard(data: bytes, rate: int | None, wanted: int) -> Samples:
+def _heard(data: bytes | memoryview, rate: int | None, wanted: int) -> Samples:
     if rate is not None:
         if len(data) // 4 > sounds.MAX_SECONDS * rate:
             raise MediaError(f"expected at most {sounds.MAX_SECONDS} s of sound, got {len(data) // 4 // rate} s")
@@ -281,7 +282,9 @@ def _few_slices(projector: Projector, picture: Picture, digest: bytes, limit: in
 
 def _digest(media: Media) -> bytes:
     """The digest of the content and of all parameters that affect how it is laid out."""
-    found = hashlib.sha256(repr(replace(media, data="", field="")).encode())
+    # A view's repr is its address.
+    rest = ("sound", media.sample_rate) if isinstance(media, Sound) else replace(media, data="", field="")
+    found = hashlib.sha256(repr(rest).encode())
     for start in range(0, len(media.data), BASE64_STEP):
         piece = media.data[start : start + BASE64_STEP]
         found.update(piece.encode() if isinstance(piece, str) else piece)

@@ -28,7 +28,7 @@ _MAX_HEAD_BYTES = 1 << 16
 _PROGRAM = ("-P", "-m", "umaserve.media.decoder")
 
 
-def decoded(data: bytes, *task: str) -> tuple[dict[str, Any], list[bytes]]:
+def decoded(data: bytes | memoryview, *task: str) -> tuple[dict[str, Any], list[bytes]]:
     """Decode a file with ``umaserve.media.decoder``: returns the head, which is unchecked JSON, and the binary parts,
     of at most ``MAX_ANSWER_BYTES`` together. Blocks. Raises ``MediaError``.
 

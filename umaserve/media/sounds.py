@@ -30,7 +30,7 @@ tag has none."""
 _FILE_KINDS = [(kind, re.compile(begin, re.DOTALL)) for kind, begin in _FILES.items()]
 
 
-def samples_of(data: bytes) -> Samples:
+def samples_of(data: bytes | memoryview) -> Samples:
     """The samples of little-endian float32 PCM, clipped to [-1, 1]. Raises ``MediaError``, also for sound files, whose
     bytes would pass as noise."""
     for kind, begin in _FILE_KINDS:
@@ -39,7 +39,7 @@ def samples_of(data: bytes) -> Samples:
     return _unpacked(data)
 
 
-def _unpacked(data: bytes) -> Samples:
+def _unpacked(data: bytes | memoryview) -> Samples:
     if not data or len(data) % 4:
         raise MediaError(f"expected float32 samples, 4 bytes each, at least one, got {len(data)} bytes")
     return checked(np.frombuffer(data, "<f4"))
@@ -56,7 +56,7 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     return result.clip(-1, 1) if len(result) else samples[:1]
 
 
-def decode_file(data: bytes) -> tuple[Samples, int]:
+def decode_file(data: bytes | memoryview) -> tuple[Samples, int]:
     """The first sound stream of a file, decoded in a child process: mono samples within [-1, 1], and their rate in
     hertz. Raises ``MediaError``."""
     match child.decoded(data, "sound"):

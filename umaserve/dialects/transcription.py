@@ -1,0 +1,55 @@
+"""Asks a model that hears for what is said in a recording."""
+
+from __future__ import annotations
+
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, within_cap
+from umaserve.messages import Attachment, ChatTurn, Generate, Sampling, Sound
+from umaserve.outputs import ModelInfo
+
+_TRANSCRIBE = "Transcribe the speech in this recording word for word. Answer with the transcript only."
+_TRANSLATE = "Translate the speech in this recording into English. Answer with the translation only."
+_LFM2_TRANSCRIBES = "Perform ASR."
+"""The system message with which LFM2-Audio was trained to transcribe the user's recording, which stands alone."""
+
+
+def transcription(
+    sound: Sound,
+    new_id: str,
+    limits: RequestLimits,
+    model: ModelInfo | None,
+    *,
+    language: str = "",
+    prompt: str = "",
+    temperature: float = 0.0,
+    translates: bool = False,
+) -> Generate:
+    """The request for the text of what is said in ``sound``, or with ``translates`` for its translation into English.
+
+    ``model``: the loaded one, if it is loaded. ``language``: that of the speech, as a code or a name; empty: the model
+    finds it out. ``prompt``: text that comes before, or names and words that may occur; it counts against the longest
+    prompt, so this raises ``RequestError``. The answer's text is ``Token.said``, with white space around it.
+
+    A model that doesn't hear, a sound that can't be decoded, and one that the context doesn't hold end the request with
+    a ``RequestError`` that names ``sound.field``. An answer that ends by ``FinishReason.LENGTH`` lacks its end.
+    """
+    check_prompt_bytes(len(prompt.encode()) + len(language.encode()), limits)
+    if model is not None and model.architecture.startswith("lfm2") and not translates:
+        turns: tuple[ChatTurn, ...] = (ChatTurn("system", _LFM2_TRANSCRIBES), _heard("", sound))
+    else:
+        instructions = [_TRANSLATE if translates else _TRANSCRIBE]
+        instructions += [f"The language of the speech: {language}."] if language else []
+        instructions += [f"What came before it, or may occur in it: {prompt}"] if prompt else []
+        turns = (_heard("\n".join(instructions), sound),)
+    return Generate(
+        new_id,
+        turns,
+        max_tokens=within_cap(None, limits),
+        sampling=Sampling(temperature=temperature, top_p=1.0),
+        enable_thinking=False,
+        splits_thoughts=True,
+    )
+
+
+def _heard(text: str, sound: Sound) -> ChatTurn:
+    """The user's turn: the recording first, as most models that hear were trained."""
+    return ChatTurn("user", text, attachments=(Attachment(0, sound),))
