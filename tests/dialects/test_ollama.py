@@ -153,6 +153,24 @@ def test_without_messages_the_model_is_loaded_or_unloaded(keep_alive: object, un
     assert generation(prompt="", keep_alive=keep_alive, stream=False) == TextRequest(None, False, unloads)
 
 
+@pytest.mark.parametrize(
+    ("choice", "n_tools", "must_call"),
+    [
+        (None, 1, False),
+        ("auto", 1, False),
+        ("none", 0, False),
+        ("required", 1, True),
+        ({"type": "function", "function": {"name": "weather"}}, 1, True),
+        ({"type": "function", "name": "weather"}, 1, True),
+    ],
+)
+def test_clients_may_require_a_call_or_none(choice: object, n_tools: int, must_call: bool) -> None:
+    request = asked(tools=[WEATHER], tool_choice=choice, format="json")
+    assert (len(request.tools), request.must_call, request.parallel_calls) == (n_tools, must_call, not must_call)
+    # The format is that of answers in words.
+    assert (request.sampling.grammar is None) == must_call
+
+
 def test_results_of_tools_belong_to_their_calls() -> None:
     calls = [{"function": {"name": name, "arguments": {"n": 1}}} for name in ("weather", "sum", "weather")]
     results = [{"role": "tool", "content": name, "tool_name": name} for name in ("sum", "weather", "weather")]
@@ -229,6 +247,14 @@ def test_a_prompt_is_a_turn_or_raw() -> None:
         ({"messages": [{"role": "assistant", "thinking": 1}]}, "messages[0].thinking: expected a string, got a whole"),
         ({"messages": [{"role": "tool", "tool_name": 1}]}, "messages[0].tool_name: expected a string of at most 256"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name: expected 1 to 64 letters"),
+        (
+            {"tools": [WEATHER], "tool_choice": "any"},
+            'tool_choice: expected "none" or "auto" or "required", got "any"',
+        ),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "options": {"regex": "a"}},
+            "tool_choice: expected no required call where options.regex is given, got both",
+        ),
         ({"stream": 1}, "stream: expected true or false, got a whole number"),
         ({"options": []}, "options: expected an object, got an array"),
         ({"options": {"temperature": "hot"}}, "options.temperature: expected a number from 0 to 10, got a string"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from umaserve.dialects.ollama.options import logprobs, options, think, unloads
 from umaserve.dialects.ollama.turns import images, turns
-from umaserve.dialects.openai.turns import tools
+from umaserve.dialects.openai.turns import chosen_tools, tools
 from umaserve.dialects.parameters import (
     MAX_ID_BYTES,
     RequestLimits,
@@ -16,7 +16,7 @@ from umaserve.dialects.parameters import (
     with_targets,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Generate
+from umaserve.messages import ChatTurn, Generate, Sampling
 from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, string
 
@@ -36,11 +36,15 @@ def model_name(fields: Fields) -> str:
 
 
 def chat_request(body: bytes, limits: RequestLimits, info: ModelInfo | None, new_id: str) -> TextRequest:
-    """Parse a body of ``POST /api/chat``; raises ``RequestError``. ``info``: the model, once it is loaded."""
+    """Parse a body of ``POST /api/chat``; raises ``RequestError``. ``info``: the model, once it is loaded.
+
+    ``tool_choice`` is not in Ollama's reference, which so ignores it, but clients send it, in the forms of OpenAI's.
+    """
     fields = json_body(body)
     model_name(fields)
-    offered = tools(fields)
-    return _asked(fields, limits, info, Generate(new_id, turns(fields, limits), tools=offered))
+    offered, must_call, several = chosen_tools(fields, tools(fields))
+    asked = Generate(new_id, turns(fields, limits), tools=offered, must_call=must_call, parallel_calls=several)
+    return _asked(fields, limits, info, asked)
 
 
 def generate_request(body: bytes, limits: RequestLimits, info: ModelInfo | None, new_id: str) -> TextRequest:
@@ -71,20 +75,26 @@ def generate_request(body: bytes, limits: RequestLimits, info: ModelInfo | None,
 def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, request: Generate) -> TextRequest:
     chosen = options(fields, limits, info)
     thinks, kwargs = think(fields, info)
-    whole = Generate(
-        id=request.id,
-        prompt=request.prompt,
+    whole = replace(
+        request,
         max_tokens=chosen.max_tokens,
-        sampling=chosen.sampling,
+        sampling=_unbound(chosen.sampling) if request.must_call else chosen.sampling,
         stop=chosen.stop,
         logprobs=logprobs(fields),
-        tools=request.tools,
         enable_thinking=thinks,
         chat_template_kwargs=kwargs,
         splits_thoughts=not isinstance(request.prompt, str),
     )
     asked = with_targets(whole, fields) if request.prompt else None
     return TextRequest(asked, fields.boolean("stream", True), unloads(fields))
+
+
+def _unbound(chosen: Sampling) -> Sampling:
+    """For a required call: without ``format``, which is that of answers in words. Raises for another grammar."""
+    if chosen.grammar is not None and chosen.grammar.field != "format":
+        problem = f"expected no required call where {chosen.grammar.field} is given, got both"
+        raise RequestError(Fault.BAD_REQUEST, "tool_choice", problem)
+    return replace(chosen, grammar=None)
 
 
 def _text(fields: Fields, key: str) -> str:

@@ -89,9 +89,10 @@ def _allowed(named: Fields, offered: tuple[Tool, ...]) -> tuple[bool, set[str]]:
 
 
 def _known(named: Fields, offered: tuple[Tool, ...]) -> str:
-    """The name of one of the tools in ``offered``."""
+    """The name of one of the tools in ``offered``. It may also stand flat, as in the Responses API: clients do so."""
     _function_type(named)
-    function = _function(named)
+    flat = "function" not in named.values and "name" in named.values
+    function = named if flat else _function(named)
     name = _name(function)
     if offered and all(tool.name != name for tool in offered):
         raise out_of_range(function.name("name"), "the name of one of the tools", f'"{name}"')

@@ -1,0 +1,130 @@
+"""Clients from npm on the real daemon, unmodified: each is told nothing but the address and any key.
+
+``npm/package.json`` has their versions: the newest that run on node 20. ``scripts/test`` installs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, Daemon
+
+SCRIPTS = Path(__file__).parent / "npm"
+INSTALLED = Path(sys.prefix) / "npm"
+NODE = shutil.which("node")
+OLDEST_NODE = 20
+
+OBJECT = {"verdict": "yes", "count": "three"}
+CALL = {"city": "Paris", "unit": "C"}
+
+
+def missing() -> str:
+    """What these tests lack; empty if nothing."""
+    if NODE is None:
+        return "there is no node"
+    version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(version.removeprefix("v").split(".")[0]) < OLDEST_NODE:
+        return f"there is no node {OLDEST_NODE} or later, but {version.strip()}"
+    if not (INSTALLED / "node_modules").is_dir():
+        return f"there are no clients in {INSTALLED}: scripts/test installs them where it has npm and its registry"
+    return ""
+
+
+MISSING = missing()
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory):
+    """That of a daemon that also embeds."""
+    flags = ("--http", "127.0.0.1:0", "--no-speculation", "--pooling", "mean")
+    daemon = Daemon(tmp_path_factory.mktemp("npm"), *flags, env={"UMA_THREADS": "1"})
+    yield f"http://{daemon.http}"
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+@pytest.fixture(scope="module")
+def expected(address: str) -> str:
+    """What OpenAI's client in Python gets for the same prompt."""
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="any", messages=CHAT_FAR_FROM_A_TIE, temperature=0, max_completion_tokens=12
+        )
+    text = answer.choices[0].message.content
+    assert text
+    return text
+
+
+def printed(address: str, script: str, *arguments: str) -> dict:
+    """What a script prints; it must end well. From standard input it finds its packages in the working directory."""
+    assert NODE is not None
+    told = {"OPENAI_BASE_URL": f"{address}/v1", "ANTHROPIC_BASE_URL": address}
+    keys = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
+    ended = subprocess.run(
+        [NODE, "--input-type=module", "-", json.dumps(CHAT_FAR_FROM_A_TIE), *arguments],
+        input=(SCRIPTS / script).read_text(),
+        cwd=INSTALLED,
+        env={"PATH": os.environ["PATH"]} | told | keys,
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_openais_client(address: str, expected: str):
+    told = printed(address, "openai.mjs")
+    assert told["whole"] == told["streamed"] == expected
+    assert told["usage"]["completion_tokens"] == 12
+    assert told["parsed"] == OBJECT
+    assert told["called"] == [CALL]
+    assert told["result"] == {"role": "tool", "content": "18 C, rain"}
+    assert told["dimensions"] == [576, 576]
+    assert told["refused"] == ["BadRequestError", 400, "temperature"]
+
+
+def test_anthropics_client(address: str, expected: str):
+    told = printed(address, "anthropic.mjs")
+    assert told["whole"] == told["streamed"] == expected
+    assert told["end"] == [expected, "max_tokens", 12]
+    assert told["events"] == [
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    assert told["call"] == ["tool_use", "tool_use", "get_weather", CALL]
+    assert told["inputs"] > 2
+    assert told["parsed"] == OBJECT
+    counted, used = told["tokens"]
+    assert counted == used > 12
+    assert told["refused"] == ["BadRequestError", 400, "invalid_request_error"]
+
+
+def test_ollamas_client(address: str, expected: str):
+    told = printed(address, "ollama.mjs", address)
+    assert told["whole"] == told["streamed"] == expected
+    assert told["end"] == "length"
+    assert told["formatted"] == OBJECT
+    assert told["dimensions"] == [576, 576]
+    assert told["refused"] == ["ResponseError", 400]
+
+
+@pytest.mark.parametrize("provider", ["compatible", "openai", "anthropic", "ollama"])
+def test_vercels_client(address: str, expected: str, provider: str):
+    told = printed(address, "vercel.mjs", address, provider)
+    assert told["whole"] == told["streamed"] == expected
+    assert told["usage"] == ["length", 12]
+    assert told["object"] == OBJECT
+    assert told["called"] == [CALL]
+    called, answered = told["steps"]
+    assert called == {"calls": 1, "results": 1, "text": ""}
+    assert (answered["calls"], answered["results"]) == (0, 0)
+    assert answered["text"]
