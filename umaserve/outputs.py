@@ -237,6 +237,8 @@ class ModelInfo:
     """How it writes tool calls."""
     thought_form: ThoughtForm = THINK_TAGS
     """How it marks its thoughts."""
+    thinks: bool = False
+    """Whether it writes thoughts before its answer, unless told otherwise."""
     lacks: Sequence[str] = ()
     """What it can't do here that other models can, a sentence each."""
     adapters: Sequence[str] = ()

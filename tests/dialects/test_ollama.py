@@ -77,7 +77,7 @@ def generation(**fields: Any) -> TextRequest:
     return generate_request(json.dumps({"model": "any", "prompt": "Hello"} | fields).encode(), LIMITS, MODEL_INFO, "g1")
 
 
-THINKER = replace(MODEL_INFO, chat_template="<think>\n{{ thoughts }}\n</think>")
+THINKER = replace(MODEL_INFO, thinks=True)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------

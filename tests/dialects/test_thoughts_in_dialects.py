@@ -86,6 +86,22 @@ def test_the_budget_of_thoughts(name: str, given: int | None, budget: int | None
     assert generate(**{name: given})[1].thought_budget == budget
 
 
+@pytest.mark.parametrize("of", ["chat", "uds", "generate"])
+@pytest.mark.parametrize(
+    ("wanted", "kwargs", "thinks"),
+    [
+        ({}, {}, None),
+        ({"enable_thinking": False}, {}, False),
+        ({"chat_template_kwargs": {"enable_thinking": True, "style": "brief"}}, {"style": "brief"}, True),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, {}, False),
+        ({"enable_thinking": True, "chat_template_kwargs": {}}, {}, True),
+    ],
+)
+def test_the_variables_of_the_chat_template(of: str, wanted: dict[str, Any], kwargs: dict[str, Any], thinks: bool):
+    request = {"chat": chat, "uds": uds, "generate": generate}[of](**wanted)[1]
+    assert (request.chat_template_kwargs, request.enable_thinking) == (kwargs, thinks)
+
+
 def test_stop_strings_may_apply_to_thoughts():
     assert not chat()[1].stops_in_thoughts
     assert chat(stop_in_reasoning=True)[1].stops_in_thoughts
@@ -95,7 +111,14 @@ def test_stop_strings_may_apply_to_thoughts():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("reasoning_budget", -2), ("reasoning_budget", 1.5), ("stop_in_reasoning", "yes"), ("reasoning", "never")],
+    [
+        ("reasoning_budget", -2),
+        ("reasoning_budget", 1.5),
+        ("stop_in_reasoning", "yes"),
+        ("reasoning", "never"),
+        ("enable_thinking", 1),
+        ("chat_template_kwargs", "no"),
+    ],
 )
 def test_bad_values_are_refused_by_name(field: str, value: object):
     for asked in (uds, generate):

@@ -168,21 +168,27 @@ def with_thoughts(request: Generate, fields: Fields, *, split: bool) -> Generate
     )
 
 
+def with_template_kwargs(request: Generate, fields: Fields) -> Generate:
+    """``request`` with the chat template's variables in ``fields``."""
+    kwargs, thinks = template_kwargs(fields)
+    return replace(request, enable_thinking=thinks, chat_template_kwargs=kwargs)
+
+
 def template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
-    """``chat_template_kwargs``: the chat template's variables; and the one named ``enable_thinking``, by itself."""
+    """``chat_template_kwargs``: the chat template's variables; and the one named ``enable_thinking``, by itself. That
+    may also stand beside them."""
+    thinks = fields.boolean("enable_thinking", None)
     given = fields.object("chat_template_kwargs")
     if given is None:
-        return {}, None
+        return {}, thinks
     dump_capped(given.values, fields.name("chat_template_kwargs"), MAX_KWARGS_BYTES)
     for name in given.values:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,63}", name):
             raise out_of_range(fields.name("chat_template_kwargs"), "names of variables as keys", f'"{name}"')
         if name in _NOT_KWARGS:
             raise RequestError(Fault.BAD_REQUEST, given.name(name), f"expected to be absent: {_NOT_KWARGS[name]}")
-    thinks = None
-    if given.values.get("enable_thinking") is not None:
-        thinks = given.boolean("enable_thinking", False)
-    return {name: value for name, value in given.values.items() if name != "enable_thinking"}, thinks
+    others = {name: value for name, value in given.values.items() if name != "enable_thinking"}
+    return others, given.boolean("enable_thinking", thinks)
 
 
 def with_targets(request: Generate, fields: Fields) -> Generate:

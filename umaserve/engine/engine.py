@@ -140,6 +140,7 @@ class LlamaEngine:
             chat_template=chat_template or info.chat_template,
             tool_form=template.tool_form,
             thought_form=thought_form,
+            thinks=template.thinks,
             lacks=lacks,
             adapters=self._adapters.names,
             sees=self._projector is not None and self._projector.sees,

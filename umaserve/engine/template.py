@@ -62,7 +62,7 @@ class Template:
         self.form: Form = learned(self._probed)
         self.thought_form = learn_thoughts(source, self._probed_thoughts, {eos, *ends} - {""})
         """How the model marks its thoughts; ``None`` if the template shows no marks."""
-        self.thinks = self.form.shows_thoughts or self.thought_form is not None or "<think>" in source
+        self.thinks = self.form.shows_thoughts or self.thought_form is not None or "think>" in source
         """Whether the model writes thoughts before its answer, unless told otherwise."""
         calls = learn(self._probed_calls, {eos, *ends} - {""})
         form = known(source) or calls

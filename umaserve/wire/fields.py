@@ -97,7 +97,7 @@ class Fields:
             return None
         return string(value, self.name(key), max_bytes=max_bytes, empty=empty)
 
-    def boolean(self, key: str, default: bool) -> bool:
+    def boolean(self, key: str, default: T) -> bool | T:
         value = self.values.get(key)
         if value is None:
             return default

@@ -94,6 +94,7 @@ class Generation:
         sampling, prompt = self.request.sampling, self.request.prompt
         prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
         texts = [self._text, self._thoughts, *prompts, "" if sampling.grammar is None else sampling.grammar.text]
+        texts.append(str(self.request.chat_template_kwargs))
         scored = 0 if self.request.logprobs is None else 1 + self.request.logprobs
         return (
             4 * sum(map(len, texts))

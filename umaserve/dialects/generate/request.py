@@ -17,6 +17,7 @@ from umaserve.dialects.parameters import (
     stops,
     turn,
     with_targets,
+    with_template_kwargs,
     with_thoughts,
     within_cap,
 )
@@ -107,7 +108,7 @@ def _read(
         problem = "expected false where prompt is an array of messages, got true"
         raise RequestError(Fault.BAD_REQUEST, wanted.name("echo_prompt"), problem)
     request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted))
-    request = with_thoughts(request, wanted, split=options.reasoning != "inline")
+    request = with_thoughts(with_template_kwargs(request, wanted), wanted, split=options.reasoning != "inline")
     return with_targets(request, fields), options
 
 

@@ -79,7 +79,7 @@ def capabilities(info: ModelInfo) -> list[str]:
         "completion": True,
         "tools": info.chat_template is not None,
         "vision": info.sees,
-        "thinking": info.thought_form.closes.strip() in (info.chat_template or ""),
+        "thinking": info.thinks,
     }
     return [name for name, can in able.items() if can]
 

@@ -113,9 +113,7 @@ def _template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
 
 def _continuation(fields: Fields) -> tuple[bool | None, bool]:
     """``continue_final_message`` and ``add_generation_prompt``, as in llama-server and vLLM."""
-    continues: bool | None = None
-    if fields.values.get("continue_final_message") is not None:
-        continues = fields.boolean("continue_final_message", False)
+    continues = fields.boolean("continue_final_message", None)
     if continues and fields.boolean("add_generation_prompt", False):
         problem = "expected false where continue_final_message is true, got true"
         raise RequestError(Fault.BAD_REQUEST, "add_generation_prompt", problem)

@@ -20,6 +20,7 @@ from umaserve.dialects.parameters import (
     stops,
     turn,
     with_targets,
+    with_template_kwargs,
     with_thoughts,
 )
 from umaserve.dialects.parameters import prompt as read_prompt
@@ -100,7 +101,7 @@ class JsonDialect:
         if kind == "metrics":
             self._stream = _Stream({}, keep_alive, None)
             return GetMetrics()
-        request = _generate(fields, self._limits)
+        request = with_template_kwargs(_generate(fields, self._limits), fields)
         metadata = _metadata(fields)
         common = {"id": request.id} if metadata is None else {"id": request.id, "metadata": metadata}
         reasoning = fields.one_of("reasoning", REASONING) or "inline"
