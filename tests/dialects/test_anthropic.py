@@ -141,8 +141,11 @@ def test_a_schema_for_the_answer():
     wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
     grammar = request(output_config=wanted).sampling.grammar
     assert grammar == Grammar(Syntax.JSON_SCHEMA, SCHEMA_TEXT, "output_config.format.schema")
-    with_call = refused(output_config=wanted, tools=TOOLS, tool_choice={"type": "any"})
-    assert with_call.startswith('tool_choice.type: expected "auto" or "none" where output_config.format.schema')
+    with_call = {"tools": TOOLS, "tool_choice": {"type": "any"}}
+    assert request(output_config=wanted, **with_call).sampling.grammar is None, "no words, so no format of them"
+    assert refused(output_config={"format": {"type": "json_schema"}}, **with_call).startswith("output_config.format")
+    by_grammar = refused(grammar='root ::= "a"', **with_call)
+    assert by_grammar.startswith('tool_choice.type: expected "auto" or "none" where grammar is given, got a required')
 
 
 def test_max_tokens_is_cut_to_the_operators_cap():

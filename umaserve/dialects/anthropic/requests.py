@@ -46,7 +46,7 @@ def message_request(body: bytes, limits: RequestLimits, new_id: str) -> MessageR
     asked = replace(
         asked,
         max_tokens=max_tokens(fields, "max_tokens", limits),
-        sampling=_sampling(fields),
+        sampling=_sampling(fields, must_call=asked.must_call),
         stop=(*fields.strings("stop_sequences", max_items=MAX_STOPS, max_bytes=MAX_STOP_BYTES), *stops(fields)),
         cache_prompt=fields.boolean("cache_prompt", True),
         lora=lora(fields),
@@ -98,8 +98,8 @@ def _template_kwargs(fields: Fields) -> dict[str, object]:
     return {} if effort is None else {"reasoning_effort": effort}
 
 
-def _sampling(fields: Fields) -> Sampling:
-    """With the grammar of ``output_config.format``."""
+def _sampling(fields: Fields, *, must_call: bool) -> Sampling:
+    """With the grammar of ``output_config.format``, which is that of answers in words."""
     chosen = sampling(fields, DEFAULTS)
     config = fields.object("output_config")
     wanted = None if config is None else config.object("format")
@@ -109,6 +109,8 @@ def _sampling(fields: Fields) -> Sampling:
     schema = grammars.schema(wanted, "schema")
     if schema is None:
         raise bad_request(wanted.name("schema"), "an object", None)
+    if must_call:
+        return chosen
     given = [schema] if chosen.grammar is None else [chosen.grammar, schema]
     return replace(chosen, grammar=grammars.only_one(given))
 
