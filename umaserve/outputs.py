@@ -82,8 +82,25 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """A prompt leaves a known sequence that is nearly the same, so that what follows has to be computed."""
+
+    at: int
+    """Tokens before the difference."""
+    prompt_tokens: int
+    before: str
+    """The end of the text before it."""
+    here: str
+    """How the prompt goes on; empty where that is no text, but an image or a sound."""
+    known: str | None
+    """How the known sequence goes on; ``None`` where the client may not read it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """The request has left the queue: its prompt is being computed."""
+
+    miss: CacheMiss | None = None
 
 
 @dataclass(frozen=True, slots=True)

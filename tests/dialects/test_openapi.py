@@ -168,7 +168,11 @@ def test_every_component_is_used():
         for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from references(item)
 
-    made = {f"#/components/{kind}/{name}" for kind in ("schemas", "responses") for name in DOCUMENT["components"][kind]}
+    made = {
+        f"#/components/{kind}/{name}"
+        for kind in ("schemas", "responses", "headers")
+        for name in DOCUMENT["components"][kind]
+    }
     assert set(references(DOCUMENT)) == made
 
 

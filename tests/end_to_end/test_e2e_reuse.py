@@ -171,6 +171,49 @@ def test_guesses_change_no_answer_and_many_are_right(own_daemon):
     assert plain.metrics()["draft_tokens_total"] == 0
 
 
+# -- why nothing was reused --------------------------------------------------------------------------------------------
+
+SYSTEM = (
+    "You are the assistant of a small museum of clocks. Today is 2026-11-{day}. Answer in whole sentences, and name "
+    "the room in which the clock is to be found. The museum is open from ten to five, on Mondays it is closed. One "
+    "pays nine euros, for children four. Dogs are welcome, but they have to be on a lead. If you don't know, say so."
+)
+QUESTION = [{"role": "user", "content": "Count: 1, 2, 3"}]
+MORE = [*QUESTION, {"role": "assistant", "content": "4, 5, 6"}, {"role": "user", "content": "Repeat: 1, 2, 3, 4"}]
+OTHER = "Whereas in summer trains to the coast leave every hour, winter's timetable has but three. " * 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_names_the_token_at_which_a_prompt_differs_and_the_text(daemon: Daemon, stream: bool):
+    def miss(day: int, messages: list[dict[str, str]]) -> tuple[str | None, int]:
+        system = {"role": "system", "content": SYSTEM.format(day=day + 4 * stream)}
+        body = {"model": "any", "messages": [system, *messages], "max_tokens": 2, "temperature": 0}
+        response = ask(daemon, "POST", "/v1/chat/completions", body | {"stream": stream})
+        cached = re.findall(rb'"cache(?:d_tokens|_n)":(\d+)', response.body)[-1]
+        return response.headers.get("x-umaserve-cache-miss"), int(cached)
+
+    miss(22, QUESTION)
+    assert miss(22, MORE)[0] is None
+    told, cached = miss(23, MORE)
+    assert told is not None
+    found = re.fullmatch(r'token (\d+) of (\d+): ".* is 2026-11-2" then "(.).*" where it was "(.).*"', told)
+    assert found is not None, told
+    assert found[3] + found[4] == ("76" if stream else "32")
+    assert int(found[1]) == cached + 1 < int(found[2])
+    assert miss(23, MORE)[0] is None
+    assert miss(23, [{"role": "user", "content": OTHER}])[0] is None
+
+
+def test_the_log_tells_where_a_prompt_differs_without_its_text(daemon: Daemon):
+    before = len(daemon.logs)
+    for name in ("Alfred", "Berta"):
+        answer(daemon, f"This is what I wrote to {name}: {OTHER}", max_tokens=2)
+    (line,) = re.findall("prompt differs from a cached one.*", daemon.logs[before:])
+    fields = dict(re.findall(r"(\w+)=(\d+)", line))
+    assert int(fields["differs_at_token"]) == int(fields["prefix_reused_tokens"]) + 1 < int(fields["prompt_tokens"])
+    assert not {"Alfred", "Berta", "trains"} & set(re.findall(r"\w+", line))
+
+
 # -- tenants -----------------------------------------------------------------------------------------------------------
 
 

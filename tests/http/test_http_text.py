@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +13,10 @@ from world import DaemonWorld
 
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.daemon.text_exchange import PING_S
+from umaserve.dialects.http import miss_header
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Priority
-from umaserve.outputs import Finished, FinishReason, Prefilled, Token, Usage
+from umaserve.outputs import CacheMiss, Finished, FinishReason, Placed, Prefilled, Started, Token, Usage
 from umaserve.wire.relay_messages import Request
 
 MESSAGE = {"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
@@ -74,6 +76,61 @@ def test_a_client_that_leaves_ends_its_request_within_a_turn_and_is_pinged_no_mo
     world.turn(count=1)
     assert list(world.sessions.running()) == []
     world.turn(PING_S + 1)
+
+
+# -- why nothing was reused --------------------------------------------------------------------------------------
+
+MISS = CacheMiss(411, 530, 'say "date": 2026-11-', "23\n", "22\n")
+MISSED = b'x-umaserve-cache-miss: token 412 of 530: "say \\"date\\": 2026-11-" then "23\\n" where it was "22\\n"\r\n'
+ENDED = Finished(FinishReason.STOP, Usage(530, 1, 411))
+
+
+@pytest.mark.parametrize(("path", "body"), [*PATHS, ("/api/chat", MESSAGE), ("/completion", {"prompt": "hi"})])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("miss", [MISS, None])
+def test_a_cache_miss_is_told_in_a_header(
+    world: HttpWorld, path: str, body: Mapping[str, Any], stream: bool, miss: CacheMiss | None
+) -> None:
+    world.send(post(path, {**body, "stream": stream}))
+    put(world, Started(), Placed(miss), Prefilled(530, 411), Token("a", 1), ENDED)
+    head, _, _ = world.received().partition(b"\r\n\r\n")
+    assert (MISSED in head + b"\r\n") == (miss is not None) == (b"x-umaserve-cache-miss" in head)
+
+
+def test_of_several_choices_the_first_miss_is_told(world: HttpWorld) -> None:
+    world.send(post("/v1/completions", {"prompt": ["hi", "ho"], "max_tokens": 1}))
+    first, second = world.sessions.running()
+    for session, miss in ((second, MISS), (first, CacheMiss(1, 2, "", "a", "b"))):
+        for output in (Started(), Placed(miss), Prefilled(530, 411), Token("a", 1), ENDED):
+            world.sessions.put(session, output)
+        world.deliver()
+    received = world.received()
+    assert received.count(b"x-umaserve-cache-miss") == 1
+    assert MISSED in received
+
+
+def test_a_head_that_was_sent_before_does_not_wait_for_it(world: HttpWorld) -> None:
+    world.send(post("/v1/messages", {**MESSAGE, "stream": True}))
+    world.turn(PING_S + 1)
+    put(world, Placed(MISS), Prefilled(530, 411), Token("a", 1), ENDED)
+    received = world.received()
+    assert b"x-umaserve-cache-miss" not in received
+    assert b"event: message_stop" in received
+
+
+@pytest.mark.parametrize("text", ["\x00\x7f\r\n" * 20, "é\u2028" * 40, "\U0001f600" * 40, '"\\' * 40, "a" * 99, ""])
+def test_whatever_the_text_the_header_is_short_and_plain(text: str) -> None:
+    name, value = miss_header(CacheMiss(10**7 - 2, 10**7 - 1, text, text, text))
+    assert name == "x-umaserve-cache-miss"
+    assert len(value) <= 200
+    assert value.isascii()
+    assert value.isprintable()
+    quoted = re.findall(r'"(?:[^"\\]|\\.)*"', value)
+    before, here, known = map(json.loads, quoted)
+    assert text.endswith(before)
+    assert text.startswith(here)
+    assert here == known
+    assert "where" not in miss_header(CacheMiss(1, 2, text, text, None))[1]
 
 
 # -- headers -----------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_what_is_only_of_use_whole_is_found_only_whole_and_saved_beside_what_is_
     cache = HostCache(60, SavedBytes(0, 1), entire=True)
     assert cache.put("one", [1, 2, 3, 4, 5]) is not None
     assert cache.match("one", [1, 2, 3, 4]) is None
-    assert cache.common("one", [1, 2, 3, 7]) == 3
+    assert cache.nearest("one", [1, 2, 3, 7]) == (3, (1, 2, 3, 4, 5))
     assert cache.put("one", [1, 2, 3]) is not None
     assert cache.put("one", [1, 2, 3]) is None
     for tokens, length in (([1, 2, 3, 4], 3), ([1, 2, 3], 3), ([1, 2, 3, 4, 5, 6], 5), ([1, 2, 9], 0)):

@@ -58,7 +58,7 @@ class DaemonBackend:
             )
             return None
         client = (request.headers or {}).get(CLIENT_HEADER, "")
-        caller = Caller(found.dialect.name, f"relay:{client}")
+        caller = Caller(found.dialect.name, f"relay:{client}", several=not client)
         max_bytes = max_body_bytes(found.route, self._services.config)
         too_large = errors.of_http(413, f"body: expected at most {max_bytes} bytes, got more").decode()
         content = request.body.encode()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import Body
+from umaserve.dialects.http import Body, miss_header
 from umaserve.dialects.parameters import with_headers
 from umaserve.errors import RequestError
 from umaserve.messages import Speaking
@@ -45,6 +45,8 @@ class TextExchange:
         self._spoken: list[SpokenAnswer] = []
         self._unsent: list[bytes] = []
         """Events not yet sent: an error reply may still replace them."""
+        self._headers: list[tuple[str, str]] = []
+        """Headers of the reply besides the body's."""
         self._begun = self._ended = False
         self._ping: Timer | None = None
 
@@ -120,6 +122,8 @@ class TextExchange:
             return
         if isinstance(output, Placed):
             self._unplaced -= 1
+            if output.miss is not None and not self._headers:
+                self._headers.append(miss_header(output.miss))
             if not self._unplaced:
                 self._memory.keep(0)
         self._unsent += self._body.send(index, output)
@@ -130,7 +134,7 @@ class TextExchange:
             if self._body.streaming:
                 self._end_stream()
             else:
-                self._responder.respond(200, [JSON_TYPE, *self._body.headers], self._body.result())
+                self._responder.respond(200, [JSON_TYPE, *self._body.headers, *self._headers], self._body.result())
 
     def _fail(self, index: int, error: RequestError) -> None:
         self.abandon()
@@ -147,7 +151,8 @@ class TextExchange:
             return
         if not self._begun:
             self._begun = True
-            self._responder.begin(200, [("Content-Type", self._body.stream_type), *AS_IT_COMES, *self._body.headers])
+            own = [("Content-Type", self._body.stream_type), *AS_IT_COMES]
+            self._responder.begin(200, [*own, *self._body.headers, *self._headers])
         self._responder.write(b"".join(map(self._body.frame, self._unsent)))
         self._unsent.clear()
         if self._ping is not None:

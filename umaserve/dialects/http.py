@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,13 @@ from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Query, SoundFormat
-from umaserve.outputs import Answer, ModelInfo, Output, VoiceInfo
+from umaserve.outputs import Answer, CacheMiss, ModelInfo, Output, VoiceInfo
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
+
+MAX_QUOTED = 48
+"""Bytes of each text in a header, as JSON escapes them."""
 
 Authenticate = Callable[[str], bool]
 """Whether a key is valid."""
@@ -160,6 +164,20 @@ class ErrorShape:
 def cap_headers(limits: RequestLimits) -> Headers:
     """The header that gives ``--max-tokens`` to clients, if it is set."""
     return () if limits.max_tokens is None else (("x-umaserve-max-tokens", str(limits.max_tokens)),)
+
+
+def miss_header(miss: CacheMiss) -> tuple[str, str]:
+    """The header that says at which token, counted from 1, a prompt leaves one that is cached; up to 200 bytes."""
+    value = f"token {miss.at + 1} of {miss.prompt_tokens}: {_quoted(miss.before, last=True)} then {_quoted(miss.here)}"
+    return "x-umaserve-cache-miss", value if miss.known is None else f"{value} where it was {_quoted(miss.known)}"
+
+
+def _quoted(text: str, *, last: bool = False) -> str:
+    """The beginning, or the ``last`` part, of the text as a JSON string in ASCII. It may be empty."""
+    shown = text[-MAX_QUOTED:] if last else text[:MAX_QUOTED]
+    while len(quoted := json.dumps(shown).replace("\x7f", "\\u007f")) > MAX_QUOTED + 2:
+        shown = shown[1:] if last else shown[:-1]
+    return quoted
 
 
 def error_headers(error: RequestError, status: int) -> Headers:

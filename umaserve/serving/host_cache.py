@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from umaserve.serving.prefix_cache import Match, PrefixCache
+from umaserve.serving.prefix_cache import Match, PrefixCache, Tokens
 from umaserve.serving.ticks import SavedBytes
 
 
@@ -62,10 +62,15 @@ class HostCache:
         """The saved sequence with the longest usable prefix of ``tokens``."""
         return self._prefixes.match(scope, tokens, entire=self._entire)
 
-    def common(self, scope: str, tokens: Sequence[int]) -> int:
-        """Length of the longest prefix of ``tokens`` that a saved sequence begins with, usable or not."""
+    def nearest(self, scope: str, tokens: Sequence[int]) -> tuple[int, Tokens]:
+        """The longest prefix of ``tokens`` that a saved sequence begins with, usable or not: its length, and the whole
+        sequence."""
         found = self._prefixes.match(scope, tokens)
-        return 0 if found is None else found.length
+        return (0, ()) if found is None else (found.length, self.tokens(found.holder))
+
+    def tokens(self, key: int) -> Tokens:
+        """The saved sequence that ``match`` found."""
+        return self._prefixes.held(key)[1]
 
     def place(self, key: int) -> Place | None:
         """Where the sequence that ``match`` found is saved; ``None`` if it is overwritten."""

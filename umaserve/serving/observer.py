@@ -7,6 +7,7 @@ import logging
 from umaserve.errors import RequestError
 from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Finished, Output, Token
+from umaserve.serving.cache_miss import Difference
 from umaserve.serving.planning import Targets
 from umaserve.serving.sessions import Session
 
@@ -49,6 +50,20 @@ def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float)
         metrics.generation_s += (session.last_made_at or session.first_made_at) - session.first_made_at
     metrics.observe_end(session.caller.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)
     _log_end(session, end, now)
+
+
+def log_difference(session: Session, found: Difference) -> None:
+    """Log why no more of a prompt was reused; without its text, which belongs to its client."""
+    fields = {
+        "request": session.request_id,
+        "dialect": session.caller.dialect,
+        "key": session.caller.key,
+        "differs_at_token": found.at + 1,
+        "prompt_tokens": session.usage.prompt_tokens,
+        "known_tokens": found.known_tokens,
+        "prefix_reused_tokens": session.reused,
+    }
+    log.info("prompt differs from a cached one", extra={"fields": fields})
 
 
 def _log_end(session: Session, end: str, now: float) -> None:

@@ -6,12 +6,25 @@ import logging
 from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
+from umaserve.messages import Detokenize
 from umaserve.metrics import ServingMetrics
-from umaserve.outputs import FinishReason, Logprobs, Placed, Prefilled, Prefilling, Started, Token, Waiting
+from umaserve.outputs import (
+    CacheMiss,
+    Detokenized,
+    FinishReason,
+    Logprobs,
+    Placed,
+    Prefilled,
+    Prefilling,
+    Started,
+    Token,
+    Waiting,
+)
+from umaserve.serving.cache_miss import cache_miss
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
-from umaserve.serving.observer import observe_delivery
+from umaserve.serving.observer import log_difference, observe_delivery
 from umaserve.serving.planning import Planning, Targets
 from umaserve.serving.preparing import Preparing, has_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
@@ -55,6 +68,7 @@ class Scheduler:
         self._compute = compute
         self._targets = targets
         self._now = clock
+        self._shares_prefixes = shared_prefixes
         speculates = draft_tokens and engine.capacity.max_draft_tokens > 0
         self._preparing, self._preparing_media = (
             Preparing(
@@ -146,10 +160,23 @@ class Scheduler:
         if session.started_at is None:
             session.started_at = self._now()
             session.reused = session.computed
-            self._sessions.put(session, Placed())
+            self._sessions.put(session, Placed(self._cache_miss(session)))
             self.metrics.prefix_reused_tokens += session.reused
             self.metrics.observe_start(session.caller.dialect, session.started_at - session.requested_at)
             self._tell_progress(session)
+
+    def _cache_miss(self, session: Session) -> CacheMiss | None:
+        found, prepared = session.difference, session.prepared
+        if found is None or prepared is None:
+            return None
+        log_difference(session, found)
+        tells_known = not (self._shares_prefixes or session.caller.several)
+        return cache_miss(found, prepared.tokens, self._text_of, tells_known=tells_known)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        answer = self._engine.answer(Detokenize(tuple(tokens)))
+        assert isinstance(answer, Detokenized)
+        return answer.text
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 

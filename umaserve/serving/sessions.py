@@ -14,6 +14,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Modify, Pause, Priority, Resume, Steering
 from umaserve.outputs import Finished, FinishReason, Output, Steered, Timing, Token, Usage
 from umaserve.serving.answer_text import AnswerText, Said
+from umaserve.serving.cache_miss import Difference
 from umaserve.serving.rates import RateLimits
 from umaserve.serving.speculation import Acceptance, Repetition
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
@@ -53,6 +54,8 @@ class Caller:
     """The best class that its requests get."""
     limits: RateLimits | None = None
     """Its own rate limits; ``None``: the server's."""
+    several: bool = False
+    """Whether these are several clients that can't be told apart, and may not read each other's prompts."""
 
     @property
     def tenant(self) -> str:
@@ -77,6 +80,8 @@ class Session:
     """Tokens of this sequence in the KV cache."""
     reused: int = 0
     """Prompt tokens that it found in the cache when it started."""
+    difference: Difference | None = None
+    """Where its prompt leaves a known sequence that is nearly the same, so that no more of that was reused."""
     reusable: int = 0
     """Length of the cached prefix that the last lookup found."""
     follows: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from umaserve.serving.cache_miss import Difference, difference
 from umaserve.serving.checkpoints import Checkpoints
 from umaserve.serving.division import SHARED
 from umaserve.serving.host_cache import HostCache, Place
@@ -140,7 +141,7 @@ class Slots:
 
     def reusable(self, scope: str, tokens: Sequence[int]) -> int:
         """Length of the longest reusable prefix of ``tokens``, always without the last one, which gives the logits."""
-        return self._source(scope, tokens).length
+        return self._source(tokens, *self._matches(scope, tokens)).length
 
     def coming(self, scope: str, tokens: Sequence[int]) -> Match | None:
         """The session that is now computing the longest prefix of ``tokens``; ``None`` if too short to reuse.
@@ -162,8 +163,11 @@ class Slots:
         return end if checkpoints is None else checkpoints.before(end, session.computed)
 
     def take(self, session: Session, room: Room) -> int:
-        """Give ``session`` its cells and a slot, which must be free; sets ``session.computed`` to the tokens reused."""
-        source = self._source(room.scope, room.tokens)
+        """Give ``session`` its cells and a slot, which must be free. Sets ``session.computed``, the tokens reused, and
+        ``session.difference``."""
+        resident, saved = self._matches(room.scope, room.tokens)
+        session.difference = self._difference(room, resident, saved)
+        source = self._source(room.tokens, resident, saved)
         self._make_way(max(room.cells, source.cells), spare=source.slot)
         scarce = not self._fits(room.cells) or not (self._free or self._kept.keys() - {source.slot})
         if source.slot in self._kept and (scarce or self._continues(source.slot, source.length, room)):
@@ -304,11 +308,27 @@ class Slots:
 
     # -- reuse ---------------------------------------------------------------------------------------------------
 
-    def _source(self, scope: str, tokens: Sequence[int]) -> _Source:
+    def _matches(self, scope: str, tokens: Sequence[int]) -> tuple[Match | None, Match | None]:
+        """What begins like ``tokens``: in a slot, and in host memory."""
         before_last = tokens[:-1]
-        resident = _whole(self._prefixes.match(scope, before_last), tokens)
+        saved = None if self._host is None else self._host.match(scope, before_last)
+        return self._prefixes.match(scope, before_last), saved
+
+    def _difference(self, room: Room, resident: Match | None, saved: Match | None) -> Difference | None:
+        known = []
+        if resident is not None:
+            known.append((resident.length, self._prefixes.held(resident.holder)[1]))
+        if self._host is not None and saved is not None and self._cuttable:
+            known.append((saved.length, self._host.tokens(saved.holder)))
+        elif self._host is not None:
+            # Not only what may be used.
+            known.append(self._host.nearest(room.scope, room.tokens))
+        common, tokens = max(known, key=lambda each: (each[0], len(each[1])), default=(0, ()))
+        return difference(room.tokens, tokens, common)
+
+    def _source(self, tokens: Sequence[int], resident: Match | None, saved: Match | None) -> _Source:
+        resident, saved = _whole(resident, tokens), _whole(saved, tokens)
         source = _Source() if resident is None else _Source(resident.holder, None, resident.length)
-        saved = None if self._host is None else _whole(self._host.match(scope, before_last), tokens)
         place = None if self._host is None or saved is None else self._host.place(saved.holder)
         if saved is not None and place is not None and saved.length > source.length and self._can_load(place):
             usable = self._cuttable or saved.length == place.tokens
@@ -337,7 +357,8 @@ class Slots:
     def _new_checkpoints(self, room: Room, reused: int) -> Checkpoints:
         if self._cuttable or self._host is None or not room.shared:
             return Checkpoints()
-        return Checkpoints(room.tokens, reused, known=self._host.common(room.scope, room.tokens))
+        common, _tokens = self._host.nearest(room.scope, room.tokens)
+        return Checkpoints(room.tokens, reused, known=common)
 
     # -- cached sequences ----------------------------------------------------------------------------------------
 

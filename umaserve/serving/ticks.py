@@ -289,8 +289,8 @@ class JobQueue(Protocol):
 
 class Engine(Protocol):
     """What the scheduler needs. ``run``, ``encode``, ``embed`` and ``shed`` are called on the compute thread,
-    ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads, ``change`` on the loop's thread while no tick
-    runs."""
+    ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to ``Detokenize`` also on the
+    loop's), ``change`` on the loop's thread while no tick runs."""
 
     @property
     def capacity(self) -> Capacity: ...
