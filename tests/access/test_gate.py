@@ -119,6 +119,35 @@ def test_of_two_origins_none_is_judged(second: str, allowed: str) -> None:
     assert gate(cors_origin=("*",)).preflight_headers(two) == []
 
 
+STAINLESS = "x-stainless-lang,x-stainless-os,x-stainless-retry-count,x-stainless-runtime-version,x-stainless-timeout"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "content-type",
+        f"authorization,content-type,{STAINLESS}",
+        f"anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key,{STAINLESS}",
+    ],
+)
+def test_clients_in_a_browser_may_send_their_headers_and_read_all_of_the_reply(method: str, wanted: str) -> None:
+    preflight = request(
+        f"Origin: {APP}", f"Access-Control-Request-Method: {method}", f"Access-Control-Request-Headers: {wanted}"
+    )
+    at = gate(cors_origin=(APP,))
+    assert status(preflight, at) == 200
+    answered = dict(at.preflight_headers(preflight))
+    assert method in answered["Access-Control-Allow-Methods"].split(", ")
+    assert answered["Access-Control-Allow-Headers"] == wanted
+    assert dict(at.cors_headers(preflight)) == {
+        "Access-Control-Allow-Origin": APP,
+        "Access-Control-Expose-Headers": "*",
+        "Vary": "Origin",
+    }
+    assert gate().preflight_headers(preflight) == []
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

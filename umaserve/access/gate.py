@@ -17,7 +17,7 @@ SUBPROTOCOL = "umaserve"
 KEY_SUBPROTOCOL = "bearer."
 """Browsers can't set headers on a WebSocket, so a key may be offered as a subprotocol with this prefix."""
 ANY = "*"
-_CORS_METHODS = "GET, POST, OPTIONS"
+_CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type, X-Api-Key"
 _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
@@ -93,7 +93,8 @@ class Gate:
         origin = origins[0]
         return [
             ("Access-Control-Allow-Origin", origin),
-            ("Access-Control-Expose-Headers", "Retry-After"),
+            # All: clients read Retry-After, request-id and others.
+            ("Access-Control-Expose-Headers", ANY),
             ("Vary", "Origin"),
         ]
 
