@@ -68,7 +68,7 @@ class StandInEngine:
         """There is nothing."""
 
     def embed(self, query: Embed) -> Embedded:
-        raise RequestError(Fault.BAD_REQUEST, "model", "a stand-in makes no embeddings")
+        raise RequestError(Fault.NOT_SUPPORTED, "model", "a stand-in makes no embeddings")
 
     def run(self, tick: Tick) -> TickResult:
         tokens = [() if run.sampler is None else (_TOKEN,) for run in tick.runs]

@@ -11,6 +11,8 @@ class Fault(enum.Enum):
     FRAME_TOO_LARGE = enum.auto()
     INVALID_JSON = enum.auto()
     BAD_REQUEST = enum.auto()
+    NOT_SUPPORTED = enum.auto()
+    """This model can't do it, whatever the request's values."""
     BUSY = enum.auto()
     PROMPT_TOO_LARGE = enum.auto()
     CONTEXT_EXCEEDED = enum.auto()

@@ -55,6 +55,10 @@ class Sampling:
     ignore_eos: bool = False
     length_penalty: float = 1.0
     """Above 1 answers get longer, below 1 shorter: it scales the logits of the tokens that end an answer."""
+    text_bias: tuple[tuple[str, float], ...] = ()
+    """Like ``logit_bias``, of all tokens of each text."""
+    scores_after: bool = False
+    """Whether log-probabilities are those by which the token was drawn, of the tokens that the cut-offs left."""
 
 
 @dataclass(frozen=True, slots=True)

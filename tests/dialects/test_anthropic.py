@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from routes import facts
 
@@ -25,9 +23,6 @@ from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
 from umaserve.outputs import Finished, FinishReason, Prefilled, Started, Token, Usage, Waiting
 from umaserve.wire.http_head import Request
-
-# A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)
 USER = [{"role": "user", "content": "hi"}]
@@ -547,48 +542,6 @@ def test_an_answer_without_text():
 def test_an_answer_that_is_cancelled_before_its_prompt_is_computed():
     outputs = [Started(), Finished(FinishReason.CANCELLED, Usage(0, 0))]
     assert [event["type"] for event in events(outputs)] == ["message_start", "message_delta", "message_stop"]
-
-
-PIECES = st.lists(
-    st.sampled_from(["Hello", " ", "\n", "<", "{", CALL, CALL[:20], CALL[:40], CALL[40:], "🦙"]), max_size=8
-)
-
-
-@untimed
-@given(PIECES, st.data())
-def test_the_events_of_every_stream_are_in_order_and_say_what_the_whole_message_says(pieces: list[str], data: Any):
-    text = "".join(pieces)
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
-    texts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    streamed = events(answer(*texts), tools=TOOLS)
-    kinds = [event["type"] for event in streamed]
-    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
-    blocks: list[dict[str, Any]] = []
-    is_open = False
-    for event in streamed[1:-2]:
-        match event["type"]:
-            case "content_block_start":
-                assert not is_open
-                is_open = True
-                blocks.append({**event["content_block"], "said": ""})
-            case "content_block_delta":
-                assert is_open
-                [said_] = [value for key, value in event["delta"].items() if key != "type"]
-                assert said_
-                blocks[-1]["said"] += said_
-            case "content_block_stop":
-                assert is_open
-                is_open = False
-        assert event["index"] == len(blocks) - 1
-    assert not is_open
-    whole = reply(answer(*texts), tools=TOOLS)
-    told = "".join(block["said"] for block in blocks if block["type"] == "text")
-    assert told == "".join(block["text"] for block in whole["content"] if block["type"] == "text")
-    calls = {block["id"]: block for block in whole["content"] if block["type"] == "tool_use"}
-    begun = {block["id"]: block for block in blocks if block["type"] == "tool_use"}
-    assert calls.keys() <= begun.keys()
-    assert all(json.loads(begun[key]["said"]) == call["input"] for key, call in calls.items())
-    assert streamed[-2]["delta"]["stop_reason"] == whole["stop_reason"] == ("tool_use" if calls else "end_turn")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------

@@ -805,6 +805,7 @@ ERRORS = {
     Fault.FRAME_TOO_LARGE: ("invalid_request", True, "modify_request"),
     Fault.INVALID_JSON: ("invalid_request", True, "modify_request"),
     Fault.BAD_REQUEST: ("invalid_request", True, "modify_request"),
+    Fault.NOT_SUPPORTED: ("invalid_request", True, "modify_request"),
     Fault.BUSY: ("invalid_request", True, "wait"),
     Fault.NOT_FOUND: ("invalid_request", True, "restart"),
     Fault.UNAUTHORIZED: ("invalid_request", False, "authenticate"),

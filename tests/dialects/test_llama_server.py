@@ -20,7 +20,7 @@ from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, infill_request, native_request
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import Embed, Generate, Infill, MixedText, Priority, Sampling, TokenIds
 from umaserve.outputs import (
     Embedded,
@@ -179,6 +179,13 @@ def test_biases_as_pairs_or_an_object(bias: Any) -> None:
     assert sampling(logit_bias=bias).logit_bias == ((5, -1.5), (6, -100.0))
 
 
+@pytest.mark.parametrize("bias", [[[5, -1.5], ["the", 2], ["", False]], {"5": -1.5, "the": 2, "": False}])
+def test_biases_of_texts(bias: Any) -> None:
+    chosen = sampling(logit_bias=bias)
+    assert chosen.logit_bias == ((5, -1.5),)
+    assert chosen.text_bias == (("the", 2.0), ("", -100.0))
+
+
 @pytest.mark.parametrize(
     ("lora", "adapters"),
     [
@@ -208,16 +215,20 @@ def test_adapters_by_number_or_name(lora: Any, adapters: Any) -> None:
         ({"seed": -2}, "seed: expected a whole number from 0 to 4294967294, got -2"),
         ({"mirostat": 1}, "mirostat: expected to be absent: this server has no such sampler"),
         ({"samplers": [1]}, "samplers[0]: expected a non-empty string of at most 32 bytes, got a whole number"),
-        ({"logit_bias": [[1]]}, "logit_bias: expected pairs of a token id and its bias"),
-        ({"logit_bias": {"a": 1}}, 'logit_bias: expected token ids as keys, got "a"'),
+        ({"logit_bias": [[1]]}, "logit_bias: expected pairs of a token id or a text and its bias"),
+        ({"logit_bias": [[True, 1]]}, "logit_bias: expected pairs of a token id or a text and its bias"),
+        ({"logit_bias": {"a": "b"}}, "logit_bias: expected a number from -100 to 100, got a string"),
+        (
+            {"logit_bias": [["a" * 257, 1]]},
+            "logit_bias: expected a string of at most 256 bytes, got 257 bytes",
+        ),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5: expected a number from -100 to 100, got 101"),
+        ({"logit_bias": [["a", 1]] * 1025}, "logit_bias: expected an array of 0 to 1024 pairs, got 1025"),
         ({"logit_bias": 5}, "logit_bias: expected an object or an array of pairs, got a whole number"),
         ({"lora": [{"id": 2}]}, "lora[0].id: expected a number below 2, got 2"),
         ({"lora": [5]}, "lora[0]: expected an object, got a whole number"),
         ({"n": 8, "prompt": ["a"] * 16}, "n: expected at most 2 for 16 prompts, got 8"),
-        (
-            {"post_sampling_probs": True},
-            "post_sampling_probs: expected false: this server tells probabilities before sampling only",
-        ),
+        ({"post_sampling_probs": 1}, "post_sampling_probs: expected true or false, got a whole number"),
     ],
 )
 def test_bad_values_are_named(values: dict[str, Any], said: str) -> None:
@@ -370,6 +381,10 @@ def test_the_prompts_progress_is_told_in_streams_that_ask_for_it() -> None:
     first, *_ = events({"return_progress": True}, Started(), Placed(), Prefilling(9, 2, 5, 0.25), *OUTPUTS[2:], END)
     assert first["prompt_progress"] == {"total": 9, "cache": 2, "processed": 5, "time_ms": 250}
     assert (first["stop"], first["content"], first["tokens"]) == (False, "", [])
+    assert "timings" not in first
+    timed = {"return_progress": True, "timings_per_token": True}
+    timings = events(timed, Started(), Placed(), Prefilling(9, 2, 5, 0.25))[0]["timings"]
+    assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"], timings["predicted_n"]) == (2, 3, 250.0, 0)
     asking = {"return_progress": True}
     assert [asked(**asking, stream=stream).choices[0].wants_progress for stream in (True, False)] == [True, False]
 
@@ -386,6 +401,17 @@ def test_probabilities_of_each_token() -> None:
     assert "completion_probabilities" not in last
 
 
+def test_probabilities_after_sampling() -> None:
+    values = {"n_probs": 2, "post_sampling_probs": True}
+    scored = {"id": 7, "token": "", "bytes": [0xC3], "prob": pytest.approx(0.607, abs=1e-3)}
+    expected = [{**scored, "top_probs": [scored, {"id": 8, "token": "b", "bytes": [98], "prob": 0.0}]}]
+    token = Token("", 7, SCORES)
+    answer = whole(values, token, END)
+    assert answer["completion_probabilities"] == expected
+    assert answer["generation_settings"]["post_sampling_probs"] is True
+    assert events(values, token, END)[0]["completion_probabilities"] == expected
+
+
 # Errors.
 
 
@@ -393,6 +419,7 @@ def test_probabilities_of_each_token() -> None:
     ("fault", "status", "kind"),
     [
         (Fault.BAD_REQUEST, 400, "invalid_request_error"),
+        (Fault.NOT_SUPPORTED, 501, "not_supported_error"),
         (Fault.CONTEXT_EXCEEDED, 400, "exceed_context_size_error"),
         (Fault.UNAUTHORIZED, 401, "authentication_error"),
         (Fault.QUEUE_FULL, 503, "unavailable_error"),
@@ -407,6 +434,11 @@ def test_errors_have_llama_servers_form(fault: Fault, status: int, kind: str) ->
     one = body()
     one.receive(b'{"prompt":"Hi","stream":true}')
     assert [orjson.loads(event) for event in one.fail(0, error)] == [expected]
+
+
+def test_a_prompt_beyond_the_context_is_told_in_tokens() -> None:
+    error = orjson.loads(ERRORS.reply(ContextExceeded(20, 10)).body)["error"]
+    assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", 20, 10)
 
 
 # What runs, adapters, embeddings, metrics.

@@ -10,8 +10,6 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from routes import facts, routes
 
 from tests.support.routes import MODEL_INFO
@@ -51,8 +49,6 @@ from umaserve.outputs import (
     Waiting,
 )
 from umaserve.wire.http_head import Refusal, Request
-
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=100)
 FACTS = replace(
@@ -467,19 +463,6 @@ def test_ollamas_client_calls_its_tools_and_gets_an_answer(form: ToolForm, strea
         ("add", {"a": 2}),
     ]
     assert [turn.tool_call_id for turn in results] == [call.id for call in first.tool_calls]
-
-
-@untimed
-@given(st.lists(st.text(max_size=5)), st.booleans(), st.sampled_from(FinishReason))
-def test_one_line_is_done_and_the_pieces_are_the_whole(texts: list[str], tools: bool, reason: FinishReason) -> None:
-    outputs = [*(Token(text, 1) for text in texts), replace(END, reason=reason)]
-    more = {"tools": [WEATHER]} if tools else {}
-    _, lines = answer(outputs, **more)
-    body, _ = answer(outputs, stream=False, **more)
-    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
-    said = "".join(line["message"]["content"] for line in lines)
-    assert said == json.loads(body.result())["message"]["content"]
-    assert said == "".join(texts)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------

@@ -1175,6 +1175,7 @@ STATUSES: dict[Fault, tuple[int, str, str | None]] = {
     Fault.FRAME_TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
     Fault.INVALID_JSON: (400, "invalid_request_error", None),
     Fault.BAD_REQUEST: (400, "invalid_request_error", None),
+    Fault.NOT_SUPPORTED: (400, "invalid_request_error", None),
     Fault.BUSY: (409, "invalid_request_error", "busy"),
     Fault.PROMPT_TOO_LARGE: (413, "invalid_request_error", "prompt_too_large"),
     Fault.CONTEXT_EXCEEDED: (400, "invalid_request_error", "context_length_exceeded"),
@@ -1231,6 +1232,8 @@ def test_models() -> None:
         "object": "model",
         "created": 1700000000,
         "owned_by": "umaserve",
+        "aliases": ["small-1"],
+        "tags": [],
         "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 134_515_008, "size": 2000},
     }
     Model.model_validate(item)
@@ -1244,6 +1247,7 @@ def test_props_show_no_path() -> None:
     assert answer == {
         "total_slots": 4,
         "model_alias": "small-1",
+        "model_path": "small-1.gguf",
         "chat_template": "{{ messages }}",
         "bos_token": "<s>",
         "eos_token": "</s>",
@@ -1263,6 +1267,12 @@ def body(**values: Any) -> bytes:
         ({"input": [1, 2], "encoding_format": "float"}, EmbeddingsRequest(Embed((TokenIds((1, 2)),)), False)),
         ({"input": ["a", "b"], "encoding_format": "base64"}, EmbeddingsRequest(Embed(("a", "b")), True)),
         ({"input": [[1], [2]], "dimensions": None}, EmbeddingsRequest(Embed((TokenIds((1,)), TokenIds((2,)))), False)),
+        ({"input": ["", "b"]}, EmbeddingsRequest(Embed(("", "b")), False)),
+        ({"input": {"prompt_string": "a"}}, EmbeddingsRequest(Embed(("a",)), False)),
+        (
+            {"input": ["a", {"content": [{"type": "text", "text": t} for t in ("b", "", "c")]}]},
+            EmbeddingsRequest(Embed(("a", "bc")), False),
+        ),
         ({"input": ["a" * 100, "b" * 100]}, EmbeddingsRequest(Embed(("a" * 100, "b" * 100)), False)),
     ],
 )
@@ -1274,7 +1284,17 @@ def test_embeddings_request(wanted: Wanted, expected: EmbeddingsRequest) -> None
     ("wanted", "fault", "expected"),
     [
         ({}, Fault.BAD_REQUEST, "input: expected a string or"),
-        ({"input": ""}, Fault.BAD_REQUEST, "input: expected a non-empty"),
+        ({"input": {}}, Fault.BAD_REQUEST, "input.prompt_string: expected a string, got null"),
+        (
+            {"input": {"content": "a"}},
+            Fault.BAD_REQUEST,
+            "input.content: expected an array of 1 to 256 parts, got a string",
+        ),
+        (
+            {"input": [{"content": [{"type": "image_url"}]}]},
+            Fault.BAD_REQUEST,
+            'input[0].content[0].type: expected "text"',
+        ),
         ({"input": []}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
         ({"input": ["a", None]}, Fault.BAD_REQUEST, "input[1]: expected"),

@@ -30,6 +30,7 @@ CODES = {
     Fault.FRAME_TOO_LARGE: "E_PROTO_FRAME_TOO_LARGE",
     Fault.INVALID_JSON: "E_PROTO_INVALID_JSON",
     Fault.BAD_REQUEST: "E_PROTO_BAD_REQUEST",
+    Fault.NOT_SUPPORTED: "E_PROTO_BAD_REQUEST",
     Fault.BUSY: "E_PROTO_BUSY",
     Fault.PROMPT_TOO_LARGE: "E_LIMIT_PROMPT_TOO_LARGE",
     Fault.CONTEXT_EXCEEDED: "E_LIMIT_PROMPT_TOO_LARGE",
@@ -549,7 +550,7 @@ def test_tables_name_every_field_of_the_messages() -> None:
     of_other_dialects = {"logprobs", "tools", "must_call", "enable_thinking", "spoken", "recorded"}
     of_other_dialects |= {"length_penalty", "continue_final_message", "add_generation_prompt", "parallel_calls"}
     of_other_dialects |= {"chat_template_kwargs", "splits_thoughts", "stops_in_thoughts", "thought_budget"}
-    of_other_dialects |= {"wants_progress"}
+    of_other_dialects |= {"wants_progress", "text_bias", "scores_after"}
     assert {field.name for field in fields(Sampling)} - of_other_dialects <= named
     assert {field.name for field in fields(Generate)} - renamed - of_other_dialects <= named
     assert set(OPTIONAL) == named - {"id", "prompt"}

@@ -428,7 +428,7 @@ def test_the_model_is_described(daemon: Daemon):
         props = http.ask("GET", "/props").json
         assert (props["model_alias"], props["total_slots"]) == (model["id"], 16)
         assert props["default_generation_settings"]["n_ctx"] > 0
-        assert "model_path" not in props
+        assert props["model_path"] == f"{model['id']}.gguf"
 
 
 def test_while_the_model_loads_what_needs_it_says_when_to_come_back(own_daemon):

@@ -61,6 +61,22 @@ def test_a_prompt_of_texts_and_tokens_is_that_of_the_text(http: httpx.Client) ->
     assert by_ids["prompt"] == [*ids, rest]
 
 
+def test_probabilities_after_sampling_are_of_what_is_left(http: httpx.Client) -> None:
+    asked = {"n_probs": 10, "post_sampling_probs": True, "temperature": 1, "top_p": 1, "min_p": 0, "seed": 1}
+    for chance in answer(http, top_k=3, **asked)["completion_probabilities"]:
+        assert len(chance["top_probs"]) == 3
+        assert sum(top["prob"] for top in chance["top_probs"]) == pytest.approx(1)
+        assert chance["prob"] in [top["prob"] for top in chance["top_probs"]]
+    greedy = answer(http, **{**asked, "temperature": 0})["completion_probabilities"]
+    assert [(chance["prob"], len(chance["top_probs"])) for chance in greedy] == [(1.0, 1)] * 8
+
+
+@pytest.mark.parametrize("banned", [[[" 6", False]], {" 6": -100}])
+def test_a_text_is_banned(http: httpx.Client, banned: object) -> None:
+    assert "6" in answer(http)["content"]
+    assert "6" not in answer(http, logit_bias=banned)["content"]
+
+
 def test_a_long_prompt_tells_its_progress(http: httpx.Client) -> None:
     parts = events(http, prompt="word " * 600, n_predict=1, return_progress=True, cache_prompt=False)
     progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
@@ -85,6 +101,6 @@ def test_what_runs_is_in_slots(http: httpx.Client) -> None:
 
 def test_models_without_the_tokens_refuse_gaps(http: httpx.Client) -> None:
     refused = http.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["type"] == "invalid_request_error"
+    assert refused.status_code == 501
+    assert refused.json()["error"]["type"] == "not_supported_error"
     assert http.get("/lora-adapters/").json() == []

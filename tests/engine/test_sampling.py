@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umaserve.engine.candidates import COLUMNS, Candidates, Logits
-from umaserve.engine.logprobs import Scores
+from umaserve.engine.logprobs import Scores, scores_after
 from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
 from umaserve.errors import RequestError
 from umaserve.messages import Sampling
+from umaserve.outputs import Logprobs, Scored
 
 N = 8
 
@@ -55,6 +56,27 @@ def test_penalties_count_the_sampled_tokens():
 def test_a_bias_beyond_the_vocabulary_is_refused():
     with pytest.raises(RequestError, match="below 8, the vocabulary's size, got 8"):
         Sampler(N, (0,), Sampling(logit_bias=((N, 1.0),)), None)
+
+
+def test_what_is_left_to_draw_from_and_its_chances():
+    candidates = Candidates(N)
+    sampler = Sampler(N, (0,), Sampling(temperature=1.0, top_k=3, min_p=0.0, top_p=1.0, seed=1), None)
+    token = sampler.sample(np.log(np.array([1, 2, 3, 4, 1, 1, 1, 1], np.float32)), candidates)
+    assert sampler.left is not None
+    scores = scores_after(sampler.left, token, 5, lambda token: b"t%d" % token)
+    assert [one.token_id for one in scores.top] == [3, 2, 1]
+    assert [math.exp(one.logprob) for one in scores.top] == pytest.approx([4 / 9, 3 / 9, 2 / 9])
+    assert scores.chosen == next(one for one in scores.top if one.token_id == token)
+    assert scores_after(sampler.left, 7, 0, lambda token: b"").chosen.logprob == -math.inf
+
+
+def test_a_greedy_choice_leaves_one():
+    candidates = Candidates(N)
+    sampler = Sampler(N, (0,), Sampling(), None)
+    token = sampler.sample(np.arange(N, dtype=np.float32), candidates)
+    assert sampler.left is None
+    scores = scores_after(candidates.only(token), token, 5, lambda token: b"x")
+    assert scores == Logprobs(Scored(7, b"x", 0.0), (Scored(7, b"x", 0.0),))
 
 
 def report(logits: list[float], chosen: int, n: int):

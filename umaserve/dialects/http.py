@@ -28,6 +28,7 @@ HTTP_STATUS: Mapping[Fault, int] = {
     Fault.FRAME_TOO_LARGE: 413,
     Fault.INVALID_JSON: 400,
     Fault.BAD_REQUEST: 400,
+    Fault.NOT_SUPPORTED: 400,
     Fault.BUSY: 409,
     Fault.PROMPT_TOO_LARGE: 413,
     Fault.CONTEXT_EXCEEDED: 400,

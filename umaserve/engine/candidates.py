@@ -12,6 +12,8 @@ import numpy.typing as npt
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 Logits = npt.NDArray[np.float32]
+Left = npt.NDArray[np.void]
+"""Candidates that sampling has left, with their probabilities."""
 
 COLUMNS = 1024
 """Into so many a row of logits is divided to find the likeliest."""
@@ -44,6 +46,11 @@ class Candidates:
         if not k <= len(ids) <= COLUMNS or len(set(kept.tolist())) < len(ids):
             return self.all(logits)
         return self._filled(ids, kept)
+
+    def only(self, token: int) -> Left:
+        """``token`` as the one that was certain."""
+        self.tokens[0] = (token, 0.0, 1.0)
+        return self.tokens[:1]
 
     def _filled(self, ids: npt.NDArray[np.integer[Any]], logits: Logits) -> Any:
         size = len(ids)

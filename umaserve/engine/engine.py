@@ -21,7 +21,7 @@ from umaserve.engine.chat_template import chat_template_of
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.loading import load_model, on_cpu
-from umaserve.engine.logprobs import Scores
+from umaserve.engine.logprobs import Scores, scores_after
 from umaserve.engine.media import MediaReader
 from umaserve.engine.media_batch import MediaBatch
 from umaserve.engine.model import Model, find
@@ -179,7 +179,7 @@ class LlamaEngine:
     def embed(self, query: Embed) -> Embedded:
         if self._embedder is None:
             raise RequestError(
-                Fault.BAD_REQUEST,
+                Fault.NOT_SUPPORTED,
                 "model",
                 f"{self.name} makes no embeddings; load an embedding model, or choose --pooling mean",
             )
@@ -314,10 +314,13 @@ class LlamaEngine:
         assert isinstance(run.sampler, Sampler)
         tokens: list[int] = []
         for offset, logits in enumerate(rows):
-            before = None if run.logprobs is None else Scores(logits)
+            before = None if run.logprobs is None or run.sampler.scores_after else Scores(logits)
             token = run.sampler.sample(logits, self._candidates)
             if before is not None and run.logprobs is not None:
                 scores.append(before.report(token, run.logprobs, self._model.written))
+            elif run.logprobs is not None:
+                left = self._candidates.only(token) if run.sampler.left is None else run.sampler.left
+                scores.append(scores_after(left, token, run.logprobs, self._model.written))
             tokens.append(token)
             row = len(run.tokens) - run.draft_tokens + offset
             if token in self.end_tokens or (offset < run.draft_tokens and token != run.tokens[row]):

@@ -30,7 +30,7 @@ def infill_tokens(model: Model, gap: Infill, sequence_tokens: int, max_tokens: i
     middle = llama_cpp.llama_vocab_fim_mid(vocab)
     if min(before, after, middle) < 0:
         problem = f"{model.name} can't fill gaps: its vocabulary lacks the tokens for it; choose a model made for code"
-        raise RequestError(Fault.BAD_REQUEST, "model", problem)
+        raise RequestError(Fault.NOT_SUPPORTED, "model", problem)
     beginning = model.tokenize(gap.beginning, begins=False)
     window = min(WINDOW, sequence_tokens)
     prefix = model.tokenize(gap.prefix, special=False)[-(3 * (window // 4)) :]

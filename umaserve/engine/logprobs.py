@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from umaserve.engine.candidates import Logits
+from umaserve.engine.candidates import Left, Logits
 from umaserve.outputs import Logprobs, Scored
 
 
@@ -24,10 +25,23 @@ class Scores:
         def scored(token: int) -> Scored:
             return Scored(token, written(token), float(self._below_best[token]) - self._log_sum)
 
-        return Logprobs(scored(chosen), tuple(scored(token) for token in self._best(n)))
+        return Logprobs(scored(chosen), tuple(scored(token) for token in _best(self._below_best, n)))
 
-    def _best(self, n: int) -> list[int]:
-        if n == 0:
-            return []
-        ids = np.argpartition(self._below_best, -n)[-n:] if n < len(self._below_best) else range(len(self._below_best))
-        return sorted(map(int, ids), key=lambda token: (-self._below_best[token], token))
+
+def scores_after(left: Left, chosen: int, n: int, written: Callable[[int], bytes]) -> Logprobs:
+    """As ``Scores.report``, of the tokens that sampling ``left`` to draw from, without those that it left no chance."""
+    ids, chances = left["id"], left["p"]
+
+    def scored(token: int, chance: float) -> Scored:
+        return Scored(token, written(token), math.log(chance) if chance else -math.inf)
+
+    best = [scored(int(ids[place]), float(chances[place])) for place in _best(chances, n) if chances[place]]
+    return Logprobs(scored(chosen, float(chances[ids == chosen].sum())), tuple(best))
+
+
+def _best(values: npt.NDArray[np.float32], n: int) -> list[int]:
+    """The places of the ``n`` greatest values, the greatest first."""
+    if n == 0:
+        return []
+    places = np.argpartition(values, -n)[-n:] if n < len(values) else range(len(values))
+    return sorted(map(int, places), key=lambda place: (-values[place], place))

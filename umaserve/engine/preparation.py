@@ -75,7 +75,7 @@ class Preparation:
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if not self._generates:
             problem = f"{self._model.name} generates no text, it only makes embeddings"
-            raise RequestError(Fault.BAD_REQUEST, "model", problem)
+            raise RequestError(Fault.NOT_SUPPORTED, "model", problem)
         # The grammar comes first: making it checks how deep the tools' schemas nest, and the template recurses on them.
         constraint = self._constraint(request)
         prompt = self._prompt(request, tenant, wanted)
@@ -216,6 +216,9 @@ class Preparation:
     def _sampler(
         self, sampling: Sampling, constraint: Constraint | AfterThoughts | None, thinking: Thinking | None
     ) -> Sampler:
+        of_texts = ((self._model.tokenize(text, special=False), bias) for text, bias in sampling.text_bias)
+        biases = (*sampling.logit_bias, *((token, bias) for tokens, bias in of_texts for token in tokens))
+        sampling = dataclasses.replace(sampling, logit_bias=biases)
         return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint, thinking)
 
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:

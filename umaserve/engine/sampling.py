@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from umaserve.engine.candidates import Candidates, Logits
+from umaserve.engine.candidates import Candidates, Left, Logits
 from umaserve.engine.constraint import Constraint
 from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.errors import Fault, RequestError
@@ -60,6 +60,10 @@ class Sampler:
         self.thinking = thinking
         plain = sampling.temperature < MIN_TEMPERATURE and not _penalizes(sampling)
         self._chain = None if plain else _chain(n_vocab, sampling)
+        self._draws = sampling.temperature >= MIN_TEMPERATURE
+        self.left: Left | None = None
+        """The candidates of the latest token, until the next one; ``None`` if that was certain."""
+        self.scores_after = sampling.scores_after
         self._top_k = 0 if _penalizes(sampling) else max(0, sampling.top_k)
         """The cut-off before anything else looks at the candidates; 0 if there is none."""
         if self._chain is not None:
@@ -75,9 +79,11 @@ class Sampler:
         """The next token. ``logits``, one value for each token of the vocabulary, are overwritten. Raises
         ``RequestError`` where the grammar has become too complex to follow."""
         token = None if self.thinking is None else self.thinking.forced()
+        self.left = None
         if token is None:
             token = self._sampled(logits, candidates)
             if token is None:
+                self.left = None
                 return self._end
         elif self.constraint is not None:
             self.constraint.accept(token)
@@ -106,6 +112,8 @@ class Sampler:
         native = candidates.likeliest(logits, self._top_k) if self._top_k else candidates.all(logits)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(native))
         token = int(native.data[native.selected].id)
+        if self._draws:
+            self.left = candidates.tokens[: native.size]
         # With extreme settings, probabilities overflow, and llama.cpp may select any token, even a masked one.
         return token if logits[token] != -np.inf else int(logits.argmax())
 

@@ -40,14 +40,18 @@ class Blocks:
         self._parser: ToolCallParser | None = None
         self._blocks: list[_Block] = []
         self._open: _Block | None = None
+        self._held = ""
+        """Thoughts that came within a call, whose block is first to end."""
         self.called = False
         """Whether there is a complete call."""
 
     def push(self, thoughts: str, text: str) -> Iterator[Event]:
         """The events for the next thoughts, and the text of the answer after them."""
         if thoughts and self._shows_thoughts:
-            yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            yield self._delta(thoughts, {"type": "thinking_delta", "thinking": thoughts})
+            if self._open is not None and isinstance(self._open.key, int):
+                self._held += thoughts
+            else:
+                yield from self._think(thoughts)
         # How the model writes calls is known once it is loaded, and so at the first token.
         if self._parser is None and self._new_parser is not None:
             self._parser = self._new_parser()
@@ -84,6 +88,10 @@ class Blocks:
             self.called = self._blocks[-1].kept = True
             yield from self._close()
 
+    def _think(self, thoughts: str) -> Iterator[Event]:
+        yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+        yield self._delta(thoughts, {"type": "thinking_delta", "thinking": thoughts})
+
     def _begin(self, key: str | int, begun: dict[str, Any]) -> Iterator[Event]:
         """Go on with the block that is open, if it has this key, or start one."""
         if self._open is not None and self._open.key == key:
@@ -98,11 +106,14 @@ class Blocks:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _close(self) -> Iterator[Event]:
-        if self._open is not None:
+        while self._open is not None:
             if self._open.key == "thinking":
                 yield self._delta("", {"type": "signature_delta", "signature": SIGNATURE})
             self._open = None
             yield {"type": "content_block_stop", "index": self._index}
+            if self._held:
+                held, self._held = self._held, ""
+                yield from self._think(held)
 
     @property
     def _index(self) -> int:

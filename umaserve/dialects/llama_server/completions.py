@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -105,7 +106,11 @@ class NativeBody:
         answer = self._running(index)
         match output:
             case Prefilling():
-                return [orjson.dumps(_progress(index, output))]
+                progress = _progress(index, output)
+                if self._asked.timings_per_token:
+                    usage = Usage(output.done_tokens, 0, output.reused_tokens)
+                    progress["timings"] = timings(usage, Timing(total_s=output.elapsed_s))
+                return [orjson.dumps(progress)]
             case Prefilled():
                 answer.prefilled = output
                 return []
@@ -154,7 +159,7 @@ class NativeBody:
         if self._asked.timings_per_token:
             partial["timings"] = answer.timings(token.elapsed_s)
         if token.logprobs is not None:
-            partial["completion_probabilities"] = [_scores(token.logprobs)]
+            partial["completion_probabilities"] = [_scores(token.logprobs, answer.request)]
         return partial
 
     def _whole(self, index: int, answer: _Answer, end: Finished) -> dict[str, Any]:
@@ -181,7 +186,7 @@ class NativeBody:
             "timings": timings(usage, end.timing),
         }
         if answer.scores and not streaming:
-            whole["completion_probabilities"] = [_scores(scores) for scores in answer.scores]
+            whole["completion_probabilities"] = [_scores(scores, answer.request) for scores in answer.scores]
         return _only(whole, self._asked.response_fields) if self._asked.response_fields else whole
 
 
@@ -229,16 +234,19 @@ def _is_truncated(request: Generate, end: Finished) -> bool:
     return end.reason is FinishReason.LENGTH and (wanted is None or end.usage.completion_tokens < wanted)
 
 
-def _scores(scores: Logprobs) -> dict[str, Any]:
-    return {**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]}
+def _scores(scores: Logprobs, request: Generate) -> dict[str, Any]:
+    after = request.sampling.scores_after
+    top = [_scored(top, after) for top in scores.top]
+    return {**_scored(scores.chosen, after), "top_probs" if after else "top_logprobs": top}
 
 
-def _scored(scored: Scored) -> dict[str, Any]:
+def _scored(scored: Scored, after: bool) -> dict[str, Any]:
+    """``after``: with its probability, else with the logarithm."""
     return {
         "id": scored.token_id,
         "token": scored.piece.decode(errors="ignore"),
         "bytes": list(scored.piece),
-        "logprob": max(scored.logprob, MIN_LOGPROB),
+        **({"prob": math.exp(scored.logprob)} if after else {"logprob": max(scored.logprob, MIN_LOGPROB)}),
     }
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.dialects.openai.embeddings import MAX_INPUTS
-from umaserve.dialects.openai.requests import inputs, size_of
-from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
+from umaserve.dialects.openai.embeddings import embedded_texts
+from umaserve.dialects.parameters import RequestLimits, json_body
 from umaserve.messages import Embed
 from umaserve.outputs import Embedded
 from umaserve.wire.fields import out_of_range
@@ -18,8 +17,7 @@ def parse_embedding(body: bytes, limits: RequestLimits) -> Embed:
     """Parse a body of ``POST /embedding``; raises ``RequestError``. A prompt's cap applies to all texts together."""
     fields = json_body(body)
     key = "input" if fields.values.get("content") is None and fields.values.get("input") is not None else "content"
-    texts = inputs(fields, key, limits, MAX_INPUTS)
-    check_prompt_bytes(sum(map(size_of, texts)), limits, key)
+    texts = embedded_texts(fields, key, limits)
     norm = fields.integer("embd_normalize", -1)
     if norm not in (None, _EUCLIDEAN):
         raise out_of_range("embd_normalize", f"{_EUCLIDEAN}, vectors of unit length", norm)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.dialects.llama_server.settings import RANDOM_SEED
 from umaserve.dialects.openai.requests import DEFAULTS
 from umaserve.outputs import ModelInfo
 
 
 def props(info: ModelInfo, total_slots: int) -> bytes:
-    """The body of llama-server's ``GET /props``, without the model's path, which is not for clients."""
+    """The body of llama-server's ``GET /props``, with the name of the model's file instead of its path, which is not
+    for clients."""
     return orjson.dumps(
         {
             "default_generation_settings": {
                 "n_ctx": info.context_tokens,
                 "params": {
+                    "seed": RANDOM_SEED,
                     "temperature": DEFAULTS.temperature,
                     "top_k": DEFAULTS.top_k,
                     "top_p": DEFAULTS.top_p,
@@ -26,6 +29,7 @@ def props(info: ModelInfo, total_slots: int) -> bytes:
             },
             "total_slots": total_slots,
             "model_alias": info.name,
+            "model_path": f"{info.name}.gguf",
             "chat_template": info.chat_template or "",
             "bos_token": info.bos,
             "eos_token": info.eos,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from umaserve.dialects.parameters import (
 )
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Infill, Sampling
-from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
+from umaserve.wire.fields import Fields, array, bad_request, number, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.8)
 MAX_PROBS = 100
@@ -30,7 +31,8 @@ MAX_OTHERS = 1024
 MAX_RESPONSE_FIELDS, MAX_FIELD_BYTES = 64, 256
 LENGTH_NAMES = ("n_predict", "max_completion_tokens", "max_tokens")
 _RANDOM_SEEDS = (-1, 2**32 - 1)
-_BAN = -100.0
+BAN = 100.0
+MAX_BIASED_BYTES = 256
 
 _WITHOUT: Mapping[str, Mapping[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -112,9 +114,6 @@ def _described(fields: Fields, choices: tuple[Generate, ...]) -> NativeRequest:
 
 def _parameters(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
     """All of a request but its prompt."""
-    if fields.boolean("post_sampling_probs", False):
-        problem = "expected false: this server tells probabilities before sampling only"
-        raise RequestError(Fault.BAD_REQUEST, "post_sampling_probs", problem)
     n_predict = _n_predict(fields)
     probs = [fields.integer(key, 0, MAX_PROBS) for key in ("n_probs", "logprobs")]
     request = Generate(
@@ -140,7 +139,9 @@ def _n_predict(fields: Fields) -> int:
 def _sampling(fields: Fields) -> Sampling:
     chosen, used = sampling(Fields({**fields.values, "samplers": None}), DEFAULTS), _samplers(fields)
     off = {key: value for name, without in _WITHOUT.items() if name not in used for key, value in without.items()}
-    return replace(chosen, **off)  # type: ignore[arg-type]
+    chosen = replace(chosen, **off)  # type: ignore[arg-type]
+    texts = tuple((text, number(bias, "logit_bias", -BAN, BAN)) for text, bias in fields.values["text_bias"])
+    return replace(chosen, text_bias=texts, scores_after=fields.boolean("post_sampling_probs", False))
 
 
 def _samplers(fields: Fields) -> tuple[str, ...]:
@@ -166,8 +167,7 @@ def _in_our_words(fields: Fields, adapters: Sequence[str]) -> Fields:
     if isinstance(values.get("stop"), list):
         values["stop"] = [text for text in values["stop"] if text != ""]
     values["prompt"] = _without_media(values.get("prompt"))
-    if values.get("logit_bias") is not None:
-        values["logit_bias"] = _biases(values["logit_bias"])
+    values["logit_bias"], values["text_bias"] = _biases(values.get("logit_bias"))
     if isinstance(values.get("lora"), list):
         values["lora"] = _adapters(values["lora"], adapters)
     return Fields(values)
@@ -185,16 +185,25 @@ def _without_media(prompt: object) -> object:
     return prompt.get("prompt_string")
 
 
-def _biases(value: object) -> dict[str, Any]:
-    """``logit_bias`` as an object, where it may be an array of pairs, and ``false`` bans a token."""
-    if isinstance(value, list):
-        pairs = array(value, "logit_bias", 0, MAX_BIASES, "pairs")
-        if not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
-            raise RequestError(Fault.BAD_REQUEST, "logit_bias", "expected pairs of a token id and its bias")
-        value = {str(token): bias for token, bias in pairs}
-    if not isinstance(value, dict):
+def _biases(value: object) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """``logit_bias`` as an object of token ids, and as pairs of texts; it may be an object or an array of pairs, and
+    ``false`` bans a token."""
+    if value is None:
+        return {}, []
+    if isinstance(value, dict):
+        pairs: list[Any] = [[int(key) if re.fullmatch("[0-9]{1,9}", key) else key, value[key]] for key in value]
+    elif isinstance(value, list):
+        pairs = value
+    else:
         raise bad_request("logit_bias", "an object or an array of pairs", value)
-    return {token: _BAN if bias is False else bias for token, bias in value.items()}
+    array(pairs, "logit_bias", 0, MAX_BIASES, "pairs")
+    if not all(isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (int, str) for pair in pairs):
+        raise RequestError(Fault.BAD_REQUEST, "logit_bias", "expected pairs of a token id or a text and its bias")
+    banned = [(key, -BAN if bias is False else bias) for key, bias in pairs]
+    texts = [(key, bias) for key, bias in banned if type(key) is str]
+    for text, _bias in texts:
+        string(text, "logit_bias", max_bytes=MAX_BIASED_BYTES, empty=True)
+    return {str(key): bias for key, bias in banned if type(key) is int}, texts
 
 
 def _adapters(value: list[Any], names: Sequence[str]) -> dict[str, float]:

@@ -39,7 +39,6 @@ _OFF: dict[str, Any] = {
     "reasoning_in_content": False,
     "generation_prompt": "",
     "speculative.types": "none",
-    "post_sampling_probs": False,
     "backend_sampling": False,
 }
 """Samplers and options of llama-server that this server lacks, each with the value that means "off"."""
@@ -66,6 +65,7 @@ def generation_settings(request: Generate, asked: NativeRequest) -> dict[str, An
         "stream": asked.stream,
         "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
         "n_probs": request.logprobs or 0,
+        "post_sampling_probs": sampling.scores_after,
         "grammar": "" if sampling.grammar is None else sampling.grammar.text,
         "samplers": list(asked.samplers),
         "timings_per_token": asked.timings_per_token,

@@ -62,6 +62,7 @@ class _TextBody(ABC):
         self._model = ""
         self._pieces: list[Piece] = []
         self._finished: Finished | None = None
+        self._failed = False
 
     @property
     def streaming(self) -> bool:
@@ -69,7 +70,7 @@ class _TextBody(ABC):
 
     @property
     def done(self) -> bool:
-        return self._finished is not None
+        return self._finished is not None or self._failed
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The one request in ``body``, or none if it only loads the model; raises ``RequestError``."""
@@ -94,7 +95,9 @@ class _TextBody(ABC):
         return []
 
     def fail(self, _index: int, error: RequestError) -> list[bytes]:
-        return [error_body(error).body]
+        """The line for an error; none unless streaming."""
+        self._failed = True
+        return [error_body(error).body] if self.streaming else []
 
     def error(self, error: RequestError) -> ErrorReply:
         return error_body(error)

@@ -12,8 +12,9 @@ import orjson
 from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed
+from umaserve.messages import Embed, MixedText, TokenIds
 from umaserve.outputs import Embedded
+from umaserve.wire.fields import Fields, array, string
 
 MAX_INPUTS = 256
 
@@ -37,10 +38,37 @@ def parse_embeddings(body: bytes, limits: RequestLimits) -> EmbeddingsRequest:
             "dimensions",
             "expected to be absent, since the model determines the length of its vectors",
         )
-    texts = inputs(fields, "input", limits, MAX_INPUTS)
-    check_prompt_bytes(sum(map(size_of, texts)), limits, "input")
+    texts = embedded_texts(fields, "input", limits)
     as_base64 = fields.choice("encoding_format", {"float": False, "base64": True}, False)
     return EmbeddingsRequest(Embed(texts), as_base64)
+
+
+def embedded_texts(fields: Fields, key: str, limits: RequestLimits) -> tuple[str | TokenIds | MixedText, ...]:
+    """``inputs`` whose strings may be empty, as most models have tokens around a text, or in objects of llama-server's
+    forms; raises ``RequestError``."""
+    value = fields.values.get(key)
+    if isinstance(value, list):
+        value = [_out_of_object(item, fields.name(f"{key}[{index}]")) for index, item in enumerate(value)]
+    else:
+        value = _out_of_object(value, fields.name(key))
+    texts = inputs(Fields({key: value}), key, limits, MAX_INPUTS, empty=True)
+    check_prompt_bytes(sum(map(size_of, texts)), limits, key)
+    return texts
+
+
+def _out_of_object(value: object, path: str) -> object:
+    """The text in ``{"prompt_string": TEXT}`` or ``{"content": [{"type": "text", "text": TEXT}, ...]}``."""
+    if not isinstance(value, dict):
+        return value
+    fields = Fields(value, f"{path}.")
+    if "content" not in value:
+        return string(value.get("prompt_string"), fields.name("prompt_string"), empty=True)
+    texts = []
+    for index, item in enumerate(array(value["content"], fields.name("content"), 1, MAX_INPUTS, "parts")):
+        part = Fields.of(item, f"{fields.name('content')}[{index}]")
+        part.required_one_of("type", ("text",))
+        texts.append(string(part.values.get("text"), part.name("text"), empty=True))
+    return "".join(texts)
 
 
 def embeddings_result(answer: Embedded, model: str, *, as_base64: bool) -> bytes:

@@ -13,6 +13,7 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.FRAME_TOO_LARGE: (_INVALID, "request_too_large"),
     Fault.INVALID_JSON: (_INVALID, None),
     Fault.BAD_REQUEST: (_INVALID, None),
+    Fault.NOT_SUPPORTED: (_INVALID, None),
     Fault.BUSY: (_INVALID, "busy"),
     Fault.PROMPT_TOO_LARGE: (_INVALID, "prompt_too_large"),
     Fault.CONTEXT_EXCEEDED: (_INVALID, "context_length_exceeded"),
@@ -29,13 +30,14 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.SHUTTING_DOWN: (_SERVER, "shutting_down"),
 }
 """``type`` and ``code``."""
+_OF_FIELDS = (Fault.BAD_REQUEST, Fault.NOT_SUPPORTED, Fault.PROMPT_TOO_LARGE)
 
 
 def error_body(error: RequestError) -> ErrorReply:
     """The reply to a request that failed."""
     status = HTTP_STATUS[error.fault]
     kind, code = _ERRORS[error.fault]
-    param = (error.field or None) if error.fault in (Fault.BAD_REQUEST, Fault.PROMPT_TOO_LARGE) else None
+    param = (error.field or None) if error.fault in _OF_FIELDS else None
     return ErrorReply(status, _body(error.message, kind, param, code), error_headers(error, status))
 
 

@@ -22,6 +22,8 @@ def model(info: ModelInfo, created: int) -> bytes:
 def _model(info: ModelInfo, created: int) -> dict[str, Any]:
     return {
         "id": info.name,
+        "aliases": [info.name],
+        "tags": [],
         "object": "model",
         "created": created,
         "owned_by": "umaserve",

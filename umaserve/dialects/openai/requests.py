@@ -145,18 +145,20 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     return _asked(fields, requests, echo=echo)
 
 
-def inputs(fields: Fields, key: str, limits: RequestLimits, max_items: int) -> tuple[str | TokenIds | MixedText, ...]:
+def inputs(
+    fields: Fields, key: str, limits: RequestLimits, max_items: int, *, empty: bool = False
+) -> tuple[str | TokenIds | MixedText, ...]:
     """OpenAI's and llama-server's forms of texts: a string, an array of token ids or of ids and strings, or an array of
-    up to ``max_items`` of these."""
+    up to ``max_items`` of these. ``empty``: whether a string may be empty."""
     value, path = fields.values.get(key), fields.name(key)
     if not isinstance(value, list) or any(type(item) is int for item in value):
-        return (_input(value, path, limits),)
+        return (_input(value, path, limits, empty=empty),)
     if not 1 <= len(value) <= max_items:
         raise out_of_range(path, f"1 to {max_items} texts", len(value))
-    return tuple(_input(item, f"{path}[{i}]", limits) for i, item in enumerate(value))
+    return tuple(_input(item, f"{path}[{i}]", limits, empty=empty) for i, item in enumerate(value))
 
 
-def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds | MixedText:
+def _input(value: object, path: str, limits: RequestLimits, *, empty: bool) -> str | TokenIds | MixedText:
     if isinstance(value, list):
         if not value:
             raise out_of_range(path, "at least one token id", "none")
@@ -165,7 +167,7 @@ def _input(value: object, path: str, limits: RequestLimits) -> str | TokenIds | 
         return TokenIds(token_ids(value, path, limits))
     if not isinstance(value, str):
         raise bad_request(path, "a string or an array of token ids", value)
-    text = string(value, path)
+    text = string(value, path, empty=empty)
     check_prompt_bytes(len(text.encode()), limits, path)
     return text
 

@@ -1,0 +1,184 @@
+"""Random requests to all paths of a running daemon: each is answered as the OpenAPI document says, with no fault of the
+server, and nobody beside them notices."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from daemon import ANSWER_S, Daemon
+from http_wire import Http, serving
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openapi_document import EXAMPLES, POSTS, check_response, fields, request_schema
+
+BESIDE = "yes, indeed"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    # Whatever length a request comes to ask for, it gets a short answer.
+    yield from serving(tmp_path_factory, "--pooling", "mean", "--max-tokens", "8", "--n-ctx", "2048")
+
+
+@pytest.fixture(scope="module")
+def http(daemon: Daemon) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{daemon.http}", timeout=ANSWER_S) as http:
+        yield http
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others(daemon: Daemon) -> Iterator[None]:
+    """A client that has one answer after another all the time; in the end nothing is left of all requests."""
+    ended, answers = threading.Event(), []
+
+    def ask() -> None:
+        while not ended.is_set():
+            answers.append(daemon.ask(grammar=f'root ::= "{BESIDE}"'))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+    assert answers
+    for *tokens, last in answers:
+        assert ("".join(token["text"] for token in tokens), last["event"]) == (BESIDE, "eos")
+    left = daemon.wait_until_quiet()
+    assert left["tx_stalled_sessions"] == 0
+    daemon.wait_for(lambda values: values["connections"] <= 2)  # this one, and the other tests' HTTP client
+
+
+# Bodies: an example of the document with a few changes, most of them wrong.
+
+RAW = (
+    *("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400, "-0.0", "01", "0x1", "tru", "", "'a'"),
+    *('"\\ud800"', '"\\udc00\\ud800"', '"\\u0000"', '"\x00"', '"\\x"', '"', "[" * 100 + "]" * 100, "[" * 2000),
+    *('{"a":' * 150 + "1" + "}" * 150, '{"a":1,"a":[]}', "[" + "{}," * 5000 + "{}]", '"' + "a" * 5000 + '"'),
+)
+"""Texts in the place of a value: no JSON, or JSON at its limits."""
+
+
+def raw(index: int) -> str:
+    return f"raw value {index}"
+
+
+WORDS = ("user", "tool", "auto", "function", "text", "json_schema", "base64", "data:image/png;base64,AA==", "http://a/")
+LEAVES = (
+    st.sampled_from([raw(index) for index in range(len(RAW))])
+    | st.none()
+    | st.booleans()
+    | st.integers(-3, 100)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(WORDS)
+)
+KEYS = st.sampled_from(["role", "content", "type", "text", "function", "name", "arguments", "input", "$ref", "id", ""])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in ``value`` with each of its keys or indices."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield value, key
+        yield from places(item)
+
+
+@st.composite
+def bodies(draw: st.DrawFn, path: str) -> bytes:
+    example = draw(st.sampled_from([value for where, _name, value in EXAMPLES if where == path]))
+    body = copy.deepcopy(example)
+    known = sorted({where[0] for where, _described in fields(request_schema(POSTS[path]))})
+    for _ in range(draw(st.integers(1, 3))):
+        value = draw(VALUES)
+        if draw(st.booleans()):
+            body[draw(st.sampled_from(known))] = value
+        elif there := list(places(body)):
+            container, key = draw(st.sampled_from(there))
+            if draw(st.integers(0, 3)):
+                container[key] = value
+            else:
+                del container[key]
+    if not draw(st.integers(0, 9)):
+        body = draw(VALUES)
+    text = json.dumps(body)
+    if isinstance(body, dict) and body and not draw(st.integers(0, 5)):  # A field twice.
+        text = f'{{"{draw(st.sampled_from(known))}": {json.dumps(draw(VALUES))}, {text[1:]}'
+    return re.sub(r'"raw value (\d+)"', lambda found: RAW[int(found[1])], text).encode()
+
+
+def check(response: httpx.Response, path: str) -> None:
+    """501 is llama-server's status for what a model can't do."""
+    assert response.status_code < 500 or response.status_code == 501, response.text
+    check_response(response, POSTS[path])
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_any_body_is_answered_as_described(http: httpx.Client, path: str) -> None:
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(bodies(path))
+    def send(body: bytes) -> None:
+        check(http.post(path, content=body, headers={"Content-Type": "application/json"}), path)
+
+    send()
+
+
+# What is around bodies.
+
+TYPES = (
+    *("application/json", "application/json", "application/json; charset=latin-1", "APPLICATION/JSON;", "text/plain"),
+    *("", "a/b;;", "multipart/form-data", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"),
+)
+
+
+def request(rng: random.Random) -> tuple[str, bytes]:
+    """A request whose type, encoding or length may be wrong, and its path."""
+    path, _name, value = rng.choice(EXAMPLES)
+    body = json.dumps(value).encode()
+    if rng.random() < 0.2:
+        body = rng.randbytes(rng.randrange(40))
+    length = len(body) + rng.choice([0] * 12 + [-1, 7])
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {length}"]
+    lines += [f"Content-Type: {rng.choice(TYPES)}"] if rng.random() < 0.9 else []
+    lines += [f"Content-Encoding: {rng.choice(['gzip', 'identity', 'x'])}"] if rng.random() < 0.1 else []
+    lines += ["Expect: 100-continue"] if rng.random() < 0.1 else []
+    return path, "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def responses(http: Http) -> Iterator[httpx.Response]:
+    """All until the server closes the connection."""
+    while http.file.peek(1):
+        status, headers, body = http.receive()
+        if status != 100:
+            yield httpx.Response(status, headers=headers, content=body)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_requests_one_after_another_cut_or_mislabelled(daemon: Daemon, seed: int) -> None:
+    rng = random.Random(seed)
+    asked = [request(rng) for _ in range(rng.randint(1, 4))]
+    data = b"".join(each for _path, each in asked)
+    whole = rng.random() < 0.5
+    with Http(daemon.http) as http:
+        http.send(data if whole else data[: rng.randrange(len(data))])
+        http.sock.shutdown(socket.SHUT_WR)
+        answers = list(responses(http))
+    assert len(answers) <= len(asked) + 1  # What is left of a body may be taken for a request.
+    for answer, (path, _each) in zip(answers, asked, strict=False):
+        assert answer.status_code < 500 or answer.status_code == 501, answer.text
+        if answer.status_code not in (400, 404, 405):  # A broken head has no path, and so no API's own form.
+            check_response(answer, POSTS[path])
