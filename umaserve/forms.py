@@ -65,7 +65,8 @@ class ToolForm:
     opened: str = ""
     """The beginning of the first call that the prompt ends with."""
     text_opens: str = ""
-    """What is written after ``opened`` where text follows, not a call."""
+    """What is written after ``opened`` where text follows, not a call: the prompt ends with it where there are no
+    tools."""
     also: tuple[ToolForm, ...] = ()
     """Other forms that the model is known to use at times."""
 

@@ -144,6 +144,12 @@ def test_a_form_without_a_tag_is_known_at_the_beginning_alone() -> None:
     assert whole("bare", "{ a set }") == ("{ a set }", [])
 
 
+def test_the_mark_of_a_text_is_no_content() -> None:
+    assert whole("opened", "al", "l", "\nWell, >>> al", "l\n") == ("Well, >>> all\n", [])
+    assert whole("opened", "all\nWell.", f">>>{TEXTS['opened']}") == ("Well.", [("f", ARGUMENTS["opened"])])
+    assert whole("opened", "allow") == ("allow", [])
+
+
 def test_the_id_that_the_model_writes_before_the_arguments_is_the_calls_but_once() -> None:
     text = TEXTS["ids"]
     assert [call[0] for call in parsed(FORMS["ids"], text + text)[1]] == ["abcdefgh1", "c0"]

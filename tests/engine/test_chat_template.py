@@ -50,6 +50,14 @@ def test_a_template_that_knows_tools_gets_them_and_the_calls_as_objects():
     assert messages[2] == {"role": "tool", "content": "20 °C", "tool_call_id": "c1"}
 
 
+def test_without_tools_a_prompt_that_opens_a_call_or_a_text_opens_a_text():
+    source = "{# >>>${recipient} #}{% if tools %}{% endif %}{{ messages[-1].content }}|>>>"
+    assert told(source) == "Hi|>>>all\n"
+    assert told(source, tools=[WEATHER]).endswith("|>>>")
+    continued = ChatTemplate(source, "", "").render((*HI, ChatTurn("assistant", "Well")))
+    assert continued == "Hi|>>>all\nWell"
+
+
 @pytest.mark.parametrize(
     "condition", ["tools", "tools is not none", "tools is defined and tools is not none"], ids=lambda c: c
 )
@@ -259,7 +267,9 @@ def test_a_template_that_reads_parts_gets_parts():
     assert told(source, BRIEF) == "Be brief.|Hi|"
 
 
-@pytest.mark.parametrize(("key", "text"), [("reasoning_content", "2+2"), ("thinking", "2+2"), ("other", "")])
+@pytest.mark.parametrize(
+    ("key", "text"), [("reasoning_content", "2+2"), ("reasoning", "2+2"), ("thinking", "2+2"), ("other", "")]
+)
 def test_earlier_thoughts_stand_where_the_template_looks_for_them(key: str, text: str):
     source = f"{{% for m in messages %}}{{{{ m.{key} }}}}{{% endfor %}}"
     assert told(source, (*HI, ChatTurn("assistant", "4", thoughts="2+2"))) == text
@@ -309,10 +319,10 @@ def test_ids_that_the_template_refuses_are_always_the_same_others_in_calls_and_r
 
 
 def test_switches_are_variables_of_the_template():
-    source = "{{ documents[0] }} {{ reasoning_strength }} {{ clear_thinking }} {{ preserve_thinking }}"
-    assert told(source, switches={"documents": ["d"], "reasoning_effort": "low"}) == "d low False True"
-    assert told(source, switches={"preserve_reasoning": False}).split() == ["True", "False"]
-    assert told(source, switches={"clear_thinking": True}).split() == ["True", "True"]
+    source = "{{ documents[0] }} {{ reasoning_strength }} {{ clear_thinking }} {{ think_render_option }}"
+    assert told(source, switches={"documents": ["d"], "reasoning_effort": "low"}) == "d low False all"
+    assert told(source, switches={"preserve_reasoning": False}).split() == ["True", "lastthink"]
+    assert told(source, switches={"clear_thinking": True}).split() == ["True", "all"]
 
 
 def test_the_date_is_todays():

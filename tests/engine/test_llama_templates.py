@@ -46,6 +46,10 @@ DIFFERENCES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "fireworks-ai-llama-3-firefunction-v2": (TOOLS, "llama-server leaves out the tools, which it has as ``functions``"),
     "ibm-granite-granite-3.3-2B-Instruct": NO_CALLS,
+    "meetkai-functionary-medium-v3.2": (
+        ("user", "turns", "thoughts", "not thinking", "thinking", "switches"),
+        "without tools the prompt ends with what opens a text",
+    ),
     "openai-gpt-oss-120b": (
         ("no answer opened",),
         "llama-server puts another end after the last message than the template does",
@@ -65,6 +69,10 @@ DIFFERENCES: dict[str, tuple[tuple[str, ...], str]] = {
     "unsloth-mistral-Devstral-Small-2507": (
         ("thoughts", "switches"),
         "llama-server drops an answer that has thoughts, since it takes the template for another model's",
+    ),
+    "upstage-Solar-Open-100B": (
+        ("thoughts", "thoughts before a call"),
+        "llama-server leaves out the thoughts, which the template has as ``reasoning``",
     ),
 }
 """Where prompts are not llama-server's, and why."""
@@ -103,7 +111,6 @@ CONTINUED_OTHERWISE = {
     "ibm-granite-granite-3.3-2B-Instruct",
     "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
-    "meetkai-functionary-medium-v3.2",
     "microsoft-Phi-3.5-mini-instruct",
     "moonshotai-Kimi-K2",
     "poolside-Laguna-XS-2.1",

@@ -82,9 +82,10 @@ def test_calls_in_the_forms_of_llama_cpps_templates(name: str) -> None:
 def test_an_answer_is_a_call_or_matches_the_schema(name: str) -> None:
     text = '{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"]}'
     schema = Grammar(Syntax.JSON_SCHEMA, text, "json_schema")
-    assert accepts(FORMS[name], '{"x": 1}', must_call=False, or_schema=schema)
+    text = FORMS[name].text_opens
+    assert accepts(FORMS[name], text + '{"x": 1}', must_call=False, or_schema=schema)
     assert accepts(FORMS[name], called(FORMS[name]), must_call=False, or_schema=schema)
-    assert not accepts(FORMS[name], '{"x": "1"}', must_call=False, or_schema=schema)
+    assert not accepts(FORMS[name], text + '{"x": "1"}', must_call=False, or_schema=schema)
     assert not accepts(FORMS[name], "I think", must_call=False, or_schema=schema)
 
 
@@ -96,6 +97,7 @@ def test_text_of_any_kind_is_free_where_calls_are_known_at_the_beginning_alone()
 def test_text_follows_the_mark_that_the_form_has_for_it() -> None:
     assert accepts(FORMS["opened"], "all\nWell, {}", must_call=False)
     assert not accepts(FORMS["opened"], "Well, {}", must_call=False)
+    assert not accepts(FORMS["opened"], "allow {}", must_call=False)
     assert not accepts(FORMS["opened"], "all\nWell, {}", must_call=True)
 
 

@@ -59,6 +59,7 @@ class ToolCallParser:
         self._tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._only_first = only_first
+        self._text_opens = form.opened + form.text_opens if form.text_opens else ""
         self._buffer = form.opened
         self._unwritten = len(form.opened)
         """Characters at the text's beginning that the model didn't write."""
@@ -92,6 +93,8 @@ class ToolCallParser:
         return released
 
     def _read(self) -> Generator[None]:
+        if (yield from self._prefix(self._text_opens)):
+            self._unwritten = 0
         form = yield from self._text()
         while form is not None:
             if not (yield from self._call(form)):

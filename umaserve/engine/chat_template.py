@@ -132,6 +132,7 @@ class ChatTemplate:
         if template is None:
             raise RequestError(Fault.BAD_REQUEST, "messages", self._problem)
         limit = _size(turns, tools) * 2 + MAX_GROWTH
+        opens_text = template.tool_form.text_opens if opens_answer and not tools else ""
         if not template.writes_calls:
             turns = with_calls_as_text(turns, template.tool_form, results=not template.tells_tools)
         if tools and not template.tells_tools:
@@ -149,7 +150,7 @@ class ChatTemplate:
             else:
                 field = "tools" if tools and _works(lambda: render((), values)) else "messages"
             raise RequestError(error.fault, field, error.problem) from None
-        return prompt.removeprefix(self._start).removesuffix(self._end)
+        return prompt.removeprefix(self._start).removesuffix(self._end) + opens_text
 
     def _compiled(self, source: str, bos: str, eos: str, now: Callable[[], datetime]) -> Template | None:
         """The template; ``None`` for one that can't be used."""
@@ -203,8 +204,8 @@ def _usual(template: Template, switches: Mapping[str, Any]) -> dict[str, Any]:
 
     The names are of several templates; a request sets all of them by ``preserve_reasoning`` and ``reasoning_effort``.
     """
-    keeps = switches.get("preserve_reasoning") is not False
-    usual: dict[str, Any] = {name: kept is keeps for name, kept in KEPT_THOUGHTS.items()}
+    dropped = switches.get("preserve_reasoning") is False
+    usual: dict[str, Any] = {name: values[dropped] for name, values in KEPT_THOUGHTS.items()}
     usual["enable_thinking"] = template.thinks
     if "reasoning_effort" in switches:
         usual["reasoning_strength"] = switches["reasoning_effort"]

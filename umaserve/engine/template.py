@@ -29,9 +29,15 @@ MAX_PROBE_STEPS = 10_000
 """The same for one of the short conversations from which a template's form is learned."""
 
 
-KEPT_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
-KEPT_THOUGHTS |= {"drop_thinking": False}
-"""The variables by which several templates write the thoughts of earlier turns."""
+KEPT_THOUGHTS: dict[str, tuple[object, object]] = {
+    "preserve_thinking": (True, False),
+    "clear_thinking": (False, True),
+    "truncate_history_thinking": (False, True),
+    "drop_thinking": (False, True),
+    "think_render_option": ("all", "lastthink"),
+}
+"""The variables of several templates by which the thoughts of earlier turns are written, with their values for that and
+for the opposite."""
 
 _TELLS_FORM = re.compile(rf"{TOOL_CALL_OPEN}(?:\\n|\s)*\{{")
 """Instructions to write calls as ``TOLD_IN_WORDS``."""
@@ -108,7 +114,8 @@ class Template:
 
     def _probed_thoughts(self, messages: Sequence[Message], opens_answer: bool) -> str:
         tools = [TOOL] if any("tool_calls" in message for message in messages) else []
-        switches = {**KEPT_THOUGHTS, "enable_thinking": True, "thinking": True}
+        kept = {name: value for name, (value, _dropped) in KEPT_THOUGHTS.items()}
+        switches = {**kept, "enable_thinking": True, "thinking": True}
         try:
             return self.prompt(
                 messages, tools, switches, opens_answer=opens_answer, limit=MAX_GROWTH, steps=MAX_PROBE_STEPS

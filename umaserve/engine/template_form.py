@@ -38,7 +38,7 @@ class Form:
     """It writes the tools that may be called."""
     results: Literal["messages", "responses"]
     """The results of calls are messages of the role tool, or ``tool_responses`` of the message with the calls."""
-    thoughts: Literal["reasoning_content", "thinking", "part"]
+    thoughts: Literal["reasoning_content", "reasoning", "thinking", "part"]
     """An assistant's thoughts stand under this key, or are the first part of the content."""
     shows_thoughts: bool
     """It writes the thoughts of earlier turns."""
@@ -64,8 +64,8 @@ class Form:
 
     def _shaped(self, message: Message) -> Message:
         shaped = dict(message)
-        if self.thoughts == "thinking" and "reasoning_content" in shaped:
-            shaped["thinking"] = shaped["reasoning_content"]
+        if "reasoning_content" in shaped and self.thoughts != "part":
+            shaped[self.thoughts] = shaped["reasoning_content"]
         if self.objects and "tool_calls" in shaped:
             shaped["tool_calls"] = [_with_object(call) for call in shaped["tool_calls"]]
         return _with_short_ids(shaped) if self.short_ids else shaped
@@ -122,10 +122,17 @@ def _results(render: Render, arguments: object) -> Literal["messages", "response
     return "messages" if inside == render([_USER, called, result], [TOOL]) else "responses"
 
 
-def _thoughts(render: Render, arguments: object) -> Literal["reasoning_content", "thinking", "part"] | None:
+def _thoughts(
+    render: Render, arguments: object
+) -> Literal["reasoning_content", "reasoning", "thinking", "part"] | None:
     shows = _shows(render)
     result = {"role": "tool", "content": "1", "tool_call_id": _ID}
-    for key in ("reasoning_content", "thinking"):
+    keys: tuple[Literal["reasoning_content", "reasoning", "thinking"], ...] = (
+        "reasoning_content",
+        "reasoning",
+        "thinking",
+    )
+    for key in keys:
         said = {**_DONE, key: _MARK}
         called = {**_called(arguments), key: _MARK}
         if shows(_USER, said) or shows(_USER, said, _USER) or shows(_USER, called, result, tools=[TOOL]):

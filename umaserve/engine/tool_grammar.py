@@ -60,9 +60,9 @@ def of_tools(
     more = f"({_literal((form.between or '') + _lead(form))} call)*" if several and form.between is not None else ""
     start, after = f"WS? {_literal(opening)} calls", ""
     if or_schema is not None and not must_call:
-        start += f" | %json {json_schema.enforced(or_schema.text, or_schema.field)}"
+        start += f" | {_quoted(form.text_opens)} %json {json_schema.enforced(or_schema.text, or_schema.field)}"
     elif not must_call and form.opened:
-        start += f" | {_literal(form.text_opens)} ANY"
+        start += f" | {_quoted(form.text_opens)} ANY"
     elif not must_call and form.anywhere:
         after = trigger(form)
         start = f"WS? {_literal(opening.removeprefix(after))} calls"
