@@ -280,3 +280,4 @@ class VoiceInfo:
     """The daemon's own recording of a speaker."""
     reference_path: str = ""
     """The recording's path, as the operator gave it."""
+    name: str = ""

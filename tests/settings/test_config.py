@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "keep_alive": False,
     "idle_timeout": 300.0,
     "drain_timeout": 10.0,
+    "wyoming": "",
     "http": "",
     "http_socket": "",
     "ollama": False,
@@ -203,12 +204,14 @@ PARTNERS: dict[str, dict[str, Any]] = {
     "max_frame_bytes": {"max_prompt_bytes": "1"},
     "max_prompt_bytes": {"max_frame_bytes": "1GiB"},
     "http": {"insecure": True},
+    "wyoming": {"insecure": True},
     "relay": {"worker_secret": "s3cret"},
 }
 """What else must be set so that every value of a setting holds together with the rest."""
 
 RELAYS = ["wss://relay.example.org", "https://[::1]:8443/deep", "ws://127.0.0.1:8090", "http://localhost/"]
 HOSTS = ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]", "box.example"]
+PORTS = st.integers(0, 65535)
 WRONG_TYPE = ["true", "1.5", "7", '"no such thing"', "[1]", '["a b"]', "{a = 1}", "1979-05-27", "07:32:00", "nan"]
 
 
@@ -247,7 +250,10 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
     if key in ("worker_secret", "worker_name", "relay_provider"):
         return WORD.filter(lambda word: word != "--") | st.just(DEFAULTS[key])
     if key == "http":
-        return st.just("") | st.builds("{}:{}".format, st.sampled_from(HOSTS), st.integers(0, 65535))
+        return st.just("") | st.builds("{}:{}".format, st.sampled_from(HOSTS), PORTS)
+    if key == "wyoming":
+        address = st.builds("{}{}:{}".format, st.sampled_from(["", "tcp:", "tcp://"]), st.sampled_from(HOSTS), PORTS)
+        return st.just("") | address | st.sampled_from(["unix:/run/wyoming.sock", "unix:é", "unix:///run/wyoming"])
     return {"socket_mode": st.integers(0, 0o777)}[key]
 
 
@@ -334,7 +340,7 @@ def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
 
 
 def test_the_tables_of_this_test_cover_every_setting() -> None:
-    tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http"]
+    tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http", "wyoming"]
     tables += ["rpc", "relay", "worker_secret", "worker_name", "relay_provider"]
     assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
 
@@ -717,6 +723,38 @@ def test_two_protocols_cannot_share_a_socket() -> None:
     )
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:10200", "tcp:[::]:10200", "tcp://box.example:10200"])
+def test_wyoming_beyond_loopback_needs_the_word_insecure(address: str) -> None:
+    assert refusal({"wyoming": address, "api_keys": "keys.json"}) == (
+        f"wyoming ({address}) is not a loopback address, and this protocol has no keys:"
+        " set insecure if everybody on that network may use it (wyoming: flag, insecure: default)"
+    )
+    assert Config(wyoming=address, insecure=True).wyoming == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "tcp:localhost:10200", "tcp://[::1]:10200", "unix:/run/w.sock"])
+def test_wyoming_on_this_machine_needs_nothing_else(address: str) -> None:
+    assert load({"wyoming": address}, {}).config.wyoming == address
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:", "unix:a\0b", "tcp:", "tcp:/a", "10200", "http:127.0.0.1:1", "127.0.0.1:é"]
+)
+def test_an_address_for_wyoming_that_is_none(address: str) -> None:
+    expected = 'expected an address as HOST:PORT or unix:PATH, such as "127.0.0.1:10200", or an empty string'
+    assert refusal({"wyoming": address}).startswith(f"flag --wyoming: {expected}, got ")
+
+
+def test_wyoming_needs_a_socket_of_its_own() -> None:
+    assert refusal({"wyoming": "unix:/run/uma.sock"}) == (
+        "wyoming and socket are both /run/uma.sock: choose another path for one of them"
+        " (wyoming: flag, socket: default)"
+    )
+    assert refusal({"wyoming": "unix:h", "http_socket": "h"}) == (
+        "wyoming and http_socket are both h: choose another path for one of them (wyoming: flag, http_socket: flag)"
+    )
+
+
 def test_what_concerns_only_http_is_harmless_without_it() -> None:
     loaded = load({"insecure": True, "allow_host": "*", "allow_origin": "*", "cors_origin": "*", "api_keys": "k"}, {})
     assert loaded.config.http == ""
@@ -800,6 +838,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["worker_secret_file"] = values.get("worker_secret_file") or "f"
     if values.get("http_socket"):
         values["http_socket"] += values.get("socket", "") + "/another"
+    if values.get("wyoming", "").startswith("unix:"):
+        values["wyoming"] += values.get("http_socket", "") + values.get("socket", "") + "/another"
     if values.get("tls_cert") or values.get("tls_key"):
         files = {"tls_cert": "c", "tls_key": "k"}
         values |= {key: values.get(key) or name for key, name in files.items()}

@@ -163,6 +163,7 @@ def test_what_is_kept_of_endless_text_is_bounded(unit: str) -> None:
 class StandInVoice:
     """Says one sample for each character, and fails where told."""
 
+    name = "stand-in"
     languages = ("en",)
     clones = True
 

@@ -493,6 +493,7 @@ class StandInVoice:
     A piece that has one of ``unspeakable`` in it fails.
     """
 
+    name = "stand-in"
     languages = ("en", "de")
     clones = False
 

@@ -8,9 +8,11 @@ import socket
 
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.services import Services
+from umaserve.daemon.wyoming import WyomingConnection
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
+from umaserve.dialects.wyoming import replies
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import Client, HttpConnection, Site
 from umaserve.net.channel import Channel
@@ -18,17 +20,19 @@ from umaserve.net.listeners import Listener, SocketFile
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.serving.sessions import Caller
-from umaserve.settings.addresses import parse_address
+from umaserve.settings.addresses import parse_address, parse_place
 from umaserve.settings.daemon import Config
 from umaserve.settings.reread import reread
 from umaserve.system import systemd
 from umaserve.system.peers import peer_name
 from umaserve.wire.framing import FrameCodec, LineCodec
 from umaserve.wire.http11 import HttpCodec
+from umaserve.wire.wyoming import encode
 
 log = logging.getLogger(__name__)
 
 HTTP = "http"
+WYOMING = "wyoming"
 OLLAMA = ("127.0.0.1", 11434)
 """Where Ollama's clients look for a server."""
 NETWORK_LEAVES = 8
@@ -60,13 +64,17 @@ class Entrances:
         passed = [(_protocol(name, sock, config), sock) for name, sock in systemd.listen_fds()]
         for protocol, sock in passed:
             self._listen(protocol, sock)
-        given = {protocol == HTTP for protocol, _ in passed}
-        if False not in given:
+        given = {protocol for protocol, _ in passed}
+        if given <= {HTTP, WYOMING}:
             self._listen(config.protocol, self._file(config.socket))
+        if config.wyoming and WYOMING not in given:
+            place = parse_place(config.wyoming)
+            for sock in [self._file(place)] if isinstance(place, str) else tcp_sockets(*place):
+                self._listen(WYOMING, sock)
         if config.ollama:
             for sock in tcp_sockets(*OLLAMA):
                 self._listen(HTTP, sock, plain=True)
-        if True in given:
+        if HTTP in given:
             return
         if config.http_socket:
             self._listen(HTTP, self._file(config.http_socket))
@@ -125,6 +133,9 @@ class Entrances:
             self.clients.add(
                 HttpConnection(self._services.loop, self._site, channel, peer, self._replace_client, self._forget)
             )
+        elif protocol == WYOMING:
+            caller = Caller(protocol, peer)
+            self.clients.add(WyomingConnection(self._services, channel, caller, self._forget))
         else:
             codec, dialect = _unix_protocol(protocol, config)
             caller = Caller(protocol, peer)
@@ -163,7 +174,7 @@ class Entrances:
 
 def _protocol(name: str, sock: socket.socket, config: Config) -> str:
     """The protocol of a socket that the service manager passed."""
-    if name in ("json", "newline", HTTP):
+    if name in ("json", "newline", HTTP, WYOMING):
         return name
     return config.protocol if sock.family == socket.AF_UNIX else HTTP
 
@@ -179,6 +190,8 @@ def _refusal(protocol: str, error: RequestError, config: Config) -> bytes:
     if protocol == HTTP:
         status, body, headers = error_body(error)
         return HttpCodec(0, 0).respond(status, [("Content-Type", "application/json"), *headers], body)
+    if protocol == WYOMING:
+        return encode(replies.error(error))
     codec, dialect = _unix_protocol(protocol, config)
     return codec.send(dialect.fail(error).payload)
 

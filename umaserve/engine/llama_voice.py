@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -56,6 +57,7 @@ class LlamaVoice:
     clones = True
 
     def __init__(self, config: Config, own: Samples | None = None) -> None:
+        self.name = Path(config.tts_model).stem
         self.languages: Sequence[str] = ("en",)
         """The model's own after ``load``."""
         self._config = config

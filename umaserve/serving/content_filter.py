@@ -183,11 +183,16 @@ class ContentFilter:
     def check_prompt(self, text: str) -> None:
         """Raises ``RequestError`` for a match, and for a pattern that takes too long."""
         if any(rule.matches(text) for rule in self._rules):
-            raise RequestError(Fault.CONTENT_FILTERED, "prompt", "contains text that this server does not allow")
+            raise not_allowed("prompt")
 
     def stream(self) -> FilteredStream:
         """For one answer."""
         return FilteredStream(self._streamed)
+
+
+def not_allowed(field: str) -> RequestError:
+    """The error for a match in ``field``."""
+    return RequestError(Fault.CONTENT_FILTERED, field, "contains text that this server does not allow")
 
 
 def load(path: str) -> ContentFilter:

@@ -1,4 +1,5 @@
-"""Parsing the text of an address before any socket is made: its host and port; whether it is loopback or wildcard."""
+"""Parsing the text of an address before any socket is made: its host and port, or its path; whether it is loopback or
+wildcard."""
 
 from __future__ import annotations
 
@@ -32,6 +33,18 @@ def parse_address(text: str) -> tuple[str, int]:
     if _ip(host) is None and not _is_name(host):
         raise ValueError("host: expected an IP address or a DNS name")
     return host, int(port)
+
+
+def parse_place(text: str) -> tuple[str, int] | str:
+    """Host and port as of ``parse_address``, before which there may be ``tcp:``; or the path of ``unix:PATH``. Both may
+    have URIs' slashes. Raises ValueError."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path or "\0" in path:
+            raise ValueError("path: expected one behind unix:")
+        path.encode()
+        return path
+    return parse_address(text.removeprefix("tcp:").removeprefix("//"))
 
 
 def is_loopback(host: str) -> bool:

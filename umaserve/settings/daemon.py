@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from umaserve.settings import link
-from umaserve.settings.addresses import is_loopback, parse_address
+from umaserve.settings.addresses import is_loopback, parse_address, parse_place
 from umaserve.settings.kinds import (
     GIB,
     KIB,
@@ -16,6 +16,7 @@ from umaserve.settings.kinds import (
     choice,
     mode,
     path,
+    place,
     real,
     short_size,
     size,
@@ -50,6 +51,12 @@ class Config:
     drain_timeout: float = setting(
         10.0, real("seconds", 0, 3600), "serving", "after SIGTERM, let running requests finish for this long"
     )
+    wyoming: str = setting(
+        "",
+        place(),
+        "serving",
+        "address for the Wyoming protocol, Home Assistant's for voices; empty: off; port 0: any free port",
+    )
 
     http: str = setting(
         "", address(or_empty=True), "http", "address for HTTP and WebSocket; empty: off; port 0: any free port"
@@ -73,7 +80,9 @@ class Config:
         "http",
         "file of API keys (umaserve keys add); with it, every HTTP request except /health needs a key",
     )
-    insecure: bool = setting(False, switch(), "http", "allow http on an address other than loopback without API keys")
+    insecure: bool = setting(
+        False, switch(), "http", "allow addresses other than loopback for http without API keys, and for wyoming"
+    )
     allow_host: tuple[str, ...] = setting(
         (), words(), "http", "host names to accept in the Host header, besides loopback and the address of http; *: any"
     )
@@ -305,6 +314,7 @@ class Config:
             found = f"http ({self.http}) is not a loopback address, and api_keys is not set"
             advice = "make keys with umaserve keys add and set api_keys to their file, or set insecure"
             raise Conflict(f"{found}: {advice}", "http", "api_keys")
+        self._check_wyoming()
         both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
         if self.tls_cert and not self.http:
             found = "tls_cert and tls_key are set and http is not"
@@ -315,6 +325,16 @@ class Config:
             raise Conflict(f"{found}: choose another path for one of them", "http_socket", "socket")
         if self.relay:
             link.check_worker_secret(self.worker_secret, self.worker_secret_file)
+
+    def _check_wyoming(self) -> None:
+        match parse_place(self.wyoming) if self.wyoming else None:
+            case (host, _port) if not (self.insecure or is_loopback(host)):
+                found = f"wyoming ({self.wyoming}) is not a loopback address, and this protocol has no keys"
+                raise Conflict(f"{found}: set insecure if everybody on that network may use it", "wyoming", "insecure")
+            case str(path) if path in (self.socket, self.http_socket):
+                other = "socket" if path == self.socket else "http_socket"
+                found = f"wyoming and {other} are both {printable(path)}"
+                raise Conflict(f"{found}: choose another path for one of them", "wyoming", other)
 
 
 SETTINGS = Settings(Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"))

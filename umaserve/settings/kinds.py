@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from umaserve.settings.addresses import parse_address
+from umaserve.settings.addresses import parse_address, parse_place
 
 T = TypeVar("T")
 
@@ -142,6 +142,20 @@ def address(*, or_empty: bool = False) -> Kind[str]:
 
     expected = 'an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080"'
     return Kind("HOST:PORT", expected + (", or an empty string" if or_empty else ""), check, render=_quoted)
+
+
+def place() -> Kind[str]:
+    """HOST:PORT or unix:PATH, kept as written; or empty."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or not (value.startswith("unix:") or (value.isascii() and value.isprintable())):
+            raise ValueError
+        if value:
+            parse_place(value)
+        return value
+
+    expected = 'an address as HOST:PORT or unix:PATH, such as "127.0.0.1:10200", or an empty string'
+    return Kind("HOST:PORT|unix:PATH", expected, check, render=_quoted)
 
 
 MAX_WORDS, MAX_WORD = 64, 256

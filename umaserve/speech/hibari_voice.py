@@ -34,6 +34,7 @@ class HibariVoice:
     Text with no other words gives no samples.
     """
 
+    name = "hibari-tts"
     languages = ("en",)
     clones = False
 

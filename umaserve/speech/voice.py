@@ -31,6 +31,10 @@ class Voice(Protocol):
     """Used by one thread at a time, never by the event loop's."""
 
     @property
+    def name(self) -> str:
+        """Of its package, or of its model's file."""
+
+    @property
     def languages(self) -> Sequence[str]:
         """The languages it speaks, as ISO 639-1 codes, such as ``("en",)``."""
 

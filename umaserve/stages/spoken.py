@@ -56,7 +56,7 @@ class Speech:
     def voice(self) -> VoiceInfo | None:
         if self._voice is None:
             return None
-        return VoiceInfo(self._voice.languages, self._voice.clones, sound_encoder.formats())
+        return VoiceInfo(self._voice.languages, self._voice.clones, sound_encoder.formats(), name=self._voice.name)
 
     @property
     def threads(self) -> list[JobThread]:
@@ -92,7 +92,7 @@ class Speech:
             problem = f"{limit} texts are being spoken already; try again later"
             raise RequestError(Fault.MEMORY_PRESSURE, "request", problem, retry_after_s=1)
 
-    def submit(self, job: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+    def submit(self, job: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         """Run a short job on the voice's thread, in order of submission."""
         assert self._thread is not None
         self._thread.submit(job, done)

@@ -1,0 +1,243 @@
+"""What a client of the Wyoming protocol asks for, until it is answered: a text to speak, or speech to transcribe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from umaserve.daemon.reading import Reading
+from umaserve.daemon.services import Services
+from umaserve.dialects.transcription import transcription
+from umaserve.dialects.wyoming import replies, requests
+from umaserve.dialects.wyoming.requests import Listening, PcmFormat, misplaced
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Sound
+from umaserve.outputs import Finished, Output, Placed, Spoken, Token
+from umaserve.serving.sessions import Caller, Session
+from umaserve.wire.pcm import mono
+from umaserve.wire.wyoming import Event
+
+T = TypeVar("T")
+
+
+class Client(Protocol):
+    """The connection of a task's client."""
+
+    def send(self, event: Event) -> None: ...
+
+    def keep(self, n_bytes: int) -> None:
+        """Set the bytes of a whole request that waits."""
+
+    def done(self) -> None:
+        """The task is answered."""
+
+    def fail(self, error: RequestError) -> None:
+        """The task failed, which ends the connection."""
+
+    def guarded(self, act: Callable[[T], None]) -> Callable[[T], None]:
+        """``act`` as a callback: a bug of ours in it ends this connection alone."""
+
+
+class Task(Protocol):
+    """Begins with the first event that it takes, and ends with ``done``, ``fail`` or ``abandon``."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it waits for the client's next event."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps of the client's events so far."""
+
+    def take(self, event: Event) -> None:
+        """Raises ``RequestError``, which ends the connection."""
+
+    def hold(self) -> None:
+        """The client is behind with its reading."""
+
+    def release(self) -> None:
+        """It has caught up."""
+
+    def abandon(self) -> None: ...
+
+
+class Synthesis:
+    """``synthesize``; or ``synthesize-start``, ``synthesize-chunk`` for each part of the text, ``synthesize-stop``."""
+
+    EVENTS = frozenset({"synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop"})
+    held_bytes = 0
+
+    def __init__(self, services: Services, caller: Caller, client: Client) -> None:
+        self._services = services
+        self._limits = services.facts().limits
+        self._caller = caller
+        self._client = client
+        self._reading: Reading | None = None
+        self._streams = False
+        self._begun = False
+        self._text_bytes = 0
+        self.ready = True
+
+    def take(self, event: Event) -> None:
+        match event.type, self._reading:
+            case "synthesize", None:
+                text = self._text(event)
+                self.ready = False
+                self._begin(event).read(text)
+            case "synthesize-start", None:
+                self._streams = True
+                self._begin(event)
+            case "synthesize-chunk", Reading() as reading:
+                reading.push(self._text(event))
+            case "synthesize-stop", Reading() as reading:
+                self.ready = False
+                reading.finish()
+            case "synthesize", _:
+                pass  # The text once more, for servers that take it only whole.
+            case _:
+                raise misplaced(event.type)
+
+    def _text(self, event: Event) -> str:
+        text = requests.text_part(event.data, self._text_bytes, self._limits)
+        self._text_bytes += len(text.encode())
+        return text
+
+    def _begin(self, event: Event) -> Reading:
+        self._services.loaded()
+        speaking = requests.speaking(event.data, self._services.speech.voice)
+        deliver = self._client.guarded(self._deliver)
+        self._reading = Reading(self._services, self._caller, "text", speaking, deliver)
+        return self._reading
+
+    def _deliver(self, output: Spoken | Finished | RequestError) -> None:
+        if isinstance(output, RequestError):
+            self._client.fail(output)
+            return
+        if not self._begun:
+            self._begun = True
+            self._client.send(replies.audio_start())
+        if isinstance(output, Spoken):
+            for chunk in replies.audio_chunks(output.sound):
+                self._client.send(chunk)
+            return
+        self._client.send(replies.audio_stop())
+        if self._streams:
+            self._client.send(replies.synthesize_stopped())
+        self._client.done()
+
+    def hold(self) -> None:
+        if self._reading is not None:
+            self._reading.hold()
+
+    def release(self) -> None:
+        if self._reading is not None:
+            self._reading.release()
+
+    def abandon(self) -> None:
+        if self._reading is not None:
+            self._reading.abandon()
+
+
+class Transcription:
+    """``transcribe``, which may be left out; ``audio-start``, ``audio-chunk`` for each part, ``audio-stop``."""
+
+    EVENTS = frozenset({"transcribe", "audio-start", "audio-chunk", "audio-stop"})
+
+    def __init__(self, services: Services, caller: Caller, client: Client) -> None:
+        self._services = services
+        self._caller = caller
+        self._client = client
+        self._listening = Listening()
+        self._format: PcmFormat | None = None
+        self._sound = bytearray()
+        """float32 samples."""
+        self._session: Session | None = None
+        self._text: list[str] = []
+        self.ready = True
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._sound)
+
+    def take(self, event: Event) -> None:
+        model, _ = self._services.loaded()
+        if not model.hears:
+            problem = "can't be used: this daemon's model takes no audio; its operator can load one that hears"
+            raise RequestError(Fault.BAD_REQUEST, event.type, f"{problem}, with its projector (--mmproj)")
+        match event.type:
+            case "transcribe":
+                self._listening = requests.listening(event.data)
+            case "audio-start":
+                self._set_format(event)
+            case "audio-chunk":
+                self._hear(event)
+            case "audio-stop":
+                self._transcribe()
+            case _:
+                raise misplaced(event.type)
+
+    def _set_format(self, event: Event) -> PcmFormat:
+        found = requests.pcm_format(event.data)
+        if self._format not in (None, found):
+            raise RequestError(
+                Fault.BAD_REQUEST, event.type, f"expected one format for all of the sound, {self._format}, got {found}"
+            )
+        self._format = found
+        return found
+
+    def _hear(self, event: Event) -> None:
+        of = self._set_format(event)
+        limit = self._services.config.max_chat_bytes
+        n_samples, rest = divmod(len(event.payload), of.width * of.channels)
+        if rest:
+            raise RequestError(
+                Fault.BAD_REQUEST, "payload_length", f"expected whole samples, got {len(event.payload)} bytes of {of}"
+            )
+        if len(self._sound) + 4 * n_samples > limit:
+            raise RequestError(Fault.FRAME_TOO_LARGE, event.type, f"expected at most {limit // 4} samples, got more")
+        self._sound += mono(event.payload, of.width, of.channels)
+
+    def _transcribe(self) -> None:
+        self.ready = False
+        if self._format is None or not self._sound:
+            self._finish()  # Nobody said anything.
+            return
+        sound, self._sound = self._sound, bytearray()
+        facts = self._services.facts()
+        request = transcription(
+            Sound(memoryview(sound).toreadonly(), "audio-chunk", self._format.rate),
+            facts.new_id("transcript-"),
+            facts.limits,
+            facts.model(),
+            language=self._listening.language,
+            prompt=self._listening.words,
+        )
+        self._client.keep(len(sound))
+        sessions = self._services.sessions
+        self._session = sessions.open(self._client.guarded(self._deliver), self._caller)
+        sessions.request(self._session, request, self._services.loop.now())
+
+    def _deliver(self, output: Output | RequestError) -> None:
+        match output:
+            case RequestError():
+                self._client.fail(output)
+            case Placed():
+                self._client.keep(0)
+            case Token():
+                self._text.append(output.said)
+            case Finished():
+                self._finish()
+
+    def _finish(self) -> None:
+        self._client.send(replies.transcript("".join(self._text).strip(), self._listening.language))
+        self._client.done()
+
+    def hold(self) -> None:
+        """One short event is all that it sends."""
+
+    def release(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        if self._session is not None:
+            self._services.sessions.abandon(self._session)
