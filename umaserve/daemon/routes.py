@@ -18,9 +18,10 @@ from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
 from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.routes import DIALECT as OPENAI
+from umaserve.dialects.responses.routes import DIALECT as RESPONSES
 from umaserve.settings.daemon import Config
 
-DIALECTS = (OPENAI, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
+DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_SERVER, GENERATE, GENERATE_REST, CHAT)
 
 _WHOLE = resources.files("umaserve.dialects").joinpath("openapi.json").read_bytes()
 

@@ -42,7 +42,7 @@ class Pages:
 
     def _models(self, connection: HttpConnection, _request: Request) -> None:
         data = [self._described(model) for model in self._pool.workers.models()]
-        connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data}))
+        connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data, "models": []}))
 
     def _model(self, connection: HttpConnection, request: Request) -> None:
         name = request.path.removeprefix(f"{MODELS}/")

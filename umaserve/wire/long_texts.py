@@ -14,7 +14,9 @@ import numpy as np
 
 LONG = 1 << 20
 """Bytes from which a string is taken out."""
-MEDIA_FIELDS = ("data", "url")
+MEDIA_FIELDS = ("data", "url", "image_url")
+CONVERSATIONS = ("messages", "input")
+"""The fields of a request that hold a conversation."""
 _MAX_REST, _MAX_TEXTS = 1 << 17, 4096
 """Bytes outside the long strings (``put_back`` visits each value there), and strings altogether; with more, none is
 taken out."""
@@ -41,18 +43,18 @@ def take_out(payload: bytes) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def put_back(value: Any, texts: Mapping[str, memoryview]) -> Any:
-    """The parsed ``value`` with each mark replaced by its string: by a ``memoryview`` in ``MEDIA_FIELDS`` below
-    ``messages``, by a ``str`` elsewhere."""
+    """The parsed ``value`` with each mark replaced by its string: by a ``memoryview`` in ``MEDIA_FIELDS`` of a
+    conversation, by a ``str`` elsewhere."""
     root = {"": value}
     holders: list[tuple[Any, bool]] = [(root, False)]
     while holders:
-        holder, of_messages = holders.pop()
+        holder, of_conversation = holders.pop()
         for key, one in holder.items() if isinstance(holder, dict) else enumerate(holder):
             if isinstance(one, str):
                 if one in texts:
-                    holder[key] = texts[one] if of_messages and key in MEDIA_FIELDS else as_string(texts[one])
+                    holder[key] = texts[one] if of_conversation and key in MEDIA_FIELDS else as_string(texts[one])
             elif isinstance(one, dict | list):
-                holders.append((one, of_messages or (holder is value and key == "messages")))
+                holders.append((one, of_conversation or (holder is value and key in CONVERSATIONS)))
     return root[""]
 
 

@@ -236,8 +236,12 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def _chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
     if not logprobs:
         return None
-    content = [{**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]} for scores in logprobs]
-    return {"content": content, "refusal": None}
+    return {"content": [scored(scores) for scores in logprobs], "refusal": None}
+
+
+def scored(scores: Logprobs) -> dict[str, Any]:
+    """One token with its alternatives."""
+    return {**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]}
 
 
 def _scored(scored: Scored) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from umaserve.outputs import ModelInfo
 
 def models(info: ModelInfo, created: int) -> bytes:
     """The body of ``GET /v1/models``; ``created`` in seconds since 1970."""
-    return orjson.dumps({"object": "list", "data": [_model(info, created)]})
+    # Codex reads ``models``: without it an error, and what it is told there replaces its own instructions.
+    return orjson.dumps({"object": "list", "data": [_model(info, created)], "models": []})
 
 
 def model(info: ModelInfo, created: int) -> bytes:

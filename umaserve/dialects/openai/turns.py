@@ -18,15 +18,15 @@ MAX_ARGUMENTS_BYTES = 256 * 1024
 """As JSON, for arguments that are an object."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")
-_DETAILS = ("auto", "high", "low", "original")
+DETAILS = ("auto", "high", "low", "original")
 """Checked but not used: a projector has its own resolution."""
 _RECORDINGS = ("wav", "mp3")
 _DATA_URL = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w.+-]{1,64}=[^,;]{1,64}){0,8};base64,", re.ASCII | re.IGNORECASE)
 """The beginning of a data: URL (RFC 2397) of an image."""
 _MAX_HEAD = 2048
-_BETWEEN = "\n"
+BETWEEN = "\n"
 """Between two texts of a message, as llama-server and vLLM have it."""
-_NO_PARAMETERS = '{"type":"object","properties":{}}'
+NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
 def turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
@@ -110,7 +110,7 @@ def _turn(fields: Fields) -> ChatTurn:
     value = fields.values.get("content")
     if isinstance(value, str):
         return ChatTurn(role, value, tool_call_id=call_id)
-    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], _BETWEEN)
+    content, attachments = joined([_part(part) for part in _parts(fields, value, "parts")], BETWEEN)
     return ChatTurn(role, content, attachments=attachments, tool_call_id=call_id)
 
 
@@ -131,7 +131,7 @@ def _said(fields: Fields, *, optional: bool) -> str:
     if value is None and fields.values.get("audio") is not None:
         message = "expected the audio's transcript, since this daemon keeps no audio, got null"
         raise RequestError(Fault.BAD_REQUEST, fields.name("content"), f"{message}")
-    return _BETWEEN.join(_text(part) for part in _parts(fields, value, "text parts"))
+    return BETWEEN.join(_text(part) for part in _parts(fields, value, "text parts"))
 
 
 def _parts(fields: Fields, content: object, what: str) -> list[Fields]:
@@ -148,10 +148,15 @@ def _part(fields: Fields) -> str | Media:
         return _text(fields)
     inner = Fields.of(fields.values.get(kind), fields.name(kind))
     if kind == "image_url":
-        inner.one_of("detail", _DETAILS)
-        return Image(_image_data(inner), inner.name("url"))
-    inner.required_one_of("format", _RECORDINGS)  # Not used further: the decoder detects the format.
-    return Audio(media_data(inner.values.get("data"), inner.name("data")), inner.name("data"))
+        inner.one_of("detail", DETAILS)
+        return Image(image_data(inner, "url"), inner.name("url"))
+    return recording(inner)
+
+
+def recording(fields: Fields) -> Audio:
+    """What ``input_audio`` holds."""
+    fields.required_one_of("format", _RECORDINGS)  # Not used further: the decoder detects the format.
+    return Audio(media_data(fields.values.get("data"), fields.name("data")), fields.name("data"))
 
 
 def _text(fields: Fields) -> str:
@@ -159,10 +164,10 @@ def _text(fields: Fields) -> str:
     return string(fields.values.get("text"), fields.name("text"), empty=True)
 
 
-def _image_data(image: Fields) -> str | memoryview:
+def image_data(image: Fields, key: str) -> str | memoryview:
     """The base64 in a data: URL; it is decoded and checked later, not on the loop's thread."""
-    path, expected = image.name("url"), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
-    url = image.values.get("url")
+    path, expected = image.name(key), '"data:image/TYPE;base64," and the image, since this daemon fetches nothing'
+    url = image.values.get(key)
     if not isinstance(url, str | memoryview):
         raise bad_request(path, expected, url)
     head = url[:_MAX_HEAD] if isinstance(url, str) else as_string(url[:_MAX_HEAD])
@@ -186,13 +191,13 @@ def _calls(fields: Fields) -> tuple[ToolCall, ...]:
 def _call(fields: Fields) -> ToolCall:
     _function_type(fields)
     function = _function(fields)
-    arguments = _arguments(function)
+    arguments = call_arguments(function)
     # Any name, not only a tool's: it is an earlier answer of the model, which may have invented one.
     name = string(function.values.get("name"), function.name("name"))
     return ToolCall(string(fields.values.get("id"), fields.name("id"), max_bytes=MAX_ID_BYTES), name, arguments)
 
 
-def _arguments(function: Fields) -> str:
+def call_arguments(function: Fields) -> str:
     """A call's arguments as JSON text. Some clients send an object, and an empty text where there are none."""
     given, field = function.values.get("arguments"), function.name("arguments")
     if isinstance(given, dict):
@@ -214,7 +219,7 @@ def _tool(fields: Fields) -> Tool:
     function.boolean("strict", False)  # Not used further: all calls follow their schema.
     parameters = function.object("parameters")
     if parameters is None:
-        return Tool(_name(function), description, _NO_PARAMETERS)
+        return Tool(_name(function), description, NO_PARAMETERS)
     text = dump_capped(parameters.values, function.name("parameters"), MAX_GRAMMAR_BYTES)
     return Tool(_name(function), description, text.decode())
 

@@ -1,0 +1,101 @@
+"""OpenAI's Responses API on the real daemon, by OpenAI's own Python client, which is given nothing but the address."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from daemon import ANSWER_S, Daemon
+
+COLOURS = "Name three colours."
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "name": "get_weather", "description": "The weather.", "parameters": CITY}
+WORD: Any = {
+    "type": "custom",
+    "name": "say",
+    "description": "Says a word.",
+    "format": {"type": "grammar", "syntax": "regex", "definition": "(yes|no)!"},
+}
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon):
+    url = f"http://{daemon.http}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=ANSWER_S) as client:
+        yield client
+
+
+def create(client: openai.OpenAI, **wanted: Any):
+    fields: dict[str, Any] = {"model": "any", "input": COLOURS, "max_output_tokens": 12, "temperature": 0}
+    return client.responses.create(**fields | wanted)
+
+
+def test_a_response(client: openai.OpenAI):
+    response = create(client, instructions="Be brief.", metadata={"a": "b"})
+    assert response.output_text
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (response.usage.output_tokens, response.metadata) == (12, {"a": "b"})
+    assert response.usage.input_tokens > 5
+
+
+def test_a_stream_says_what_the_response_says(client: openai.OpenAI):
+    fields: Any = {"model": "any", "input": "Say a word.", "temperature": 0, "extra_body": {"regex": "yes|no"}}
+    whole = client.responses.create(**fields)
+    with client.responses.stream(**fields) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [events[0].type, events[-1].type] == ["response.created", "response.completed"]
+    assert final.output_text == whole.output_text
+    assert final.output_text in ("yes", "no")
+
+
+def test_an_answer_of_a_type(client: openai.OpenAI):
+    class Answer(pydantic.BaseModel):
+        sure: bool
+
+    response = client.responses.parse(model="any", input="Is the sky blue?", temperature=0, text_format=Answer)
+    assert response.status == "completed"
+    assert isinstance(response.output_parsed, Answer)
+
+
+def test_a_tool_is_called_and_answered(client: openai.OpenAI):
+    items: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    fields: Any = {"tools": [WEATHER], "max_output_tokens": 60}
+    with client.responses.stream(
+        model="any", input=items, temperature=0, tool_choice="required", tools=[WEATHER]
+    ) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        [call] = stream.get_final_response().output
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("get_weather", deltas)
+    assert json.loads(call.arguments).keys() == {"city"}
+    items += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "Mild."}]
+    assert create(client, input=items, **fields, tool_choice="none").output_text
+
+
+def test_a_custom_tool_gets_a_text_that_its_expression_binds(client: openai.OpenAI):
+    [call] = create(client, input="Say yes.", tools=[WORD], tool_choice="required", max_output_tokens=60).output
+    assert (call.type, call.name) == ("custom_tool_call", "say")
+    assert call.input in ("yes!", "no!")
+
+
+def test_errors_are_openais(client: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError) as wrong:
+        create(client, input=[{"role": "user", "content": 5}])
+    assert wrong.value.param == "input[0].content"
+    with pytest.raises(openai.BadRequestError) as long:
+        create(client, input="word " * 20_000)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_the_models_are_listed_as_codex_wants_them(client: openai.OpenAI):
+    assert client.models.list().model_extra["models"] == []

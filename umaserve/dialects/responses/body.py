@@ -1,0 +1,198 @@
+"""OpenAI's ``POST /v1/responses``: a body in, one response or a stream of events out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from umaserve.dialects import sse
+from umaserve.dialects.http import ErrorReply, Facts, cap_headers
+from umaserve.dialects.openai.choices import scored
+from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.responses.output import Event, OutputItems
+from umaserve.dialects.responses.requests import response_request
+from umaserve.dialects.tool_calls import ToolCallParser, short_ids
+from umaserve.errors import Fault, RequestError
+from umaserve.forms import TOLD_IN_WORDS
+from umaserve.messages import Generate
+from umaserve.outputs import Finished, FinishReason, Output, Token, Usage
+
+_ENDS: dict[FinishReason, tuple[str, str | None]] = {
+    FinishReason.STOP: ("completed", None),
+    FinishReason.LENGTH: ("incomplete", "max_output_tokens"),
+    FinishReason.CANCELLED: ("cancelled", None),
+    FinishReason.CONTENT_FILTER: ("incomplete", "content_filter"),
+}
+"""``status``, and the reason in ``incomplete_details``."""
+
+_OPENING = ("created", "in_progress")
+
+_LATER = "rate_limit_exceeded"
+_CODES = {
+    Fault.CONTEXT_EXCEEDED: "context_length_exceeded",
+    Fault.RATE_LIMITED: _LATER,
+    Fault.TOO_MANY_SESSIONS: _LATER,
+    Fault.QUEUE_FULL: _LATER,
+    Fault.MEMORY_PRESSURE: _LATER,
+    Fault.MODEL_NOT_LOADED: _LATER,
+    Fault.BAD_REQUEST: "invalid_prompt",
+    Fault.PROMPT_TOO_LARGE: "invalid_prompt",
+    Fault.CONTENT_FILTERED: "invalid_prompt",
+}
+"""``code`` of an error that ends a response; agents try again after all but the first and the last."""
+
+
+class ResponseBody:
+    """One ``POST /v1/responses``."""
+
+    stream_type = sse.CONTENT_TYPE
+    end = None
+    """A stream ends with the event that has the whole response; nothing follows."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._unique = facts.new_id("")
+        self._id = f"resp_{self._unique}"
+        self.headers = cap_headers(facts.limits)
+        self._facts = facts
+        self._created = facts.now()
+        self._stream = False
+        self._shown: Mapping[str, Any] = {}
+        self._output = OutputItems(None, {}, self._unique)
+        self._ended: dict[str, Any] | None = None
+        """What the end adds to the response."""
+        self._n_events = 0
+
+    @property
+    def streaming(self) -> bool:
+        return self._stream
+
+    @property
+    def done(self) -> bool:
+        return self._ended is not None
+
+    @property
+    def ping(self) -> bytes:
+        """Programs that give up after some minutes without an event don't count comments."""
+        return self._data(self._event("in_progress"))
+
+    def receive(self, body: bytes) -> Sequence[Generate]:
+        """The one request in ``body``; raises ``RequestError``."""
+        asked = response_request(body, self._facts.limits, self._id)
+        parser = self._parser(asked.request)
+        self._output = OutputItems(parser, asked.tools, self._unique, seals=asked.sealed)
+        # Without the request, so as not to keep the prompt's media in memory.
+        self._stream, self._shown = asked.stream, asked.shown
+        return [asked.request]
+
+    def send(self, _index: int, output: Output) -> list[bytes]:
+        """The events for ``output``; none unless streaming."""
+        if self.done:
+            raise RuntimeError("output after the end of a response")
+        match output:
+            case Token():
+                logprobs = [] if output.logprobs is None else [scored(output.logprobs)]
+                events = [*self._output.push(output.thoughts, output.said, logprobs)]
+            case Finished():
+                status, why = _ENDS[output.reason]
+                events = [*self._output.finish(whole=status == "completed")]
+                self._end(status, incomplete=why, usage=output.usage)
+                events.append(self._event("completed" if status == "completed" else "incomplete"))
+            case _:
+                return []
+        return [self._data(event) for event in events] if self.streaming else []
+
+    def fail(self, _index: int, error: RequestError) -> list[bytes]:
+        """The event for an error; none unless streaming."""
+        message = error.message
+        if error.retry_after_s is not None:
+            message += f"; try again in {max(1, math.ceil(error.retry_after_s))}s"  # Agents read the number.
+        self._end("failed", error={"code": _CODES.get(error.fault, "server_error"), "message": message})
+        return [self._data(self._event("failed"))] if self.streaming else []
+
+    def error(self, error: RequestError) -> ErrorReply:
+        return error_body(error)
+
+    def frame(self, data: bytes) -> bytes:
+        """One event with its number. The first one comes after those that open every stream."""
+        opening = [] if self._n_events else [self._data(self._event(kind)) for kind in _OPENING]
+        return b"".join(map(self._numbered, [*opening, data]))
+
+    def result(self) -> bytes:
+        """The whole response, once ``done``."""
+        return orjson.dumps(self._response())
+
+    def _numbered(self, data: bytes) -> bytes:
+        number = self._n_events
+        self._n_events += 1
+        return b'%b,"sequence_number":%d}\n\n' % (data, number)
+
+    @staticmethod
+    def _data(event: Event) -> bytes:
+        """An event up to its number, which it gets when it is written."""
+        return b"event: %b\ndata: %b" % (event["type"].encode(), orjson.dumps(event)[:-1])
+
+    def _event(self, kind: str) -> Event:
+        """An event with the response, which goes on in those that open a stream, even if they are sent at its end."""
+        return {"type": f"response.{kind}", "response": self._response(ended=kind not in _OPENING)}
+
+    def _parser(self, request: Generate) -> Callable[[], ToolCallParser] | None:
+        if not request.tools:
+            return None
+        new_id = short_ids(self._unique)
+
+        def parser() -> ToolCallParser:
+            info = self._facts.model()
+            form = TOLD_IN_WORDS if info is None else info.tool_form
+            return ToolCallParser(form, request.tools, new_id, only_first=not request.parallel_calls)
+
+        return parser
+
+    def _end(
+        self,
+        status: str,
+        *,
+        incomplete: str | None = None,
+        error: dict[str, str] | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        self._ended = {
+            "status": status,
+            "incomplete_details": None if incomplete is None else {"reason": incomplete},
+            "error": error,
+            "output": self._output.whole(),
+            "usage": None if usage is None else _usage(usage),
+            "completed_at": self._facts.now() if status == "completed" else None,
+        }
+
+    def _response(self, *, ended: bool = True) -> dict[str, Any]:
+        info = self._facts.model()
+        state = self._ended if ended else None
+        begun: dict[str, Any] = {
+            "status": "in_progress",
+            **dict.fromkeys(("incomplete_details", "error", "usage")),
+            "output": [],
+        }
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,
+            **self._shown,
+            **({} if info is None else {"model": info.name}),
+            **(state or begun),
+        }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prefix_reused_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

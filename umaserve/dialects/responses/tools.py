@@ -1,0 +1,221 @@
+"""Parses the tools of a request to OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.openai.turns import NO_PARAMETERS
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Tool
+from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
+
+log = logging.getLogger(__name__)
+
+MAX_TOOLS = 256
+_NAME = re.compile("[A-Za-z0-9_-]{1,128}")
+_FREE, _NAMED, _SEVERAL = ("none", "auto", "required"), ("function", "custom"), "allowed_tools"
+CUSTOM_INPUT = "input"
+"""The one argument of a custom tool, as the model sees it: a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool as the model sees it, and by what names its calls come to the client."""
+
+    tool: Tool
+    name: str
+    namespace: str | None
+    custom: bool
+    """Whether its input is one text instead of JSON arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """The tools that may be called, whether one must be, whether there may be several calls."""
+
+    kept: tuple[OfferedTool, ...]
+    must_call: bool
+    several: bool
+    shown: str | dict[str, Any]
+    """As the response repeats it."""
+
+
+def name_for_model(name: str, namespace: str | None) -> str:
+    """A tool's name for the model, which knows no namespaces."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...], list[dict[str, Any]]]:
+    """The functions and custom tools, whose names are unique, and the tools as the response repeats them.
+
+    What OpenAI's service would run itself, such as web_search, is skipped with a line in the log: programs offer it to
+    every server. Raises ``RequestError``.
+    """
+    value, path = fields.values.get("tools"), fields.name("tools")
+    if value is None:
+        return (), []
+    read, shown, skipped = list[tuple[OfferedTool, str]](), list[dict[str, Any]](), list[str]()
+    for i, item in enumerate(array(value, path, 0, MAX_TOOLS, "tools")):
+        one = Fields.of(item, f"{path}[{i}]")
+        match kind := string(one.values.get("type"), one.name("type"), max_bytes=64):
+            case "function" | "custom":
+                tool, as_shown = _tool(one, kind, None)
+                read.append((tool, one.name("name")))
+                shown.append(as_shown)
+            case "namespace":
+                inside, as_shown = _namespace(one)
+                read += inside
+                shown.append(as_shown)
+            case _:
+                skipped.append(kind)
+    if skipped:
+        log.warning("skipped tools that this server doesn't run: %s", ", ".join(skipped))
+    offered = tuple(tool for tool, _where in read)
+    seen = set[str]()
+    for tool, where in read:
+        if tool.tool.name in seen:
+            raise out_of_range(where, "a name that no other tool has", f'"{tool.tool.name}"')
+        seen.add(tool.tool.name)
+    # The schemas become a grammar, while the descriptions are only a part of the prompt.
+    n_bytes = sum(len(one.tool.name.encode()) + len(one.tool.parameters.encode()) for one in offered)
+    if n_bytes > MAX_GRAMMAR_BYTES:
+        raise out_of_range(path, f"names and schemas of at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+    check_prompt_bytes(n_bytes + sum(len(one.tool.description.encode()) for one in offered), limits, path)
+    return offered, shown
+
+
+def chosen_tools(fields: Fields, offered: tuple[OfferedTool, ...]) -> ToolChoice:
+    """What ``tool_choice`` and ``parallel_tool_calls`` make of the tools in ``offered``."""
+    choice = fields.values.get("tool_choice")
+    names: set[str] | None = None
+    shown: str | dict[str, Any]
+    if not isinstance(choice, dict):
+        shown = fields.one_of("tool_choice", _FREE) or "auto"
+        must_call, names = shown == "required", set() if shown == "none" else None
+    else:
+        named = Fields.of(choice, fields.name("tool_choice"))
+        if named.required_one_of("type", (*_NAMED, _SEVERAL)) == _SEVERAL:
+            mode = named.required_one_of("mode", ("auto", "required"))
+            path = named.name("tools")
+            items = array(named.values.get("tools"), path, 1, MAX_TOOLS, "tools")
+            found = [_known(Fields.of(item, f"{path}[{i}]"), offered) for i, item in enumerate(items)]
+            shown = {"type": _SEVERAL, "mode": mode, "tools": [_shown_choice(one) for one in found]}
+            must_call, names = mode == "required", {one.tool.name for one in found}
+        else:
+            one = _known(named, offered)
+            shown, must_call, names = _shown_choice(one), True, {one.tool.name}
+    if must_call and not offered:
+        problem = 'expected "auto", "none" or null where there are no tools, got another'
+        raise RequestError(Fault.BAD_REQUEST, fields.name("tool_choice"), problem)
+    kept = offered if names is None else tuple(one for one in offered if one.tool.name in names)
+    # Small models that have to call go on calling: unless asked for more, one call is enough.
+    return ToolChoice(kept, must_call, fields.boolean("parallel_tool_calls", not must_call), shown)
+
+
+def custom_input(arguments: str) -> str:
+    """The text that a custom tool's whole arguments hold."""
+    value = orjson.loads(arguments).get(CUSTOM_INPUT)
+    return value if isinstance(value, str) else arguments
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of a custom tool's call, as the model writes them."""
+    return orjson.dumps({CUSTOM_INPUT: text}).decode()
+
+
+def _shown_choice(one: OfferedTool) -> dict[str, Any]:
+    return {"type": "custom" if one.custom else "function", **shown_name(one)}
+
+
+def shown_name(one: OfferedTool) -> dict[str, Any]:
+    """A tool's names in a response."""
+    return {"name": one.name} if one.namespace is None else {"name": one.name, "namespace": one.namespace}
+
+
+def _known(named: Fields, offered: Sequence[OfferedTool]) -> OfferedTool:
+    """The tool in ``offered`` that is named; without a namespace also one of any."""
+    custom = named.required_one_of("type", _NAMED) == "custom"
+    name, namespace = _name(named, "name"), named.string("namespace", max_bytes=128)
+    for one in offered:
+        if (one.name, one.custom) == (name, custom) and namespace in (None, one.namespace):
+            return one
+    raise out_of_range(named.name("name"), "the name of one of the tools", f'"{name}"')
+
+
+def _namespace(fields: Fields) -> tuple[list[tuple[OfferedTool, str]], dict[str, Any]]:
+    """The tools of a namespace, each with the path of its name; and what a response repeats of it."""
+    namespace, path = _name(fields, "name"), fields.name("tools")
+    read, shown = list[tuple[OfferedTool, str]](), list[dict[str, Any]]()
+    for i, item in enumerate(array(fields.values.get("tools"), path, 0, MAX_TOOLS, "tools")):
+        one = Fields.of(item, f"{path}[{i}]")
+        tool, as_shown = _tool(one, one.required_one_of("type", _NAMED), namespace)
+        read.append((tool, one.name("name")))
+        shown.append(as_shown)
+    return read, {"type": "namespace", "name": namespace, "description": _description(fields), "tools": shown}
+
+
+def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool, dict[str, Any]]:
+    """The tool, and what a response repeats of it."""
+    name, description = _name(fields, "name"), _description(fields)
+    shown: dict[str, Any] = {"type": kind, "name": name, "description": description}
+    if kind == "custom":
+        told, parameters, shown["format"] = _format(fields)
+        description = "\n\n".join(filter(None, (description, told)))
+    else:
+        given = fields.object("parameters")
+        parameters = NO_PARAMETERS
+        if given is not None:
+            parameters = dump_capped(given.values, fields.name("parameters"), MAX_GRAMMAR_BYTES).decode()
+        # Not used further: all calls follow their schema.
+        shown |= {"parameters": orjson.Fragment(parameters), "strict": fields.boolean("strict", True)}
+    tool = Tool(name_for_model(name, namespace), description, parameters)
+    return OfferedTool(tool, name, namespace, kind == "custom"), shown
+
+
+def _format(fields: Fields) -> tuple[str, str, dict[str, Any]]:
+    """What a custom tool's ``format`` adds to its description, the schema of its arguments, and what is repeated.
+
+    A regular expression binds the input. A Lark grammar is only told: inside of JSON its text would be another one.
+    """
+    given = fields.object("format") or Fields({"type": "text"})
+    told, shape = "", dict[str, Any](type="string")
+    shown: dict[str, Any] = {"type": given.required_one_of("type", ("text", "grammar"))}
+    if shown["type"] == "grammar":
+        syntax = given.required_one_of("syntax", ("lark", "regex"))
+        rules = string(given.values.get("definition"), given.name("definition"), max_bytes=MAX_GRAMMAR_BYTES)
+        shown |= {"syntax": syntax, "definition": rules}
+        if syntax == "regex":
+            shape["pattern"] = f"^(?:{rules})$"
+        kind = "Lark grammar" if syntax == "lark" else "regular expression"
+        told = f"Its {CUSTOM_INPUT} is a text that matches this {kind}:\n{rules}"
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: shape},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+    return told, orjson.dumps(schema).decode(), shown
+
+
+def _description(fields: Fields) -> str:
+    value = fields.values.get("description")
+    return "" if value is None else string(value, fields.name("description"), empty=True)
+
+
+def _name(fields: Fields, key: str) -> str:
+    value = fields.values.get(key)
+    if not isinstance(value, str):
+        raise bad_request(fields.name(key), "1 to 128 letters, digits, _ or -", value)
+    if not _NAME.fullmatch(value):
+        raise out_of_range(fields.name(key), "1 to 128 letters, digits, _ or -", f'"{value}"')
+    return value
