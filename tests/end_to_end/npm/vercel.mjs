@@ -18,6 +18,7 @@ const models = {
       includeUsage: true,
     })(id),
   openai: () => openai.chat(id),
+  responses: () => openai(id),
   anthropic: () => createAnthropic({ baseURL: `${address}/v1` })(id),
   ollama: () => createOllama({ baseURL: `${address}/api` })(id),
 };
