@@ -26,6 +26,7 @@ from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionB
 from umaserve.dialects.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.dialects.openai.models import model, models
+from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import MAX_SEED, RequestLimits
 from umaserve.errors import Fault, RequestError
@@ -54,6 +55,7 @@ from umaserve.outputs import (
     Logprobs,
     ModelInfo,
     Output,
+    Prefilling,
     Scored,
     Started,
     Steered,
@@ -220,7 +222,7 @@ def test_null_is_the_same_as_absent() -> None:
         "model max_tokens n_predict max_completion_tokens temperature top_p n stop seed logprobs top_logprobs "
         "logit_bias presence_penalty frequency_penalty response_format tools tool_choice parallel_tool_calls stream "
         "stream_options user top_k min_p repeat_penalty grammar json_schema ignore_eos functions function_call "
-        "cache_prompt lora priority slo"
+        "cache_prompt lora priority slo return_progress"
     )
     assert chat_request(**dict.fromkeys(names.split())) == chat_request()
 
@@ -435,6 +437,7 @@ EXTENSIONS_REFUSED = [
         ({"function_call": "auto"}, "function_call"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": True}, "stream_options"),
+        ({"return_progress": 1}, "return_progress"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"grammar": "g", "json_schema": {}}, "grammar"),
         *EXTENSIONS_REFUSED,
@@ -805,6 +808,26 @@ def test_usage_comes_last_where_it_is_asked_for(exchange: Any, body: Any) -> Non
     assert last["choices"] == []
     assert last["usage"] == usage(5, 6, cached=2)
     assert "timings" not in last
+
+
+@pytest.mark.parametrize(("exchange", "body"), [(chat, chat_body), (completion, completion_body)])
+def test_the_prompts_progress_is_told_in_streams_that_ask_for_it(exchange: Any, body: Any) -> None:
+    asking = exchange()
+    [request] = asking.receive(body(stream=True, return_progress=True))
+    assert request.wants_progress
+    [chunk] = [json.loads(data) for data in asking.send(0, Prefilling(9, 2, 5, 0.25))]
+    assert (chunk["choices"], chunk["object"]) == ([], asking._chunk_object)
+    assert chunk["prompt_progress"] == {"total": 9, "cache": 2, "processed": 5, "time_ms": 250}
+    [request] = exchange().receive(body(return_progress=True))
+    assert not request.wants_progress
+
+
+def test_a_chats_prompt_is_counted() -> None:
+    counted = count_request(chat_body(max_tokens=5, tools=TOOLS), LIMITS).request
+    [asked] = chat().receive(chat_body(max_tokens=5, tools=TOOLS))
+    assert (counted.prompt, counted.tools) == (asked.prompt, asked.tools)
+    with pytest.raises(RequestError, match="messages"):
+        count_request(b"{}", LIMITS)
 
 
 def test_choices_are_told_apart() -> None:

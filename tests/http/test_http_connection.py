@@ -172,7 +172,10 @@ def test_a_body_is_asked_of_nobody_who_is_refused(
     assert received.endswith(b"<closed>")
 
 
-WITH_MEDIA = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate")
+WITH_MEDIA = (
+    *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/api/chat", "/api/generate"),
+)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""llama-server's timings of an answer, which several dialects have."""
+"""llama-server's timings of an answer and progress of its prompt, which several dialects have."""
 
 from __future__ import annotations
 
-from umaserve.outputs import Timing, Usage
+from umaserve.outputs import Prefilling, Timing, Usage
 
 
 def timings(usage: Usage, timing: Timing) -> dict[str, float]:
@@ -26,4 +26,14 @@ def timings(usage: Usage, timing: Timing) -> dict[str, float]:
         "predicted_ms": predicted_s * 1000,
         "predicted_per_token_ms": predicted_s * 1000 / intervals if intervals else 0.0,
         "predicted_per_second": intervals / predicted_s if intervals and predicted_s else 0.0,
+    }
+
+
+def progress(at: Prefilling) -> dict[str, int]:
+    """How much of the prompt is computed, in tokens, and the time that it took, in milliseconds."""
+    return {
+        "total": at.input_tokens,
+        "cache": at.reused_tokens,
+        "processed": at.done_tokens,
+        "time_ms": round(at.elapsed_s * 1000),
     }

@@ -15,7 +15,7 @@ from umaserve.dialects.llama_server.errors import error_body
 from umaserve.dialects.llama_server.requests import NativeRequest, native_request
 from umaserve.dialects.llama_server.settings import generation_settings
 from umaserve.dialects.parameters import RequestLimits, json_body
-from umaserve.dialects.timings import timings
+from umaserve.dialects.timings import progress, timings
 from umaserve.errors import RequestError
 from umaserve.messages import Generate, Infill, MixedText, TokenIds
 from umaserve.outputs import (
@@ -106,11 +106,11 @@ class NativeBody:
         answer = self._running(index)
         match output:
             case Prefilling():
-                progress = _progress(index, output)
+                event = _progress(index, output)
                 if self._asked.timings_per_token:
                     usage = Usage(output.done_tokens, 0, output.reused_tokens)
-                    progress["timings"] = timings(usage, Timing(total_s=output.elapsed_s))
-                return [orjson.dumps(progress)]
+                    event["timings"] = timings(usage, Timing(total_s=output.elapsed_s))
+                return [orjson.dumps(event)]
             case Prefilled():
                 answer.prefilled = output
                 return []
@@ -200,12 +200,7 @@ def _progress(index: int, at: Prefilling) -> dict[str, Any]:
         "id_slot": NO_SLOT,
         "tokens_predicted": 0,
         "tokens_evaluated": at.input_tokens,
-        "prompt_progress": {
-            "total": at.input_tokens,
-            "cache": at.reused_tokens,
-            "processed": at.done_tokens,
-            "time_ms": round(at.elapsed_s * 1000),
-        },
+        "prompt_progress": progress(at),
     }
 
 

@@ -15,12 +15,12 @@ from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, Tex
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.timings import timings
+from umaserve.dialects.timings import progress, timings
 from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.errors import RequestError
 from umaserve.forms import TOLD_IN_WORDS
 from umaserve.messages import Generate
-from umaserve.outputs import Finished, ModelInfo, Output, Spoken, Started, Token, Usage, VoiceInfo
+from umaserve.outputs import Finished, ModelInfo, Output, Prefilling, Spoken, Started, Token, Usage, VoiceInfo
 
 SSE_DONE = b"[DONE]"
 """The data of a stream's last event, after all choices have ended."""
@@ -71,6 +71,9 @@ class _OpenAIBody:
                 part = choice.token(output)
             case Spoken() if isinstance(choice, SpokenChoice):
                 part = choice.spoken(output)
+            case Prefilling():
+                # Without choices, like the chunk with the usage, which clients know.
+                return [orjson.dumps({**self._chunk([]), "prompt_progress": progress(output)})]
             case Finished():
                 self._finished[index] = output
                 part = choice.finish(output.reason)

@@ -24,7 +24,7 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
+from umaserve.messages import CountPrompt, Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
 from umaserve.outputs import VoiceInfo
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
@@ -100,6 +100,12 @@ def chat_request(body: bytes, limits: RequestLimits, voice: VoiceInfo | None, ne
         raise out_of_range("n", "1 where audio is asked for", n)
     speaking = Speaking(sound_format=CHAT_FORMATS[audio])
     return replace(_asked(fields, (replace(one, spoken=speaking),)), audio=audio)
+
+
+def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
+    """Parse a body of ``POST /v1/chat/completions/input_tokens``, which is one of ``/v1/chat/completions``; raises
+    ``RequestError``."""
+    return CountPrompt(chat_request(body, limits, None, "").choices[0])
 
 
 def _template_kwargs(fields: Fields) -> tuple[dict[str, object], bool | None]:
@@ -199,9 +205,11 @@ def size_of(text: str | TokenIds | MixedText) -> int:
 def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
     n = _n_choices(fields)
     stream_options = fields.object("stream_options") or Fields({})
-    cache_prompt, adapters = fields.boolean("cache_prompt", True), lora(fields)
+    stream, cache_prompt, adapters = fields.boolean("stream", False), fields.boolean("cache_prompt", True), lora(fields)
+    progress = fields.boolean("return_progress", False) and stream
     requests = tuple(
-        with_targets(replace(request, cache_prompt=cache_prompt, lora=adapters), fields) for request in requests
+        with_targets(replace(request, cache_prompt=cache_prompt, lora=adapters, wants_progress=progress), fields)
+        for request in requests
     )
     choices = tuple(nth_choice(request, k) for request in requests for k in range(n))
     if len(choices) > 1:
@@ -210,7 +218,7 @@ def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False
         model=fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or "",
         choices=choices,
         choices_each=n,
-        stream=fields.boolean("stream", False),
+        stream=stream,
         include_usage=stream_options.boolean("include_usage", False),
         echo=echo,
     )

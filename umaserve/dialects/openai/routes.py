@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 
+import orjson
+
 from umaserve.dialects.http import (
     JSON,
     EngineQuestion,
@@ -21,11 +23,12 @@ from umaserve.dialects.openai import models
 from umaserve.dialects.openai.completions import ChatBody, CompletionBody
 from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import ERRORS
+from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.parameters import json_body
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Query
-from umaserve.outputs import Answer, Embedded
+from umaserve.outputs import Answer, Counted, Embedded
 from umaserve.wire.http_head import Request
 
 MODELS_PATH = "/v1/models"
@@ -54,6 +57,14 @@ def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], by
     return request.query, render
 
 
+def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Counted)
+        return orjson.dumps({"input_tokens": answer.tokens})
+
+    return count_request(body, facts.limits), render
+
+
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     info = facts.loaded()
     name = request.path.removeprefix(f"{MODELS_PATH}/")
@@ -67,6 +78,7 @@ DIALECT = HttpDialect(
     "openai",
     {
         "/v1/chat/completions": Route("POST", TextReply(_chat, media=True)),
+        "/v1/chat/completions/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
         "/v1/completions": Route("POST", TextReply(_completion)),
         "/v1/audio/speech": Route("POST", SpeechReply(_speech)),
         "/v1/embeddings": Route("POST", EngineQuestion(_embeddings)),
@@ -75,5 +87,9 @@ DIALECT = HttpDialect(
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
-    {"/chat/completions": "/v1/chat/completions", "/models": MODELS_PATH},
+    {
+        "/chat/completions": "/v1/chat/completions",
+        "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
+        "/models": MODELS_PATH,
+    },
 )
