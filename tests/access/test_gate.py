@@ -193,23 +193,25 @@ def test_the_headers_that_a_key_may_come_in(tmp_path: Path, headers: tuple[str, 
     )
 
 
+BYTES = "Content-Type: application/octet-stream"
 FORM = "Content-Type: application/x-www-form-urlencoded"
 
 
-@pytest.mark.parametrize("headers", [("Content-Type: Application/JSON; charset=utf-8",), (FORM,)])
-def test_json_is_taken_also_as_curl_sends_it(headers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("headers", [("Content-Type: Application/JSON; charset=utf-8",), (BYTES,), (FORM,), ()])
+def test_json_is_taken_also_by_the_types_of_clients_that_have_none(headers: tuple[str, ...]) -> None:
     check_json(request(*headers))
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        (),
         ("Content-Type: text/plain",),
         (FORM, f"Origin: {APP}"),
         (FORM, "Sec-Fetch-Site: cross-site"),
+        (f"Origin: {APP}",),
+        ("Sec-Fetch-Site: cross-site",),
     ],
 )
-def test_forms_of_pages_are_refused(headers: tuple[str, ...]) -> None:
+def test_what_pages_send_without_asking_is_refused(headers: tuple[str, ...]) -> None:
     with pytest.raises(Refusal, match="Content-Type: expected application/json"):
         check_json(request(*headers))

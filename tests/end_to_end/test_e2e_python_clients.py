@@ -226,15 +226,14 @@ def llm(address: str, tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-@pytest.mark.parametrize("stream", [[], ["--no-stream"]])
-def test_llm_asks_and_goes_on(plain: openai.OpenAI, llm, stream: list[str]):
-    options = ["-m", "uma", "-o", "temperature", "0", "-o", "max_tokens", str(N_TOKENS), *stream]
+def test_llm_asks_and_goes_on(plain: openai.OpenAI, llm):
+    options = ["-m", "uma", "-o", "temperature", "0", "-o", "max_tokens", str(N_TOKENS)]
     turns = []
-    for prompt, arguments in (("Count: 1, 2, 3", []), ("Repeat: 1, 2, 3, 4, 5, 6, 7, 8, 9", ["-c"])):
+    for prompt, more in (("Count: 1, 2, 3", []), ("Repeat: 1, 2, 3, 4, 5, 6, 7, 8, 9", ["-c", "--no-stream"])):
         turns.append({"role": "user", "content": prompt})
         expected = plain.chat.completions.create(model=MODEL, messages=turns, temperature=0, max_tokens=N_TOKENS)
         text = expected.choices[0].message.content
-        assert llm(*arguments, *options, prompt) == text + "\n"
+        assert llm(*options, *more, prompt) == text + "\n"
         turns.append({"role": "assistant", "content": text})
 
 

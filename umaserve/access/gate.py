@@ -21,7 +21,8 @@ _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_HEADERS = "Authorization, Content-Type, X-Api-Key"
 _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
-_FORM = "application/x-www-form-urlencoded"
+_DEFAULTS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+"""Types that clients give a body where nobody has told them its type."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 """Default ports by scheme, for origins without a port."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
@@ -150,16 +151,17 @@ def unauthorized(presented: str | None) -> RequestError:
 
 
 def check_json(request: Request) -> None:
-    """Refuse a body that isn't JSON by its type. ``curl -d`` says that JSON is a form, and is believed."""
+    """Refuse a body that isn't JSON by its type. Some clients name none, and ``curl -d`` calls JSON a form: they are
+    believed."""
     content_type = request.header("content-type")
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type == "application/json" or (media_type == _FORM and not _is_from_browser(request)):
+    if media_type == "application/json" or (media_type in _DEFAULTS and not _is_from_browser(request)):
         return
     raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
 
 
 def _is_from_browser(request: Request) -> bool:
-    """A browser sends forms to foreign servers without a CORS-preflight, but not without one of these headers."""
+    """A browser sends such bodies to foreign servers without a CORS-preflight, but not without one of these headers."""
     return request.header("origin") is not None or request.header("sec-fetch-site") is not None
 
 
