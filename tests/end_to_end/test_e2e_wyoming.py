@@ -182,11 +182,19 @@ def answered(daemon: Daemon, wav: bytes, words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("about", "words"),
-    [({}, PROMPT), ({"name": "m", "language": "de"}, f"{PROMPT}\nThe language of the speech: de.")],
+    ("level", "about", "words"),
+    [
+        (0.3, {}, PROMPT),
+        (0.01, {}, PROMPT),
+        (0.3, {"name": "m", "language": "de"}, f"{PROMPT}\nThe language of the speech: de."),
+    ],
+    ids=["loud", "quiet", "german"],
 )
-def test_what_is_said_becomes_a_transcript(talking: Daemon, about: dict[str, str], words: str) -> None:
-    samples = (np.random.default_rng(5).normal(0, 0.2, 8000).clip(-1, 1) * 32767).astype("<i2")
+def test_what_is_said_becomes_a_transcript(talking: Daemon, level: float, about: dict[str, str], words: str) -> None:
+    """The two sounds have different answers, wherever it was tried."""
+    samples = (np.random.default_rng(0 if level < 0.1 else 1).normal(0, level, 16_000).clip(-1, 1) * 32767).astype(
+        "<i2"
+    )
     wav = media_files.wav(samples / 32767, 16_000)
     transcript = heard_by(uri(talking), samples.tobytes(), **about)
     assert transcript
