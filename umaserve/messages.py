@@ -59,6 +59,8 @@ class Sampling:
     """Like ``logit_bias``, of all tokens of each text."""
     scores_after: bool = False
     """Whether log-probabilities are those by which the token was drawn, of the tokens that the cut-offs left."""
+    penalty_window: int = 64
+    """So many of the last tokens, the prompt's included, count for the penalties."""
 
 
 @dataclass(frozen=True, slots=True)

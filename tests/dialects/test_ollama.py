@@ -115,10 +115,13 @@ def test_an_answer_without_a_limit_has_the_operators(tokens: int) -> None:
     assert asked(options={"num_predict": tokens}).max_tokens == 100
 
 
-def test_a_negative_seed_is_any_and_a_window_of_none_has_no_penalties() -> None:
-    sampling = asked(options={"seed": -1, "repeat_last_n": 0, "presence_penalty": 1}).sampling
-    assert sampling == replace(SAMPLING, repeat_penalty=1.0)
-    assert asked(options={"repeat_last_n": 64}).sampling == SAMPLING
+def test_a_negative_seed_is_any() -> None:
+    assert asked(options={"seed": -1}).sampling == SAMPLING
+
+
+@pytest.mark.parametrize(("given", "window"), [(None, 64), (0, 0), (64, 64), (256, 256), (-1, 2**31 - 1)])
+def test_the_penalties_window_may_have_any_length(given: int | None, window: int) -> None:
+    assert asked(options={"repeat_last_n": given}).sampling == replace(SAMPLING, penalty_window=window)
 
 
 def test_a_format_is_any_object_or_a_schema() -> None:
@@ -262,7 +265,7 @@ def test_a_prompt_is_a_turn_or_raw() -> None:
         ({"options": {"num_predict": 0}}, "options.num_predict: expected a whole number from 1, or -1 for no limit"),
         ({"options": {"num_predict": -3}}, "options.num_predict: expected a whole number from 1, or -1 for no limit"),
         ({"options": {"num_predict": []}}, "options.num_predict: expected a whole number from 1, or -1 for no limit"),
-        ({"options": {"repeat_last_n": 32}}, "options.repeat_last_n: expected 64 or, for no penalties, 0, got 32"),
+        ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n: expected a whole number from -1 to "),
         ({"options": {"num_gpu": "all"}}, "options.num_gpu: expected a whole number from -1 to 2147483647, got a str"),
         ({"options": {"use_mmap": 1}}, "options.use_mmap: expected true or false, got a whole number"),
         ({"options": {"stop": [""]}}, "options.stop[0]: expected a non-empty string"),

@@ -460,7 +460,9 @@ def test_a_wrong_chat_field_is_refused_by_its_name(wanted: Wanted, field: str) -
     ],
 )
 def test_response_format_becomes_a_schema(wanted: Wanted, schema: Grammar | None) -> None:
+    (text,) = completion_requests(response_format=wanted)
     grammar = chat_request(response_format=wanted).sampling.grammar
+    assert text.sampling.grammar == grammar
     assert (grammar, grammar and grammar.field) == (schema, schema and schema.field)
 
 

@@ -203,6 +203,9 @@ def test_json_by_a_schema_and_by_a_class(client: openai.OpenAI):
     form = {"type": "json_schema", "json_schema": {"name": "colour", "strict": True, "schema": schema}}
     jsonschema.validate(json.loads(text(chat(client, response_format=form, max_completion_tokens=120))), schema)
 
+    worded = complete(client, "A colour as JSON:", max_tokens=120, extra_body={"response_format": form})
+    jsonschema.validate(json.loads(worded.choices[0].text), schema)
+
     class Verdict(pydantic.BaseModel):
         good: bool
         grade: int

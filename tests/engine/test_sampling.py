@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from umaserve.engine.candidates import COLUMNS, Candidates, Logits
 from umaserve.engine.logprobs import Scores, scores_after
-from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
+from umaserve.engine.sampling import Sampler
 from umaserve.errors import RequestError
 from umaserve.messages import Sampling
 from umaserve.outputs import Logprobs, Scored
@@ -37,8 +37,12 @@ def choose(sampling: Sampling, logits: list[float], seen: list[int]) -> int:
         ({"frequency_penalty": 0.6}, [3, 3, 5], 3),
         ({"frequency_penalty": -0.6}, [5, 5], 5),
         ({"repeat_penalty": 2.0}, [3], 5),
-        ({"presence_penalty": 1.1}, [3] + [7] * (PENALTY_WINDOW - 1), 5),
-        ({"presence_penalty": 1.1}, [3] + [7] * PENALTY_WINDOW, 3),
+        ({"presence_penalty": 1.1}, [3] + [7] * 63, 5),
+        ({"presence_penalty": 1.1}, [3] + [7] * 64, 3),
+        ({"presence_penalty": 1.1, "penalty_window": 3}, [3, 7, 7], 5),
+        ({"presence_penalty": 1.1, "penalty_window": 3}, [3, 7, 7, 7], 3),
+        ({"presence_penalty": 1.1, "penalty_window": 200}, [3] + [7] * 199, 5),
+        ({"presence_penalty": 1.1, "penalty_window": 0}, [3, 3, 3], 3),
     ],
 )
 @pytest.mark.parametrize("temperature", [{}, {"temperature": 1.0, "top_k": 1}])

@@ -20,6 +20,8 @@ MAX_KWARGS_BYTES = 64 * 1024
 MAX_TURNS = 1024
 MAX_SEED = 2**32 - 2
 MAX_TOKEN_ID = 2**31 - 1
+MAX_WINDOW = 2**31 - 1
+"""More than any context has."""
 MAX_SLO_MS = 3_600_000.0
 REASONING = ("inline", "separate", "off")
 """Thoughts in the text with their marks, in a field of their own, or nowhere."""
@@ -103,6 +105,7 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
         return otherwise if value is None else value
 
     refuse_unknown_constraints(fields)
+    window = fields.integer("repeat_last_n", -1, MAX_WINDOW)
     top_k = fields.integer("top_k", 0, 2**20)
     seed = fields.integer("seed", 0, MAX_SEED)
     biased = fields.values.get("logit_bias") is not None
@@ -114,6 +117,7 @@ def sampling(fields: Fields, base: Sampling, *, repeat_penalty: str = "repeat_pe
         repeat_penalty=number_or(repeat_penalty, 0.0, 10.0, base.repeat_penalty, above_low=True),
         presence_penalty=number_or("presence_penalty", -2.0, 2.0, base.presence_penalty),
         frequency_penalty=number_or("frequency_penalty", -2.0, 2.0, base.frequency_penalty),
+        penalty_window=base.penalty_window if window is None else window if window >= 0 else MAX_WINDOW,
         seed=base.seed if seed is None else seed,
         logit_bias=logit_bias(fields) if biased else base.logit_bias,
         grammar=grammar(fields) or base.grammar,

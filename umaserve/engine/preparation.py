@@ -15,7 +15,7 @@ from umaserve.engine.grammar import lark_of
 from umaserve.engine.infill import infill_tokens
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
-from umaserve.engine.sampling import PENALTY_WINDOW, Sampler
+from umaserve.engine.sampling import Sampler
 from umaserve.engine.text import TextStream
 from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.engine.tool_grammar import of_tools
@@ -108,7 +108,8 @@ class Preparation:
         if sampling.seed is not None:
             sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
         sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
-        sampler.accept_prompt([*_text_tokens(prepared.tokens), *generated[-PENALTY_WINDOW:]])
+        window = sampler.penalty_window
+        sampler.accept_prompt([*_text_tokens(prepared.tokens, window), *generated[max(0, len(generated) - window) :]])
         prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
 
@@ -195,7 +196,7 @@ class Preparation:
                 more = bool(self._thought_form.turn or self._thought_form.answers)
                 limited = AfterThoughts(constraint, thinking, self._model.end_tokens, more_marks=more)
         sampler = self._sampler(request.sampling, limited, thinking)
-        sampler.accept_prompt(_text_tokens(tokens))
+        sampler.accept_prompt(_text_tokens(tokens, sampler.penalty_window))
         return sampler
 
     def _closing(self, request: Generate) -> Sequence[int]:
@@ -218,7 +219,9 @@ class Preparation:
     ) -> Sampler:
         of_texts = ((self._model.tokenize(text, special=False), bias) for text, bias in sampling.text_bias)
         biases = (*sampling.logit_bias, *((token, bias) for tokens, bias in of_texts for token in tokens))
-        sampling = dataclasses.replace(sampling, logit_bias=biases)
+        # llama.cpp takes memory for all of the window.
+        window = min(sampling.penalty_window, self._sequence_tokens)
+        sampling = dataclasses.replace(sampling, logit_bias=biases, penalty_window=window)
         return Sampler(self._model.n_vocab, tuple(self._model.end_tokens), sampling, constraint, thinking)
 
     def _prompt(self, request: Generate, tenant: str, wanted: Callable[[], bool]) -> Prompt:
@@ -285,7 +288,7 @@ def _vocabulary(model: Model) -> Vocabulary | None:
         return None
 
 
-def _text_tokens(tokens: Sequence[int]) -> list[int]:
-    """The last tokens that are not media, for the penalties."""
-    last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), PENALTY_WINDOW))
+def _text_tokens(tokens: Sequence[int], window: int) -> list[int]:
+    """The last ``window`` tokens that are not media, for the penalties."""
+    last = list(itertools.islice((token for token in reversed(tokens) if token >= 0), window))
     return last[::-1]

@@ -17,9 +17,6 @@ from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Sampling
 
-PENALTY_WINDOW = 64
-"""The number of last tokens that penalties apply to, including the prompt's."""
-
 MIN_TEMPERATURE = 1e-3
 """Below it, sampling is greedy: the result would be the same, and dividing by the temperature could overflow."""
 
@@ -58,6 +55,8 @@ class Sampler:
         self._biases = np.array(list(biases.values()), np.float32)
         self.constraint = constraint
         self.thinking = thinking
+        self.penalty_window = sampling.penalty_window if _penalizes(sampling) else 0
+        """How many of the last tokens the penalties see."""
         plain = sampling.temperature < MIN_TEMPERATURE and not _penalizes(sampling)
         self._chain = None if plain else _chain(n_vocab, sampling)
         self._draws = sampling.temperature >= MIN_TEMPERATURE
@@ -70,9 +69,9 @@ class Sampler:
             weakref.finalize(self, llama_cpp.llama_sampler_free, self._chain)
 
     def accept_prompt(self, tokens: Sequence[int]) -> None:
-        """Let the penalties see the last ``PENALTY_WINDOW`` of ``tokens``."""
+        """Let the penalties see the end of ``tokens``."""
         if self._chain is not None:
-            for token in tokens[-PENALTY_WINDOW:]:
+            for token in tokens[max(0, len(tokens) - self.penalty_window) :]:
                 llama_cpp.llama_sampler_accept(self._chain, token)
 
     def sample(self, logits: Logits, candidates: Candidates) -> int:
@@ -132,7 +131,8 @@ class Sampler:
 
 
 def _penalizes(sampling: Sampling) -> bool:
-    return sampling.repeat_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    penalties = sampling.repeat_penalty - 1, sampling.presence_penalty, sampling.frequency_penalty
+    return sampling.penalty_window > 0 and any(penalties)
 
 
 def _chain(n_vocab: int, sampling: Sampling) -> Any:
@@ -143,7 +143,7 @@ def _chain(n_vocab: int, sampling: Sampling) -> Any:
 
     if _penalizes(sampling):
         repeat, frequency, presence = sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        add(llama_cpp.llama_sampler_init_penalties(n_vocab, PENALTY_WINDOW, repeat, frequency, presence))
+        add(llama_cpp.llama_sampler_init_penalties(n_vocab, sampling.penalty_window, repeat, frequency, presence))
     if sampling.temperature < MIN_TEMPERATURE:
         add(llama_cpp.llama_sampler_init_greedy())
         return chain

@@ -9,7 +9,6 @@ from umaserve.messages import Generate
 
 RANDOM_SEED = 2**32 - 1
 """Stands for a seed that the server draws."""
-PENALTY_WINDOW = 64
 
 _OFF: dict[str, Any] = {
     "dynatemp_range": 0.0,
@@ -54,7 +53,7 @@ def generation_settings(request: Generate, asked: NativeRequest) -> dict[str, An
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "repeat_last_n": PENALTY_WINDOW,
+        "repeat_last_n": sampling.penalty_window,
         "repeat_penalty": sampling.repeat_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,

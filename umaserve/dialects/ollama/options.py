@@ -15,8 +15,6 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range
 
 DEFAULTS = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_penalty=1.1)
 """Those that Ollama documents."""
-PENALTY_WINDOWS = (0, 64)
-"""Values of ``repeat_last_n``: no penalties, and the one window of this server."""
 MAX_TOP_LOGPROBS = 20
 LEVELS = ("low", "medium", "high")
 MAX_WHOLE = 2**31 - 1
@@ -77,13 +75,7 @@ def _sampling(given: Fields) -> Sampling:
     seed = given.integer("seed", -MAX_WHOLE - 1)
     if seed is not None and seed < 0:
         values["seed"] = None  # Ollama's way of asking for a random one.
-    chosen = sampling(Fields(values, "options."), DEFAULTS)
-    window = given.integer("repeat_last_n", -1, MAX_WHOLE)
-    if window not in (None, *PENALTY_WINDOWS):
-        raise out_of_range(given.name("repeat_last_n"), "64 or, for no penalties, 0", window)
-    if window == 0:
-        chosen = replace(chosen, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
-    return chosen
+    return sampling(Fields(values, "options."), DEFAULTS)
 
 
 def _num_predict(given: Fields) -> int | None:

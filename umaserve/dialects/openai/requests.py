@@ -146,7 +146,7 @@ def completion_request(body: bytes, limits: RequestLimits, new_id: str) -> Compl
     if echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError(Fault.BAD_REQUEST, "echo", "expected false where the prompt is token ids, got true")
     max_tokens = within_cap(_wanted_tokens(fields, DEFAULT_COMPLETION_TOKENS, "max_tokens", "n_predict"), limits)
-    chosen, stop = _sampling(fields, None), stops(fields)
+    chosen, stop = _sampling(fields, _response_format(fields)), stops(fields)
     requests = tuple(Generate(new_id, prompt, max_tokens, chosen, stop, logprobs) for prompt in prompts)
     return _asked(fields, requests, echo=echo)
 
