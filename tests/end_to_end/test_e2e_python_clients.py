@@ -75,11 +75,12 @@ def vectors(plain: openai.OpenAI) -> list[list[float]]:
 def pydantic_ai_models(address: str) -> dict:
     """By API. Of a model whose name is none of Anthropic's, the library thinks that it can't follow a schema."""
     from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.anthropic import AnthropicProvider
     from pydantic_ai.providers.openai import OpenAIProvider
 
     return {
+        "responses": OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=f"{address}/v1")),
         "openai": OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{address}/v1")),
         "anthropic": AnthropicModel("claude-opus-5", provider=AnthropicProvider(base_url=address, api_key="none")),
     }
@@ -87,7 +88,7 @@ def pydantic_ai_models(address: str) -> dict:
 
 GREEDY = {"min_p": 1}
 """To newer models of Anthropic's, the library sends no temperature."""
-PYDANTIC_AI = pytest.mark.parametrize("api", ["openai", "anthropic"])
+PYDANTIC_AI = pytest.mark.parametrize("api", ["openai", "responses", "anthropic"])
 
 
 @PYDANTIC_AI
@@ -146,19 +147,19 @@ def langchain_model(address: str, api: str, max_tokens: int):
     if api == "ollama":
         return ChatOllama(base_url=address, model=MODEL, temperature=0, num_predict=max_tokens, repeat_penalty=1)
     fields = {"api_key": "none", "model": MODEL, "temperature": 0, "max_tokens": max_tokens, "max_retries": 0}
-    return ChatOpenAI(base_url=f"{address}/v1", **fields)
+    return ChatOpenAI(base_url=f"{address}/v1", use_responses_api=api == "responses", **fields)
 
 
-LANGCHAIN = pytest.mark.parametrize("api", ["openai", "ollama"])
+LANGCHAIN = pytest.mark.parametrize("api", ["openai", "responses", "ollama"])
 
 
 @LANGCHAIN
 def test_langchain_says_and_streams(address: str, said: str, api: str):
     model = langchain_model(address, api, N_TOKENS)
     whole = model.invoke(CHAT_FAR_FROM_A_TIE)
-    assert whole.content == said
+    assert whole.text == said
     assert whole.usage_metadata["output_tokens"] == N_TOKENS
-    assert "".join(chunk.content for chunk in model.stream(CHAT_FAR_FROM_A_TIE)) == said
+    assert "".join(chunk.text for chunk in model.stream(CHAT_FAR_FROM_A_TIE)) == said
 
 
 def look_outside(city: Literal["Paris"]) -> str:
@@ -166,12 +167,13 @@ def look_outside(city: Literal["Paris"]) -> str:
     return "The sky is sunny."
 
 
-def test_langchain_calls_a_tool(address: str):
+@pytest.mark.parametrize("api", ["openai", "responses"])
+def test_langchain_calls_a_tool(address: str, api: str):
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
 
     looking = tool(look_outside)
-    model = langchain_model(address, "openai", 100)
+    model = langchain_model(address, api, 100)
     required = model.bind_tools([looking], tool_choice="any")
     question = HumanMessage(QUESTION)
     answer = required.invoke([question])
@@ -185,7 +187,11 @@ def test_langchain_calls_a_tool(address: str):
 
 
 @pytest.mark.parametrize(
-    ("api", "method"), [("openai", "json_schema"), ("openai", "function_calling"), ("ollama", "json_schema")]
+    ("api", "method"),
+    [
+        *(("openai", "json_schema"), ("openai", "function_calling")),
+        *(("responses", "json_schema"), ("responses", "function_calling"), ("ollama", "json_schema")),
+    ],
 )
 def test_langchain_returns_a_typed_value(address: str, api: str, method: str):
     model = langchain_model(address, api, 100)
@@ -214,6 +220,7 @@ def llm(address: str, tmp_path_factory: pytest.TempPathFactory):
     directory = tmp_path_factory.mktemp("llm")
     (directory / "extra-openai-models.yaml").write_text(
         f'- {{model_id: uma, model_name: {MODEL}, api_base: "{address}/v1", supports_schema: true}}\n'
+        f'- {{model_id: by-responses, model_name: {MODEL}, api_base: "{address}/v1", responses: true}}\n'
     )
 
     def run(*arguments: str) -> str:
@@ -227,14 +234,15 @@ def llm(address: str, tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_llm_asks_and_goes_on(plain: openai.OpenAI, llm):
-    options = ["-m", "uma", "-o", "temperature", "0", "-o", "max_tokens", str(N_TOKENS)]
+    options = ["-o", "temperature", "0", "-o", "max_tokens", str(N_TOKENS)]
     turns = []
     for prompt, more in (("Count: 1, 2, 3", []), ("Repeat: 1, 2, 3, 4, 5, 6, 7, 8, 9", ["-c", "--no-stream"])):
         turns.append({"role": "user", "content": prompt})
         expected = plain.chat.completions.create(model=MODEL, messages=turns, temperature=0, max_tokens=N_TOKENS)
         text = expected.choices[0].message.content
-        assert llm(*options, *more, prompt) == text + "\n"
+        assert llm("-m", "uma", *options, *more, prompt) == text + "\n"
         turns.append({"role": "assistant", "content": text})
+    assert llm("-m", "by-responses", *options, turns[0]["content"]) == turns[1]["content"] + "\n"
 
 
 def test_llm_returns_a_typed_value(llm):
