@@ -69,6 +69,7 @@ FOREIGN = {
     "resource": {"system", "media"},
     "h11": {"wire"},
     "wsproto": {"wire"},
+    "python_multipart": {"wire"},
     "prometheus_client": {"metrics"},
     "asyncio": {"client"},
     "threading": {"system", "engine"},

@@ -31,6 +31,8 @@ class Usage:
     """Tokens of the prompt that were in the cached prefix."""
     reasoning_tokens: int = 0
     """Tokens of the completion that are thoughts, or marks around them."""
+    sound_s: float = 0.0
+    """The seconds of sound in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

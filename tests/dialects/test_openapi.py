@@ -19,8 +19,10 @@ import websockets.sync.client
 from daemon import ANSWER_S, Daemon
 from http_wire import Http
 from openapi_document import (
+    BODIES,
     DOCUMENT,
     EXAMPLES,
+    FORMS,
     GETS,
     OPERATIONS,
     POSTS,
@@ -178,18 +180,35 @@ def test_refusals_are_as_described(http: httpx.Client, path: str, request_: dict
     check_response(response, POSTS[path])
 
 
-@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("path", BODIES)
 def test_a_body_that_is_too_large_is_refused_as_described(daemon: Daemon, path: str):
     config = Config()
-    most = config.max_chat_bytes if path in WITH_MEDIA else config.max_frame_bytes
+    most = config.max_chat_bytes if path in WITH_MEDIA or path in FORMS else config.max_frame_bytes
+    kind = "multipart/form-data; boundary=b" if path in FORMS else "application/json"
     with Http(daemon.http) as wire:
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {most + 1}"
-        )
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {most + 1}"
         wire.send(f"{head}\r\n\r\n".encode())
         status, headers, body = wire.receive()
     assert status == 413
-    check_response(httpx.Response(status, headers=headers, content=body), POSTS[path])
+    check_response(httpx.Response(status, headers=headers, content=body), BODIES[path])
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_forms_are_refused_as_described(http: httpx.Client, path: str):
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    for content, headers, status in (
+        (b"", form, 400),
+        (b"--b--", form, 400),
+        (b"--b", {"Content-Type": "multipart/form-data"}, 400),
+        (b"{}", {"Content-Type": "application/json"}, 415),
+    ):
+        response = http.post(path, content=content, headers=headers)
+        assert response.status_code == status, response.text
+        check_response(response, FORMS[path])
+    deaf = http.post(path, files={"file": b"RIFF"}, data={"model": "any"})
+    assert deaf.status_code == 400
+    assert deaf.json()["error"]["message"].endswith("load its projector with --mmproj")
+    check_response(deaf, FORMS[path])
 
 
 @pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=[f"{m} {p}" for p, m, _ in OPERATIONS])
@@ -200,7 +219,8 @@ def test_other_methods_and_callers_without_a_key_are_refused(
     other = keyed.request("PUT", url)
     assert other.status_code == 405
     check_response(other, operation)
-    headers = {"Authorization": "", "Content-Type": "application/json"}
+    kind = "multipart/form-data; boundary=b" if path in FORMS else "application/json"
+    headers = {"Authorization": "", "Content-Type": kind}
     if "101" in operation["responses"]:
         headers |= {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         headers |= {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Protocol": "bearer.wrong"}

@@ -16,7 +16,7 @@ from standin import StandInVoice
 
 from umaserve.daemon.routes import Routes
 from umaserve.dialects import sse
-from umaserve.dialects.http import HttpDialect, Page, Route, TextReply
+from umaserve.dialects.http import FormReply, HttpDialect, Page, Route, TextReply
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
@@ -176,23 +176,25 @@ WITH_MEDIA = (
     *("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/responses", "/api/chat", "/api/generate"),
 )
+FORMS = [path for path, route in routes().items() if isinstance(route.endpoint, FormReply)]
 
 
 @pytest.mark.parametrize(
     ("path", "most"),
     [
-        *((path, CONFIG.max_chat_bytes) for path in (*WITH_MEDIA, "/chat/completions/")),
+        *((path, CONFIG.max_chat_bytes) for path in (*WITH_MEDIA, *FORMS, "/chat/completions/")),
         *(
             (path, CONFIG.max_frame_bytes)
             for path, route in routes().items()
-            if route.method == "POST" and path not in WITH_MEDIA
+            if route.method == "POST" and path not in (*WITH_MEDIA, *FORMS)
         ),
     ],
 )
 def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None:
     for n_bytes, status in ((most, 400), (most + 1, 413)):
         world = HttpWorld()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n_bytes}"
+        kind = "multipart/form-data; boundary=b" if path in FORMS else "application/json"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {n_bytes}"
         world.send(head.encode() + b"\r\n\r\n")
         if status == 400:
             assert world.received() == b""
@@ -301,6 +303,7 @@ class Body:
     done = True
     headers = (("x-told", "yes"),)
     stream_type = sse.CONTENT_TYPE
+    whole_type = "application/json"
     ping = None
     frame = staticmethod(sse.event)
 

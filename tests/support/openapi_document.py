@@ -13,8 +13,10 @@ from umaserve.daemon.pages import DOCUMENT as PUBLISHED
 
 DOCUMENT = json.loads(PUBLISHED)
 OPERATIONS = [(path, method, op) for path, item in DOCUMENT["paths"].items() for method, op in item.items()]
-POSTS = {path: op for path, method, op in OPERATIONS if method == "post" and "requestBody" in op}
+BODIES = {path: op for path, method, op in OPERATIONS if method == "post" and "requestBody" in op}
 """Those that read their body; the others refuse whatever comes."""
+POSTS = {path: op for path, op in BODIES.items() if "application/json" in op["requestBody"]["content"]}
+FORMS = {path: op for path, op in BODIES.items() if path not in POSTS}
 GETS = {path: op for path, method, op in OPERATIONS if method == "get" and "101" not in op["responses"]}
 EXAMPLES = [
     (path, name, example["value"])

@@ -23,6 +23,7 @@ _CORS_AGE_S = "600"
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)")
 _DEFAULTS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 """Types that clients give a body where nobody has told them its type."""
+MULTIPART = "multipart/form-data"
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 """Default ports by scheme, for origins without a port."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
@@ -158,6 +159,14 @@ def check_json(request: Request) -> None:
     if media_type == "application/json" or (media_type in _DEFAULTS and not _is_from_browser(request)):
         return
     raise Refusal(415, f"Content-Type: expected application/json, got {(content_type or 'none')[:64]}")
+
+
+def check_form(request: Request) -> None:
+    """Refuse a body that isn't a form with files by its type. Foreign pages may send one without a CORS-preflight, but
+    not without an ``Origin``, which the gate has checked."""
+    content_type = request.header("content-type")
+    if (content_type or "").partition(";")[0].strip().lower() != MULTIPART:
+        raise Refusal(415, f"Content-Type: expected {MULTIPART}, got {(content_type or 'none')[:64]}")
 
 
 def _is_from_browser(request: Request) -> bool:

@@ -10,19 +10,18 @@ from umaserve.daemon.responder import Responder
 from umaserve.daemon.services import Services
 from umaserve.daemon.speech_exchange import SpeechExchange
 from umaserve.daemon.text_exchange import TextExchange
-from umaserve.dialects.http import EngineQuestion, ErrorShape, Facts, SpeechReply, TextReply
+from umaserve.dialects.http import EngineQuestion, ErrorShape, Facts, FormReply, SpeechReply, TextReply
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.sessions import Caller
 
-Endpoint = EngineQuestion | TextReply | SpeechReply
+Endpoint = EngineQuestion | TextReply | FormReply | SpeechReply
 
 
 class Exchange(Protocol):
     """From a request's body to the end of its reply."""
 
-    def start(self, content: bytes, headers: Mapping[str, str]) -> None:
-        """Read the body and start what it asks for; an error becomes the reply. ``headers``: the request's, their names
-        in lower case."""
+    def start(self, content: bytes) -> None:
+        """Read the body and start what it asks for; an error becomes the reply."""
 
     def release(self) -> None:
         """The reply's high-water mark is no longer exceeded."""
@@ -39,12 +38,17 @@ def new_exchange(
     responder: Responder,
     caller: Caller,
     memory: InputShare,
+    headers: Mapping[str, str],
 ) -> Exchange:
-    """``memory`` counts the body until its images and sounds are no longer needed."""
+    """``memory`` counts the body until its images and sounds are no longer needed. ``headers``: the request's, their
+    names in lower case."""
     match endpoint:
         case EngineQuestion():
             return QuestionExchange(services, facts, endpoint, errors, responder, caller, memory)
         case TextReply():
-            return TextExchange(services, responder, endpoint.new_body(facts), caller, memory)
+            return TextExchange(services, responder, endpoint.new_body(facts), caller, memory, headers)
+        case FormReply():
+            body = endpoint.new_body(facts, headers.get("content-type", ""))
+            return TextExchange(services, responder, body, caller, memory, headers)
         case SpeechReply():
             return SpeechExchange(services, facts, endpoint, errors, responder, caller)

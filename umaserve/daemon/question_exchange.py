@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from umaserve.daemon.responder import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
@@ -40,7 +39,7 @@ class QuestionExchange:
         self._asked_at = services.loop.now()
         self._question: Question | None = None
 
-    def start(self, content: bytes, _headers: Mapping[str, str]) -> None:
+    def start(self, content: bytes) -> None:
         try:
             _info, questions = self._services.loaded()
             self._services.sessions.admit(self._caller, self._asked_at)

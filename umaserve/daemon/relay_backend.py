@@ -12,7 +12,7 @@ from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange, new_exchange
 from umaserve.daemon.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import Conversation, EngineQuestion, SpeechReply, TextReply
+from umaserve.dialects.http import Conversation, EngineQuestion, FormReply, SpeechReply, TextReply
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
@@ -68,14 +68,14 @@ class DaemonBackend:
         # Nobody can come back for what a lost connection leaves: a relay gives each connection a worker anew.
         facts = replace(self._services.facts(), resumable=False)
         match found.route.endpoint:
-            case EngineQuestion() | TextReply() | SpeechReply() as endpoint:
+            case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
                 responder = _Responder(reply)
                 memory = self._services.input_budget.share(None)
-                exchange = new_exchange(
-                    self._services, facts, endpoint, found.dialect.errors, responder, caller, memory
-                )
                 headers = {name.lower(): value for name, value in (request.headers or {}).items()}
-                return _Posted(responder, exchange, content, headers).begun()
+                exchange = new_exchange(
+                    self._services, facts, endpoint, found.dialect.errors, responder, caller, memory, headers
+                )
+                return _Posted(responder, exchange, content).begun()
             case Conversation() as endpoint:
                 wire = _Wire(self._services.loop, reply)
                 dialect = endpoint.new_dialect(facts, None)
@@ -125,10 +125,10 @@ class _Responder:
 class _Posted:
     """The job of one HTTP request."""
 
-    def __init__(self, responder: _Responder, pending: Exchange, body: bytes, headers: Mapping[str, str]) -> None:
+    def __init__(self, responder: _Responder, pending: Exchange, body: bytes) -> None:
         self._responder = responder
         self._pending = pending
-        pending.start(body, headers)
+        pending.start(body)
 
     def begun(self) -> Job | None:
         """This job, or ``None`` if it has already ended."""

@@ -13,7 +13,7 @@ from umaserve.dialects.anthropic.routes import DIALECT as ANTHROPIC
 from umaserve.dialects.chat.routes import DIALECT as CHAT
 from umaserve.dialects.generate.routes import DIALECT as GENERATE
 from umaserve.dialects.generate.routes import REST_DIALECT as GENERATE_REST
-from umaserve.dialects.http import Conversation, EngineQuestion, ErrorShape, HttpDialect, Route, TextReply
+from umaserve.dialects.http import Conversation, EngineQuestion, ErrorShape, FormReply, HttpDialect, Route, TextReply
 from umaserve.dialects.llama_server.routes import DIALECT as LLAMA_SERVER
 from umaserve.dialects.ollama.routes import DIALECT as OLLAMA
 from umaserve.dialects.openai.errors import ERRORS
@@ -73,7 +73,7 @@ class Routes:
 def max_body_bytes(route: Route, config: Config) -> int:
     """The largest body, or message of a conversation, that a route takes."""
     match route.endpoint:
-        case TextReply(media=True) | EngineQuestion(media=True) | Conversation(media=True):
+        case TextReply(media=True) | FormReply() | EngineQuestion(media=True) | Conversation(media=True):
             return config.max_chat_bytes
     return config.max_frame_bytes
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import functools
 
-from umaserve.access.gate import SUBPROTOCOL, Gate, check_json
+from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.daemon.exchange import new_exchange
 from umaserve.daemon.pages import own_pages
 from umaserve.daemon.resuming import ResumableConnection
 from umaserve.daemon.routes import DIALECTS, Found, Routes, max_body_bytes
 from umaserve.daemon.services import Services
 from umaserve.daemon.websocket import WebSocketConnection
-from umaserve.dialects.http import Conversation, Echo, EngineQuestion, ErrorReply, Page, SpeechReply, TextReply
+from umaserve.dialects.http import (
+    Conversation,
+    Echo,
+    EngineQuestion,
+    ErrorReply,
+    FormReply,
+    Page,
+    SpeechReply,
+    TextReply,
+)
 from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
@@ -56,7 +65,9 @@ class DaemonSite:
         if head.method not in allowed:
             got = f"method: expected {' or '.join(allowed)}, got {head.method}"
             raise Refusal(405, got, [("Allow", ", ".join(allowed))])
-        if found.route.method == "POST":
+        if isinstance(found.route.endpoint, FormReply):
+            check_form(head)
+        elif found.route.method == "POST":
             check_json(head)
         return functools.partial(self._serve, found, self._caller(head, found, peer))
 
@@ -76,11 +87,13 @@ class DaemonSite:
             case Page() as page:
                 status, content_type, body = page.make(self._services.facts(), request)
                 connection.respond(status, [("Content-Type", content_type)], body)
-            case EngineQuestion() | TextReply() | SpeechReply() as endpoint:
-                facts, errors = self._services.facts(), found.dialect.errors
-                exchange = new_exchange(self._services, facts, endpoint, errors, connection, caller, connection.input)
+            case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
+                facts, errors, headers = self._services.facts(), found.dialect.errors, dict(request.headers)
+                exchange = new_exchange(
+                    self._services, facts, endpoint, errors, connection, caller, connection.input, headers
+                )
                 connection.pending = exchange
-                exchange.start(request.body, dict(request.headers))
+                exchange.start(request.body)
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
             case Echo():

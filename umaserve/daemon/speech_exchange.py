@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from umaserve.daemon.reading import Reading, log_end
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
@@ -50,7 +49,7 @@ class SpeechExchange:
         self._reading: Reading | None = None
         self._begun = False
 
-    def start(self, content: bytes, _headers: Mapping[str, str]) -> None:
+    def start(self, content: bytes) -> None:
         try:
             self._services.loaded()
             asked = self._endpoint.parse(content, self._facts)

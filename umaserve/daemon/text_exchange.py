@@ -29,9 +29,15 @@ class TextExchange:
     """Runs the requests of one body. An error before the first event makes an error reply; later it ends the stream."""
 
     def __init__(
-        self, services: Services, responder: Responder, body: Body, caller: Caller, memory: InputShare
+        self,
+        services: Services,
+        responder: Responder,
+        body: Body,
+        caller: Caller,
+        memory: InputShare,
+        headers: Mapping[str, str],
     ) -> None:
-        """``memory`` counts the body until its images and sounds are no longer needed."""
+        """``memory`` counts the body until its images and sounds are no longer needed. ``headers``: the request's."""
         self._manager = services.sessions
         self._speech = services.speech
         self._loop = services.loop
@@ -39,6 +45,7 @@ class TextExchange:
         self._body = body
         self._caller = caller
         self._memory = memory
+        self._request_headers = headers
         self._unplaced = 0
         """Sessions that have no slot yet."""
         self._sessions = [self._manager.open(functools.partial(self._deliver, 0), caller)]
@@ -50,14 +57,14 @@ class TextExchange:
         self._begun = self._ended = False
         self._ping: Timer | None = None
 
-    def start(self, content: bytes, headers: Mapping[str, str]) -> None:
+    def start(self, content: bytes) -> None:
         """Read the request's body and start what it asks for."""
         try:
-            requests = [with_headers(request, headers) for request in self._body.receive(content)]
+            requests = [with_headers(request, self._request_headers) for request in self._body.receive(content)]
             if not requests:
                 self._manager.admit(self._caller, self._loop.now())
                 self.abandon()
-                self._responder.respond(200, [JSON_TYPE, *self._body.headers], self._body.result())
+                self._respond()
                 return
             self._unplaced = len(requests)
             self._memory.keep(len(content))
@@ -111,6 +118,8 @@ class TextExchange:
             return
         try:
             self._take(index, output)
+        except RequestError as error:
+            self._fail(index, error)
         except Exception:
             log.exception("request %s: closed, since a reply could not be made", self._sessions[index].request_id)
             self.abandon()
@@ -134,7 +143,12 @@ class TextExchange:
             if self._body.streaming:
                 self._end_stream()
             else:
-                self._responder.respond(200, [JSON_TYPE, *self._body.headers, *self._headers], self._body.result())
+                self._respond()
+
+    def _respond(self) -> None:
+        whole = self._body.result()
+        kind = ("Content-Type", self._body.whole_type)
+        self._responder.respond(200, [kind, *self._body.headers, *self._headers], whole)
 
     def _fail(self, index: int, error: RequestError) -> None:
         self.abandon()

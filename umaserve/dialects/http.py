@@ -106,6 +106,10 @@ class Body(Protocol):
         """Whether the reply is a stream of events; valid after ``receive``."""
 
     @property
+    def whole_type(self) -> str:
+        """The content type of a whole reply; valid after ``receive``."""
+
+    @property
     def done(self) -> bool:
         """Whether all requests of the body have ended."""
 
@@ -125,7 +129,8 @@ class Body(Protocol):
         """The requests in ``body``; if there are none, ``result`` is the reply. Raises ``RequestError``."""
 
     def send(self, index: int, output: Output) -> list[bytes]:
-        """The data of the events for an output of request number ``index``; none unless streaming."""
+        """The data of the events for an output of request number ``index``; none unless streaming. Raises
+        ``RequestError`` where the answer ends in a way that its reply has no words for."""
 
     def fail(self, index: int, error: RequestError) -> list[bytes]:
         """The data of the events that report the error in a stream that has begun."""
@@ -219,6 +224,14 @@ class TextReply:
 
 
 @dataclass(frozen=True, slots=True)
+class FormReply:
+    """As ``TextReply``, for a form with a file (multipart/form-data). ``new_body`` gets its ``Content-Type`` too, which
+    says what parts the fields."""
+
+    new_body: Callable[[Facts, str], Body]
+
+
+@dataclass(frozen=True, slots=True)
 class SpokenText:
     """A text to be spoken, and its audio format."""
 
@@ -259,7 +272,7 @@ class Route:
     """A path's method and endpoint. ``public``: no key is needed."""
 
     method: str
-    endpoint: Page | EngineQuestion | TextReply | SpeechReply | Conversation | Echo
+    endpoint: Page | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo
     public: bool = False
 
     @property

@@ -38,6 +38,8 @@ class Prompt:
 
     tokens: Sequence[int]
     spans: Sequence[Span]
+    sound_s: float = 0.0
+    """The seconds of sound in it."""
 
 
 class MediaReader:
@@ -317,4 +319,4 @@ def _joined(pieces: Sequence[Piece]) -> Prompt:
             spans.append(Span(start, len(tokens), piece, piece.whole))
         else:
             tokens += piece
-    return Prompt(tokens, spans)
+    return Prompt(tokens, spans, sum(chunk.sound_s for chunk in media_chunks(pieces)))

@@ -88,7 +88,9 @@ class Preparation:
         text = self._text(request, thoughts)
         adapters = self._adapters.resolve(request.lora)
         split = thoughts if request.splits_thoughts else None
-        return Prepared(tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans, split)
+        return Prepared(
+            tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans, split, prompt.sound_s
+        )
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         assert isinstance(first.sampler, Sampler)

@@ -68,11 +68,14 @@ class MediaChunk:
     it takes.
     """
 
-    def __init__(self, native: Any, digest: int, whole: bool, places: Places | None, n_bytes: int) -> None:
-        """``n_bytes``: its estimated memory before it is encoded."""
+    def __init__(
+        self, native: Any, digest: int, whole: bool, places: Places | None, n_bytes: int, sound_s: float
+    ) -> None:
+        """``n_bytes``: its estimated memory before it is encoded. ``sound_s``: its share of a sound's seconds."""
         self.native = native
         self._n_bytes = n_bytes
         self.digest = digest
+        self.sound_s = sound_s
         self.whole = whole
         self.places = places
         self.tokens: int = mtmd_cpp.mtmd_input_chunk_get_n_tokens(native)
@@ -146,7 +149,10 @@ class Projector:
             n = mtmd_cpp.mtmd_input_chunks_size(chunks)
             # mtmd doesn't tell the size of a preprocessed picture; this is about right for most projectors.
             n_bytes = PICTURE_BYTES if isinstance(content, Picture) else content.nbytes // n
-            return [self._piece(mtmd_cpp.mtmd_input_chunks_get(chunks, i), digest, i, n_bytes) for i in range(n)]
+            natives = [mtmd_cpp.mtmd_input_chunks_get(chunks, i) for i in range(n)]
+            of_media = sum(not _is_text(native) for native in natives)
+            sound_s = 0.0 if isinstance(content, Picture) else len(content) / self.sample_rate / max(1, of_media)
+            return [self._piece(native, digest, i, n_bytes, sound_s) for i, native in enumerate(natives)]
         finally:
             mtmd_cpp.mtmd_input_chunks_free(chunks)
             mtmd_cpp.mtmd_bitmap_free(bitmap)
@@ -204,8 +210,8 @@ class Projector:
         self._given_up = self._given_up or not self._wanted()
         return not self._given_up
 
-    def _piece(self, native: Any, content_digest: bytes, index: int, n_bytes: int) -> Piece:
-        if mtmd_cpp.mtmd_input_chunk_get_type(native) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_TEXT:
+    def _piece(self, native: Any, content_digest: bytes, index: int, n_bytes: int, sound_s: float) -> Piece:
+        if _is_text(native):
             n = ctypes.c_size_t()
             tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(native, ctypes.byref(n))
             # mtmd looks up tokens that mark slices in the vocabulary; -1 stands for those that it lacks.
@@ -214,7 +220,7 @@ class Projector:
         digest = hashlib.blake2b(content_digest + index.to_bytes(4, "little"), digest_size=_DIGEST_BYTES).digest()
         places = self._places(native) if self._mrope else None
         copy = mtmd_cpp.mtmd_input_chunk_copy(native)
-        return MediaChunk(copy, int.from_bytes(digest, "little"), whole, places, n_bytes)
+        return MediaChunk(copy, int.from_bytes(digest, "little"), whole, places, n_bytes, sound_s)
 
     def _places(self, native: Any) -> Places:
         n = mtmd_cpp.mtmd_input_chunk_get_n_tokens(native)
@@ -226,6 +232,12 @@ class Projector:
         if (moves[:3] != 1).any() or (found + moves != further).any():
             raise ValueError("the daemon can't say where the images of this kind of projector stand (HunyuanVL's)")
         return Places(found, moves)
+
+
+def _is_text(native: Any) -> bool:
+    """Whether a chunk is of tokens, such as the marks around a sound."""
+    text: int = mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_TEXT
+    return bool(mtmd_cpp.mtmd_input_chunk_get_type(native) == text)
 
 
 def _image_places(image: Any, n: int, position: int) -> npt.NDArray[np.int32]:

@@ -134,7 +134,8 @@ class Session:
     def usage(self) -> Usage:
         prompt = 0 if self.prepared is None else len(self.prepared.tokens)
         thoughts = 0 if self.text is None else self.text.thought_tokens
-        return Usage(prompt, len(self.generated), self.reused, thoughts)
+        sound_s = 0.0 if self.prepared is None else self.prepared.sound_s
+        return Usage(prompt, len(self.generated), self.reused, thoughts, sound_s)
 
     def timing(self, now: float) -> Timing:
         started = now if self.started_at is None else self.started_at

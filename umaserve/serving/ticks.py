@@ -90,6 +90,8 @@ class Prepared:
     """In the order of the prompt, which ends with text."""
     thoughts: ThoughtSplitter | None = None
     """Tells thoughts and answer apart; ``None``: the request doesn't want it."""
+    sound_s: float = 0.0
+    """The seconds of sound in the prompt."""
 
 
 class Run(NamedTuple):

@@ -11,7 +11,7 @@ from umaserve.dialects import sse
 from umaserve.dialects.anthropic.blocks import Blocks, Event
 from umaserve.dialects.anthropic.errors import error_body
 from umaserve.dialects.anthropic.requests import message_request
-from umaserve.dialects.http import ErrorReply, cap_headers
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.errors import RequestError
@@ -31,6 +31,7 @@ class MessageBody:
     """One ``POST /v1/messages``."""
 
     stream_type = sse.CONTENT_TYPE
+    whole_type = JSON
     ping = sse.event(b'{"type":"ping"}', "ping")
     end = None
     """A stream ends with ``message_stop`` or an error; nothing follows."""

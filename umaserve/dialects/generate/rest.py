@@ -9,7 +9,7 @@ import orjson
 from umaserve.dialects import sse
 from umaserve.dialects.generate.generation import Generation, error_message
 from umaserve.dialects.generate.request import read_body
-from umaserve.dialects.http import HTTP_STATUS, ErrorReply, ErrorShape, cap_headers, error_headers
+from umaserve.dialects.http import HTTP_STATUS, JSON, ErrorReply, ErrorShape, cap_headers, error_headers
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
@@ -25,6 +25,7 @@ class GenerateBody:
     object."""
 
     stream_type = sse.CONTENT_TYPE
+    whole_type = JSON
     ping = None
     frame = staticmethod(sse.event)
     end = None

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from umaserve.dialects import sse
-from umaserve.dialects.http import ErrorReply, Facts, cap_headers
+from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
 from umaserve.dialects.llama_server.errors import error_body
 from umaserve.dialects.llama_server.requests import NativeRequest, native_request
 from umaserve.dialects.llama_server.settings import generation_settings
@@ -69,6 +69,7 @@ class NativeBody:
     """One ``POST /completion``, or ``/infill`` with that one's ``parse``."""
 
     stream_type = sse.CONTENT_TYPE
+    whole_type = JSON
     ping = None
     frame = staticmethod(sse.event)
     end = None

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from umaserve.dialects.dialect import FINISH_REASONS
-from umaserve.dialects.http import ErrorReply, Facts, cap_headers
+from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
 from umaserve.dialects.ollama.errors import error_body
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
@@ -46,6 +46,7 @@ class _TextBody(ABC):
     """What chats and generations share: the pieces of one answer, its end, and the objects around them."""
 
     stream_type = LINES
+    whole_type = JSON
     ping = None
     frame = staticmethod(line)
     end = None

@@ -241,10 +241,11 @@ def _chat_logprobs(logprobs: Sequence[Logprobs]) -> dict[str, Any] | None:
 
 def scored(scores: Logprobs) -> dict[str, Any]:
     """One token with its alternatives."""
-    return {**_scored(scores.chosen), "top_logprobs": [_scored(top) for top in scores.top]}
+    return {**scored_token(scores.chosen), "top_logprobs": [scored_token(top) for top in scores.top]}
 
 
-def _scored(scored: Scored) -> dict[str, Any]:
+def scored_token(scored: Scored) -> dict[str, Any]:
+    """A token with its log-probability."""
     return {"token": _piece(scored), "logprob": _logprob(scored), "bytes": list(scored.piece)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from umaserve.dialects import sse
-from umaserve.dialects.http import ErrorReply, cap_headers
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import ChatChoice, Part, SpokenChoice, TextChoice
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
@@ -33,6 +33,7 @@ class _OpenAIBody:
 
     end = SSE_DONE
     stream_type = sse.CONTENT_TYPE
+    whole_type = JSON
     ping = None
     frame = staticmethod(sse.event)
     _object: str

@@ -11,6 +11,7 @@ from umaserve.dialects.http import (
     JSON,
     EngineQuestion,
     Facts,
+    FormReply,
     HttpDialect,
     Page,
     Route,
@@ -25,6 +26,7 @@ from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddi
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech
+from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Query
@@ -40,6 +42,16 @@ def _chat(facts: Facts) -> ChatBody:
 
 def _completion(facts: Facts) -> CompletionBody:
     return CompletionBody(facts.limits, facts.model, facts.new_id("cmpl-"), facts.now())
+
+
+def _transcription(facts: Facts, content_type: str) -> TranscriptionBody:
+    new_id = facts.new_id("transcript-")
+    return TranscriptionBody(facts.limits, facts.model, new_id, content_type, translates=False)
+
+
+def _translation(facts: Facts, content_type: str) -> TranscriptionBody:
+    new_id = facts.new_id("translation-")
+    return TranscriptionBody(facts.limits, facts.model, new_id, content_type, translates=True)
 
 
 def _speech(body: bytes, facts: Facts) -> SpokenText:
@@ -81,6 +93,8 @@ DIALECT = HttpDialect(
         "/v1/chat/completions/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
         "/v1/completions": Route("POST", TextReply(_completion)),
         "/v1/audio/speech": Route("POST", SpeechReply(_speech)),
+        "/v1/audio/transcriptions": Route("POST", FormReply(_transcription)),
+        "/v1/audio/translations": Route("POST", FormReply(_translation)),
         "/v1/embeddings": Route("POST", EngineQuestion(_embeddings)),
         MODELS_PATH: Route("GET", page_of_model(lambda info, facts: models.models(info, facts.started_at))),
         f"{MODELS_PATH}/{{model}}": Route("GET", Page(_model)),
@@ -90,6 +104,7 @@ DIALECT = HttpDialect(
     {
         "/chat/completions": "/v1/chat/completions",
         "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
+        "/audio/transcriptions": "/v1/audio/transcriptions",
         "/models": MODELS_PATH,
     },
 )

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from umaserve.dialects import sse
-from umaserve.dialects.http import ErrorReply, Facts, cap_headers
+from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.responses.output import Event, OutputItems
@@ -49,6 +49,7 @@ class ResponseBody:
     """One ``POST /v1/responses``."""
 
     stream_type = sse.CONTENT_TYPE
+    whole_type = JSON
     end = None
     """A stream ends with the event that has the whole response; nothing follows."""
 
