@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from standin import StandInEngine, StandInVoice
 from world import DaemonWorld
 from wyoming.asr import Transcribe, Transcript
@@ -21,6 +24,7 @@ from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeVoice
 
+from umaserve.daemon import wyoming
 from umaserve.daemon.wyoming import WyomingConnection
 from umaserve.daemon.wyoming_tasks import Transcription
 from umaserve.dialects.wyoming.replies import CHUNK_BYTES
@@ -600,3 +604,66 @@ def test_a_text_may_come_slowly_and_a_large_sound_may_not(world: WyomingWorld, m
         world.send(AudioChunk(16_000, 2, 1, b"12"))
         world.turn(25.0)
     assert world.received() == [None]
+
+
+# Anything
+
+SENT = {
+    "synthesize": {"text": "One. Two"},
+    "synthesize-start": {},
+    "synthesize-chunk": {"text": "hree. F"},
+    "synthesize-stop": {},
+    "transcribe": {"language": "en"},
+    "audio-start": {"rate": 16_000, "width": 2, "channels": 1},
+    "audio-chunk": {"rate": 16_000, "width": 2, "channels": 1},
+    "audio-stop": {},
+    "describe": {},
+    "ping": {"text": "x"},
+    "unknown": {},
+}
+junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(SENT)), st.dictionaries(st.sampled_from(["text", "rate", "voice"]), junk, max_size=1)
+    )
+    | st.sampled_from(["speak", "answer", "late"]),
+    max_size=12,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@given(steps)
+@example([("synthesize-start", {}), ("synthesize-chunk", {}), "speak", ("synthesize-stop", {}), "speak", ("ping", {})])
+@example([("audio-start", {}), ("audio-chunk", {}), ("audio-stop", {}), ("ping", {}), "answer", ("synthesize", {})])
+def test_whatever_is_sent_is_answered_or_refused_and_nothing_is_left(steps: list[Any]) -> None:
+    """In any order, with any values: no bug closes the connection, an error is the last event, and nothing goes on once
+    the client has left."""
+    world = WyomingWorld(StandInVoice(), Hearing())
+    sessions: list[Session] = []
+    with patch.object(wyoming.log, "exception") as complained:
+        for step in steps:
+            if step == "speak":
+                world.speak()
+            elif step == "answer":
+                for session in (session for session in sessions if not session.ended):
+                    answer(world, session, "a")
+                    world.sessions.abandon(session)
+            elif step == "late":
+                world.turn(61.0)
+            elif world.connection.channel.open:
+                kind, odd = step
+                world.send(Event(kind, {**SENT[kind], **odd}, b"1234" if kind == "audio-chunk" else b""))
+            sessions += world.sessions.take_arrived()
+        events = world.received()
+        ended = events[-1:] == [None]
+        errors = [event for event in events if isinstance(event, Error)]
+        assert len(errors) <= ended
+        assert not errors or events[-2] is errors[0]
+        assert not complained.called
+        world.client.close()
+        world.turn()
+        assert world.lost == [world.connection]
+        assert world.speech.idle
+        assert all(session.ended for session in sessions)
+        assert world.budget.drawn == 0
+    world.close()
