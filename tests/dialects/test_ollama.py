@@ -534,9 +534,11 @@ def test_texts_are_embedded() -> None:
     assert parse_embed(b'{"model": "m", "input": ["a", "b"]}', LIMITS, MODEL_INFO) == Embed(("a", "b"))
     assert parse_embeddings(b'{"model": "m", "prompt": "a"}', LIMITS, MODEL_INFO) == Embed(("a",))
     answer = Embedded([[0.5, 1.0]], 3)
-    assert json.loads(embed_result(answer, MODEL_INFO)) == {
+    assert json.loads(embed_result(answer, MODEL_INFO, 0.25)) == {
         "model": "small-1:latest",
         "embeddings": [[0.5, 1.0]],
+        "total_duration": 250_000_000,
+        "load_duration": 0,
         "prompt_eval_count": 3,
     }
     assert json.loads(embeddings_result(answer)) == {"embedding": [0.5, 1.0]}

@@ -142,6 +142,7 @@ def test_vercels_client(address: str, expected: str, provider: str):
     assert told["usage"] == ["length", 12]
     assert told["object"] == OBJECT
     assert told["called"] == [CALL]
+    assert told["dimensions"] == ([576, 576] if provider in ("compatible", "openai", "ollama") else [])
     called, answered = told["steps"]
     assert called == {"calls": 1, "results": 1, "text": ""}
     assert (answered["calls"], answered["results"]) == (0, 0)

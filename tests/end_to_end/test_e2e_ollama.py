@@ -168,4 +168,5 @@ def test_texts_are_embedded(own_daemon):
     assert len(first) == len(second) == 576
     assert first != second
     assert embedded.prompt_eval_count > 1
+    assert embedded.total_duration > embedded.load_duration == 0
     assert client.embeddings("any", "hello").embedding == pytest.approx(first, abs=1e-3)

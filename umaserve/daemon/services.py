@@ -62,6 +62,7 @@ class Services:
             voice=voice,
             new_id=_new_id,
             now=_seconds,
+            clock=time.monotonic,
             started_at=self.started_at,
             parallel=config.parallel,
             resumable=self.detached.enabled,

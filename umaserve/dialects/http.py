@@ -76,6 +76,8 @@ class Facts:
     """Makes a random id with the given prefix. Ids are secrets: with one, a lost connection's generation is resumed."""
     now: Callable[[], int]
     """Seconds since 1970."""
+    clock: Callable[[], float]
+    """Seconds that nobody sets back, for durations."""
     started_at: int
     """When the daemon started, in seconds since 1970."""
     parallel: int

@@ -2,28 +2,31 @@
 import { createAnthropic } from '@ai-sdk/anthropic';
 import { openai } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateObject, generateText, stepCountIs, streamText, tool } from 'ai';
+import { embedMany, generateObject, generateText, stepCountIs, streamText, tool } from 'ai';
 import { createOllama } from 'ollama-ai-provider-v2';
 import { z } from 'zod';
 
 const [said, address, provider] = process.argv.slice(2);
 const id = 'SmolLM2-135M-Instruct.Q4_1';
 // OpenAI's by the same environment variables as OpenAI's own client; keys are in the environment too.
+const compatible = createOpenAICompatible({
+  name: 'umaserve',
+  baseURL: `${address}/v1`,
+  supportsStructuredOutputs: true,
+  includeUsage: true,
+});
+const anthropic = createAnthropic({ baseURL: `${address}/v1` });
+const ollama = createOllama({ baseURL: `${address}/api` });
 const models = {
-  compatible: () =>
-    createOpenAICompatible({
-      name: 'umaserve',
-      baseURL: `${address}/v1`,
-      supportsStructuredOutputs: true,
-      includeUsage: true,
-    })(id),
-  openai: () => openai.chat(id),
-  responses: () => openai(id),
-  anthropic: () => createAnthropic({ baseURL: `${address}/v1` })(id),
-  ollama: () => createOllama({ baseURL: `${address}/api` })(id),
+  compatible: [compatible(id), compatible.embeddingModel(id)],
+  openai: [openai.chat(id), openai.embedding(id)],
+  responses: [openai(id)],
+  anthropic: [anthropic(id)],
+  ollama: [ollama(id), ollama.embedding(id)],
 };
+const [model, embedder] = models[provider];
 const greedy = (tokens) => ({
-  model: models[provider](),
+  model,
   messages: JSON.parse(said),
   temperature: 0,
   maxOutputTokens: tokens,
@@ -69,6 +72,8 @@ const calling = streamText({
 });
 const steps = await calling.steps;
 
+const embedded = embedder ? await embedMany({ model: embedder, values: ['hello', 'goodbye'] }) : { embeddings: [] };
+
 console.log(
   JSON.stringify({
     whole: whole.text,
@@ -76,6 +81,7 @@ console.log(
     usage: [await stream.finishReason, (await stream.usage).outputTokens],
     object,
     called,
+    dimensions: embedded.embeddings.map((embedding) => embedding.length),
     steps: steps.map(({ toolCalls, toolResults, text }) => ({
       calls: toolCalls.length,
       results: toolResults.length,

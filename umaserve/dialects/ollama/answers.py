@@ -151,12 +151,12 @@ class _TextBody(ABC):
                 **self._around(piece, timing.total_s),
                 "done": True,
                 "done_reason": FINISH_REASONS[end.reason],
-                "total_duration": _nanoseconds(timing.total_s),
+                "total_duration": nanoseconds(timing.total_s),
                 "load_duration": 0,
                 "prompt_eval_count": end.usage.prompt_tokens,
-                "prompt_eval_duration": _nanoseconds(first_token_s - timing.started_s),
+                "prompt_eval_duration": nanoseconds(first_token_s - timing.started_s),
                 "eval_count": n_tokens,
-                "eval_duration": _nanoseconds(timing.total_s - first_token_s),
+                "eval_duration": nanoseconds(timing.total_s - first_token_s),
             }
         )
 
@@ -243,5 +243,5 @@ def _scored(scored: Scored) -> dict[str, Any]:
     return {"token": scored.piece.decode(errors="replace"), "logprob": logprob, "bytes": list(scored.piece)}
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 
+from umaserve.dialects.ollama.answers import nanoseconds
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.options import check_load_options, unloads
 from umaserve.dialects.ollama.requests import model_name
@@ -39,9 +40,16 @@ def parse_embed(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:
     return Embed(texts)
 
 
-def embed_result(answer: Embedded, info: ModelInfo) -> bytes:
-    vectors = [list(vector) for vector in answer.vectors]
-    return orjson.dumps({"model": full_name(info), "embeddings": vectors, "prompt_eval_count": answer.prompt_tokens})
+def embed_result(answer: Embedded, info: ModelInfo, total_s: float) -> bytes:
+    return orjson.dumps(
+        {
+            "model": full_name(info),
+            "embeddings": [list(vector) for vector in answer.vectors],
+            "total_duration": nanoseconds(total_s),
+            "load_duration": 0,
+            "prompt_eval_count": answer.prompt_tokens,
+        }
+    )
 
 
 def parse_embeddings(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:

@@ -32,11 +32,11 @@ def _refuse(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
 
 
 def _embed(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
-    info = facts.loaded()
+    info, asked_at = facts.loaded(), facts.clock()
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
-        return embeddings.embed_result(answer, info)
+        return embeddings.embed_result(answer, info, facts.clock() - asked_at)
 
     return embeddings.parse_embed(body, facts.limits, info), render
 
