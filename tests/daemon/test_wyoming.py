@@ -552,6 +552,25 @@ def test_a_sounds_memory_counts_until_it_is_prepared(world: WyomingWorld, monkey
     assert kept[-1] == 0
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (
+            FinishReason.LENGTH,
+            "context_exceeded: audio-chunk: its transcript reached the limit of an answer and is cut",
+        ),
+        (FinishReason.CONTENT_FILTER, "content_filtered: audio-chunk: the server's content filter stopped"),
+    ],
+)
+def test_a_transcript_that_lacks_its_end_is_an_error(world: WyomingWorld, reason: FinishReason, message: str) -> None:
+    world.send(*hear(b"12"))
+    session, _, _ = asked(world)
+    session.sink(Token("a", 5))
+    session.sink(Finished(reason, Usage(1, 1)))
+    world.turn()
+    assert refused(world).startswith(message)
+
+
 def test_a_transcript_that_fails_is_an_error(world: WyomingWorld) -> None:
     world.send(*hear(b"12"))
     session, _, _ = asked(world)

@@ -4,16 +4,16 @@ model that hears."""
 from __future__ import annotations
 
 import asyncio
-import base64
+import io
 import re
 import socket
+import wave
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
 import media_files
-import numpy as np
 import pytest
 from daemon import ANSWER_S, Daemon
 from wyoming.asr import Transcribe, Transcript
@@ -39,7 +39,8 @@ pytest.importorskip("soxr", reason="no media packages are installed (umaserve[me
 T = TypeVar("T")
 
 TEXT = "Dr. Smith's fox jumps over the lazy dog. It rains. The end"
-PROMPT = "Transcribe the speech in this recording word for word. Answer with the transcript only."
+LANGUAGE = "de"
+"""With it, the model repeats the instruction and ends; without it, it may go on for ever."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     projector = projectors.audio(folder / "mmproj.gguf")
     flags = ("--wyoming", "tcp:127.0.0.1:0", "--http", "127.0.0.1:0", "--mmproj", str(projector))
     # Transcripts are compared: llama.cpp rounds otherwise where it verifies guesses.
-    daemon = Daemon(folder, *flags, "--max-tokens", "4", "--no-speculation", env={"UMA_THREADS": "1"})
+    daemon = Daemon(folder, *flags, "--n-ctx", "512", "--no-speculation", env={"UMA_THREADS": "1"})
     yield daemon
     assert daemon.stop() == 0, daemon.logs
     assert "Traceback" not in daemon.logs, daemon.logs
@@ -172,33 +173,14 @@ def heard_by(place: str, pcm: bytes, **about: Any) -> str:
     return run(ask()).text
 
 
-def answered(daemon: Daemon, wav: bytes, words: str) -> str:
-    """What the model says to the same sound and words in OpenAI's API."""
-    sound = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"}}
-    content = [sound, {"type": "text", "text": words}]
-    asked = {"messages": [{"role": "user", "content": content}], "temperature": 0, "top_p": 1, "cache_prompt": False}
-    reply = httpx.post(f"http://{daemon.http}/v1/chat/completions", json=asked, timeout=ANSWER_S).json()
-    return str(reply["choices"][0]["message"]["content"]).strip()
-
-
-@pytest.mark.parametrize(
-    ("level", "about", "words"),
-    [
-        (0.3, {}, PROMPT),
-        (0.01, {}, PROMPT),
-        (0.3, {"name": "m", "language": "de"}, f"{PROMPT}\nThe language of the speech: de."),
-    ],
-    ids=["loud", "quiet", "german"],
-)
-def test_what_is_said_becomes_a_transcript(talking: Daemon, level: float, about: dict[str, str], words: str) -> None:
-    """The two sounds have different answers, wherever it was tried."""
-    samples = (np.random.default_rng(0 if level < 0.1 else 1).normal(0, level, 16_000).clip(-1, 1) * 32767).astype(
-        "<i2"
-    )
-    wav = media_files.wav(samples / 32767, 16_000)
-    transcript = heard_by(uri(talking), samples.tobytes(), **about)
-    assert transcript
-    assert transcript == answered(talking, wav, words)
+def test_what_is_said_becomes_the_transcript_that_http_gives(talking: Daemon) -> None:
+    recording = media_files.wav(media_files.sine(seconds=2.5))
+    with wave.open(io.BytesIO(recording)) as file:
+        pcm = file.readframes(file.getnframes())
+    transcript = heard_by(uri(talking), pcm, name="m", language=LANGUAGE)
+    asked = {"files": {"file": recording}, "data": {"model": "m", "language": LANGUAGE}}
+    reply = httpx.post(f"http://{talking.http}/v1/audio/transcriptions", timeout=ANSWER_S, **asked)
+    assert transcript == reply.json()["text"] != ""
     metrics = httpx.get(f"http://{talking.http}/metrics").text
     assert re.search(r'umaserve_requests_total\{dialect="wyoming",end="\w+"\} [1-9]', metrics)
 

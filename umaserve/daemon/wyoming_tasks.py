@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from umaserve.daemon.reading import Reading
 from umaserve.daemon.services import Services
-from umaserve.dialects.transcription import transcription
+from umaserve.dialects.transcription import check_end, transcription
 from umaserve.dialects.wyoming import replies, requests
 from umaserve.dialects.wyoming.requests import Listening, PcmFormat, misplaced
 from umaserve.errors import Fault, RequestError
@@ -18,6 +18,9 @@ from umaserve.wire.pcm import mono
 from umaserve.wire.wyoming import Event
 
 T = TypeVar("T")
+
+SOUND = "audio-chunk"
+"""The event that errors about a sound name."""
 
 
 class Client(Protocol):
@@ -205,7 +208,7 @@ class Transcription:
         sound, self._sound = self._sound, bytearray()
         facts = self._services.facts()
         request = transcription(
-            Sound(memoryview(sound).toreadonly(), "audio-chunk", self._format.rate),
+            Sound(memoryview(sound).toreadonly(), SOUND, self._format.rate),
             facts.new_id("transcript-"),
             facts.limits,
             facts.model(),
@@ -226,7 +229,12 @@ class Transcription:
             case Token():
                 self._text.append(output.said)
             case Finished():
-                self._finish()
+                try:
+                    check_end(output, SOUND)
+                except RequestError as error:
+                    self._client.fail(error)
+                else:
+                    self._finish()
 
     def _finish(self) -> None:
         self._client.send(replies.transcript("".join(self._text).strip(), self._listening.language))

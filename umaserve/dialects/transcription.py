@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, within_cap
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Generate, Sampling, Sound
-from umaserve.outputs import ModelInfo
+from umaserve.outputs import Finished, FinishReason, ModelInfo
 
 _TRANSCRIBE = "Transcribe the speech in this recording word for word. Answer with the transcript only."
 _TRANSLATE = "Translate the speech in this recording into English. Answer with the translation only."
@@ -30,7 +31,7 @@ def transcription(
     prompt, so this raises ``RequestError``. The answer's text is ``Token.said``, with white space around it.
 
     A model that doesn't hear, a sound that can't be decoded, and one that the context doesn't hold end the request with
-    a ``RequestError`` that names ``sound.field``. An answer that ends by ``FinishReason.LENGTH`` lacks its end.
+    a ``RequestError`` that names ``sound.field``. ``check_end`` tells whether the answer has its end.
     """
     check_prompt_bytes(len(prompt.encode()) + len(language.encode()), limits)
     if model is not None and model.architecture.startswith("lfm2") and not translates:
@@ -48,6 +49,21 @@ def transcription(
         enable_thinking=False,
         splits_thoughts=True,
     )
+
+
+def check_end(end: Finished, field: str) -> None:
+    """Raises ``RequestError`` for a transcript that lacks its end, of the sound in ``field``."""
+    if end.reason is FinishReason.LENGTH:
+        usage = end.usage
+        took = f"the recording took {usage.prompt_tokens} tokens, and the transcript {usage.completion_tokens}"
+        advice = "send a shorter one, or raise the server's --n-ctx or --max-tokens"
+        raise RequestError(
+            Fault.CONTEXT_EXCEEDED,
+            field,
+            f"its transcript reached the limit of an answer and is cut: {took}: {advice}",
+        )
+    if end.reason is FinishReason.CONTENT_FILTER:
+        raise RequestError(Fault.CONTENT_FILTERED, field, "the server's content filter stopped its transcript")
 
 
 def _heard(text: str, sound: Sound) -> ChatTurn:

@@ -14,10 +14,10 @@ from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import MIN_LOGPROB, scored_token
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits
-from umaserve.dialects.transcription import transcription
+from umaserve.dialects.transcription import check_end, transcription
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sound
-from umaserve.outputs import Finished, FinishReason, Logprobs, ModelInfo, Output, Token, Usage
+from umaserve.outputs import Finished, Logprobs, ModelInfo, Output, Token, Usage
 from umaserve.wire.fields import Fields
 from umaserve.wire.multipart import Form, read_form
 
@@ -110,7 +110,7 @@ class TranscriptionBody:
             if delta:
                 events = [{"type": "transcript.text.delta", "delta": delta, **self._logprobs(self._transcript.take())}]
         elif isinstance(output, Finished):
-            _check_end(output)
+            check_end(output, "file")
             self._usage = output.usage
             done = {"type": "transcript.text.done", "text": self._transcript.text, "usage": _usage(output.usage)}
             events = [{**done, **self._logprobs(self._transcript.scores)}]
@@ -269,20 +269,6 @@ def _each(fields: Fields, key: str, known: str, why: str) -> list[str]:
         if value != known:
             raise RequestError(Fault.BAD_REQUEST, key, f'expected "{known}", {why}, got "{value[:64]}"')
     return values
-
-
-def _check_end(end: Finished) -> None:
-    if end.reason is FinishReason.LENGTH:
-        usage = end.usage
-        took = f"the recording took {usage.prompt_tokens} tokens, and the transcript {usage.completion_tokens}"
-        advice = "send a shorter one, or raise the server's --n-ctx or --max-tokens"
-        raise RequestError(
-            Fault.CONTEXT_EXCEEDED,
-            "file",
-            f"its transcript reached the limit of an answer and is cut: {took}: {advice}",
-        )
-    if end.reason is FinishReason.CONTENT_FILTER:
-        raise RequestError(Fault.CONTENT_FILTERED, "file", "the server's content filter stopped its transcript")
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
