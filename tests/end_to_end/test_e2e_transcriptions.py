@@ -11,6 +11,7 @@ import media_files
 import openai
 import pytest
 from daemon import Daemon
+from program import Program
 
 from bench import standin_projectors as projectors
 from umaserve.dialects.parameters import RequestLimits
@@ -19,16 +20,28 @@ from umaserve.messages import Sound
 
 RECORDING = media_files.wav(media_files.sine(seconds=2.5))
 CONTEXT = 512
+SECRET = ("--worker-secret", "a-secret-of-the-tests")
 LANGUAGE = "de"
 """With it, the model repeats the instruction and ends; without it, it goes on for ever."""
 
 
 @pytest.fixture(scope="module")
-def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A relay's address."""
+    program = Program(tmp_path_factory.mktemp("relay"), "relay", "--listen", "127.0.0.1:0", *SECRET)
+    yield program.wait_for_line(r"listening at=(\S+)")
+    assert program.stop() == 0, program.logs
+    assert "Traceback" not in program.logs, program.logs
+
+
+@pytest.fixture(scope="module")
+def hearing(relay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that hears, and works for the relay."""
     folder = tmp_path_factory.mktemp("hearing")
     projector = projectors.audio(folder / "mmproj.gguf")
     # Answers are compared: llama.cpp rounds otherwise where it verifies guesses.
     flags = ("--http", "127.0.0.1:0", "--mmproj", str(projector), "--no-speculation", "--n-ctx", str(CONTEXT))
+    flags += ("--relay", f"http://{relay}", *SECRET)
     daemon = Daemon(folder, *flags, env={"UMA_THREADS": "1"})
     yield daemon
     assert daemon.stop() == 0, daemon.logs
@@ -98,6 +111,17 @@ def test_a_stream_says_the_same_in_deltas(client: openai.OpenAI) -> None:
     assert done.usage is not None
     assert done.logprobs
     assert done.usage.output_tokens == len(done.logprobs)
+
+
+def test_a_relay_carries_the_recording(relay: str, client: openai.OpenAI) -> None:
+    file = ("speech.wav", RECORDING)
+    direct = client.audio.transcriptions.create(model="any", file=file, language=LANGUAGE)
+    with openai.OpenAI(base_url=f"http://{relay}/v1", api_key="none") as relayed:
+        whole = relayed.audio.transcriptions.create(model="default", file=file, language=LANGUAGE)
+        assert whole.text == direct.text
+        *_, done = relayed.audio.transcriptions.create(model="default", file=file, language=LANGUAGE, stream=True)
+        assert done.type == "transcript.text.done"
+        assert done.text == direct.text
 
 
 def test_a_transcript_that_finds_no_end_is_an_error(client: openai.OpenAI) -> None:

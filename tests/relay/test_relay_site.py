@@ -31,6 +31,7 @@ from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.request import RelayedRequest
 from umaserve.relay.worker_link import MESSAGES_PER_TURN, LinkLimits, WorkerLink
 from umaserve.wire.long_texts import LONG
+from umaserve.wire.multipart import read_form
 from umaserve.wire.websocket import WebSocketCodec
 
 FLOWING = ["flow", "websocket"]
@@ -264,8 +265,8 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     assert response.error["message"] == (
         "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
         "/chat/completions, /completion, /completions, /detokenize, /embedding, /embeddings, /generate, /infill, "
-        "/tokenize, /v1/audio/speech, /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/messages, "
-        "/v1/responses, /ws/chat; ask a daemon directly for anything else"
+        "/tokenize, /v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
+        "/v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon directly for anything else"
     )
 
 
@@ -297,6 +298,67 @@ def test_speech_is_relayed_by_workers_that_send_bytes(relay: Relay, in_parts: bo
         worker.complete(request, headers=head, body=sound, encoding="base64")
         response = client.receive()
         assert (response.headers["content-type"], response.body) == ("audio/wav", SOUND)
+
+
+def form(**fields: str) -> bytes:
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}' for name, value in fields.items()]
+    file = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n' % SOUND
+    return file + "\r\n".join([*parts, "--b--"]).encode()
+
+
+def transcribe(relay: Relay, **fields: str) -> Client:
+    content = form(**fields)
+    head = (
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    )
+    client = relay.client()
+    client.send(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return client
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_form_is_relayed_byte_by_byte_to_workers_that_take_them(relay: Relay, stream: str) -> None:
+    relay.worker(features=["bytes"])
+    refused = transcribe(relay, model=MODEL).receive()
+    assert refused.status == 503
+    assert refused.json["error"].startswith("form: no worker with this model takes forms with files: ")
+    worker = relay.worker(features=["forms"])
+    assert worker.ack["features"] == ["forms"]
+    client = transcribe(relay, model=MODEL, stream=stream)
+    request = worker.request()
+    assert (request["model"], request["is_streaming"], request["encoding"]) == (MODEL, stream == "true", "base64")
+    assert request["headers"]["content-type"] == "multipart/form-data; boundary=b"
+    assert base64.b64decode(request["body"]) == form(model=MODEL, stream=stream)
+    worker.complete(request, headers={"content-type": "application/json"}, body='{"text":"It rains."}')
+    assert client.receive().json == {"text": "It rains."}
+
+
+@pytest.mark.parametrize("fields", [{"model": "default"}, {}])
+def test_a_form_gets_the_name_of_the_default_model(relay: Relay, fields: dict[str, str]) -> None:
+    worker = relay.worker(features=["forms"])
+    client = transcribe(relay, **fields)
+    request = worker.request()
+    assert request["model"] == MODEL
+    sent = read_form(base64.b64decode(request["body"]), "multipart/form-data; boundary=b")
+    assert {part.name: bytes(part.data) for part in sent.parts} == {"model": MODEL.encode(), "file": SOUND}
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{}", "application/json", 415),
+        (b"no form", "multipart/form-data; boundary=b", 400),
+        (form(model=""), "multipart/form-data; boundary=b", 400),
+        (form(model="x" * 257), "multipart/form-data; boundary=b", 400),
+    ],
+)
+def test_what_is_no_form_is_refused(relay: Relay, content: bytes, kind: str, status: int) -> None:
+    client = relay.client()
+    head = f"POST /v1/audio/translations HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+    client.send(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    response = client.receive()
+    assert (response.status, response.error["type"]) == (status, "invalid_request_error")
 
 
 def test_speech_that_breaks_off_is_no_whole_sound(relay: Relay) -> None:

@@ -696,7 +696,7 @@ def test_a_worker_looks_up_its_models_works_for_several_relays_and_drains(stack:
         assert peer.welcome() == {
             "type": "register", "worker_name": "n", "models": ["a", "b"], "max_concurrent": 1,
             "protocol_version": "1",
-            "current_load": 0, "features": ["flow", "bytes"],
+            "current_load": 0, "features": ["flow", "bytes", "forms"],
         }  # fmt: skip
     peers[0].ask("r-1", '{"stream":true}', is_streaming=True)
     first = BackendPeer(server.accept())

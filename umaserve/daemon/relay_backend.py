@@ -17,7 +17,7 @@ from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
 from umaserve.wire.http_head import Headers
-from umaserve.wire.relay_messages import BYTES, FLOW, WEBSOCKET, Request
+from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, WEBSOCKET, Request
 from umaserve.worker.backend import Job, Reply, is_text
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _JSON = {"content-type": "application/json"}
 class DaemonBackend:
     """Implements ``worker.backend.Backend`` on the daemon's services."""
 
-    features = (FLOW, WEBSOCKET, BYTES)
+    features = (FLOW, WEBSOCKET, BYTES, FORMS)
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -61,7 +61,7 @@ class DaemonBackend:
         caller = Caller(found.dialect.name, f"relay:{client}", several=not client)
         max_bytes = max_body_bytes(found.route, self._services.config)
         too_large = errors.of_http(413, f"body: expected at most {max_bytes} bytes, got more").decode()
-        content = request.body.encode()
+        content = request.body.encode() if isinstance(request.body, str) else request.body
         if len(content) > max_bytes:
             reply.complete(413, _JSON, too_large)
             return None

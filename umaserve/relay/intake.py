@@ -10,13 +10,16 @@ import orjson
 from umaserve.errors import Fault, RequestError
 from umaserve.relay.registry import Registry
 from umaserve.relay.request import Client, RelayedRequest
-from umaserve.wire.fields import MAX_VALUES, Fields, parse_json
+from umaserve.wire.fields import MAX_VALUES, Fields, parse_json, string
 from umaserve.wire.forwarding import end_to_end, joined, via
 from umaserve.wire.http_head import Request
 from umaserve.wire.long_texts import as_string
-from umaserve.wire.relay_messages import BYTES, WEBSOCKET
+from umaserve.wire.multipart import read_form
+from umaserve.wire.relay_messages import BYTES, FORMS, WEBSOCKET
 
 SPEECH = "/v1/audio/speech"
+FORM_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+"""Whose bodies are forms with files."""
 STREAMS_BY_DEFAULT = ("/api/chat", "/api/generate")
 LATEST = ":latest"
 """What Ollama's clients may add to a name."""
@@ -49,14 +52,13 @@ class Intake:
         return self._default_model or self._workers.only_model()
 
     def request(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
-        """A request from an HTTP request with a JSON body; ``client_name`` is its key's name, or empty."""
+        """A request from an HTTP request with a JSON body or a form; ``client_name`` is its key's name, or empty."""
+        if request.path in FORM_PATHS:
+            return self._form(request, client_name, client)
         values = Fields.of(parse_json(request.body, MAX_VALUES), "body").values
         fields = Fields(values)
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
-        model = self.model_for(named) or named
-        if model is None:
-            expected = "a name that GET /v1/models lists, since there is not exactly one model"
-            raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")
+        model = self._model(named)
         body = request.body.decode()
         if model != named:
             # Backends other than umaserve don't know the name "default".
@@ -71,6 +73,32 @@ class Intake:
             client=client,
             needs=BYTES if request.path == SPEECH else "",
         )
+
+    def _form(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
+        form = read_form(request.body, request.header("content-type") or "")
+        texts = {
+            part.name: str(part.data, "utf-8", "replace") for part in form.parts if part.name in ("model", "stream")
+        }
+        named = string(texts["model"], "model", max_bytes=MAX_NAME_BYTES) if "model" in texts else None
+        model = self._model(named)
+        return RelayedRequest(
+            id=self._new_id(),
+            model=model,
+            path=request.path,
+            is_streaming=texts.get("stream", "").strip().lower() in ("true", "1"),
+            body=request.body if model == named else form.with_field("model", model),
+            headers=self._headers(request, client_name),
+            client=client,
+            needs=FORMS,
+        )
+
+    def _model(self, named: str | None) -> str:
+        """The model of a request that names this one; raises ``RequestError`` where it is not certain."""
+        model = self.model_for(named) or named
+        if model is None:
+            expected = "a name that GET /v1/models lists, since there is not exactly one model"
+            raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")
+        return model
 
     def conversation(self, handshake: Request, client_name: str) -> Callable[[str, Client], RelayedRequest]:
         """A function that makes a WebSocket's request from its first message."""

@@ -30,6 +30,7 @@ from umaserve.relay.states import Event, State
 from umaserve.relay.worker import Link, Worker
 from umaserve.wire.relay_messages import (
     BYTES,
+    FORMS,
     WEBSOCKET,
     CancelReason,
     GracefulShutdown,
@@ -44,6 +45,8 @@ LACKING = {
     WEBSOCKET: "websocket: no worker with this model carries WebSockets, only HTTP: use /v1/chat/completions, or have "
     "an umaserve daemon work for the relay",
     BYTES: "speech: no worker with this model carries sound, only text: have an umaserve daemon or worker work for the "
+    "relay",
+    FORMS: "form: no worker with this model takes forms with files: have an umaserve daemon or worker work for the "
     "relay",
 }
 """The error of a request that needs a feature which no worker with its model has."""

@@ -52,7 +52,7 @@ class RelayedRequest:
     """Empty means any model, for WebSockets only."""
     path: str
     is_streaming: bool
-    body: str
+    body: str | bytes
     headers: Mapping[str, str]
     client: Client
     needs: str = ""

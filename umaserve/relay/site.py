@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from umaserve.access.attempts import FailedAttempts, peer_address
 from umaserve.access.client_keys import ClientKeys
-from umaserve.access.gate import SUBPROTOCOL, Gate, check_json, unauthorized
+from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json, unauthorized
 from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.ollama.errors import ERRORS as OLLAMAS_ERRORS
 from umaserve.dialects.openai.errors import ERRORS
@@ -21,7 +21,7 @@ from umaserve.net.loop import Loop
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import RelayExchange
-from umaserve.relay.intake import SPEECH, Intake
+from umaserve.relay.intake import FORM_PATHS, SPEECH, Intake
 from umaserve.relay.pages import Pages
 from umaserve.relay.pool import Pool
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
@@ -51,6 +51,7 @@ RELAYED = frozenset(
         "/tokenize",
         "/detokenize",
         SPEECH,
+        *FORM_PATHS,
     )
 )
 CONVERSATIONS = frozenset(("/generate", "/ws/chat"))
@@ -107,7 +108,9 @@ class RelaySite:
             self._admin.check(head, self._address(head, peer))
         elif head.path not in (CONNECT, "/health"):
             self._check_key(head)
-        if head.path in RELAYED:
+        if head.path in FORM_PATHS:
+            check_form(head)
+        elif head.path in RELAYED:
             check_json(head)
         return serve
 

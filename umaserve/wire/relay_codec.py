@@ -218,7 +218,7 @@ def _request(fields: Fields) -> Request:
         _text(fields, "model", MAX_NAME_BYTES),
         path,
         _boolean(fields, "is_streaming"),
-        _text(fields, "body"),
+        _decoded(fields, "body", _text(fields, "body")),
         _headers(fields),
     )
 

@@ -6,9 +6,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FLOW, WEBSOCKET, BYTES = "flow", "websocket", "bytes"
+FLOW, WEBSOCKET, BYTES, FORMS = "flow", "websocket", "bytes", "forms"
 """What a relay and a worker may agree on at registration beyond the contract: ``Flow``, WebSocket messages, and bodies
-that are not text."""
+of replies and of requests that are not text."""
 
 # -- from the worker ---------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Request:
     model: str
     endpoint_path: str
     is_streaming: bool
-    body: str
+    body: str | bytes
     headers: Mapping[str, str] | None = None
 
 

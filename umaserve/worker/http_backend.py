@@ -18,7 +18,7 @@ from umaserve.wire.fields import Fields, bad_request, parse_json, string
 from umaserve.wire.forwarding import end_to_end, joined
 from umaserve.wire.http_head import Headers, shown
 from umaserve.wire.relay_codec import MAX_COUNT, MAX_MODELS, MAX_NAME_BYTES, accepted_models
-from umaserve.wire.relay_messages import BYTES, FLOW, Request, TokenCounts
+from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, Request, TokenCounts
 from umaserve.worker.backend import Job, Reply, is_text
 from umaserve.worker.dialer import Dialer, ServerUrl
 from umaserve.worker.http_call import HttpCall
@@ -59,7 +59,7 @@ class HttpSettings:
 class HttpBackend:
     """Implements ``backend.Backend``."""
 
-    features = (FLOW, BYTES)
+    features = (FLOW, BYTES, FORMS)
 
     def __init__(self, loop: Loop, dialer: Dialer, settings: HttpSettings) -> None:
         self.models: Sequence[str] = settings.models
@@ -114,7 +114,7 @@ class HttpBackend:
         return [("Authorization", f"Bearer {self._settings.key}")] if self._settings.key else []
 
     def _call(
-        self, method: str, path: str, headers: Headers, body: str, answer: _BackendRequest, timeout: float
+        self, method: str, path: str, headers: Headers, body: str | bytes, answer: _BackendRequest, timeout: float
     ) -> HttpCall:
         return HttpCall(
             self._loop,
@@ -123,7 +123,7 @@ class HttpBackend:
             method,
             path,
             [*headers, ("Accept-Encoding", "identity")],
-            body.encode(),
+            body.encode() if isinstance(body, str) else body,
             answer,
             connect_timeout=self._settings.connect_timeout,
             timeout=timeout,

@@ -313,7 +313,7 @@ class RelayConnection:
     def _on_request(self, request: Request) -> None:
         running = self._running.get(request.request_id)
         if running is not None:
-            running.frame(request.body)
+            running.frame(request.body if isinstance(request.body, str) else request.body.decode(errors="replace"))
             return
         if WEBSOCKET in self._features and request.request_id in self._ended:
             return
