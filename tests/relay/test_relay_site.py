@@ -266,7 +266,8 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
         "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
         "/chat/completions, /completion, /completions, /detokenize, /embedding, /embeddings, /generate, /infill, "
         "/tokenize, /v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
-        "/v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon directly for anything else"
+        "/v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon directly for anything "
+        "else"
     )
 
 
