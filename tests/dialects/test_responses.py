@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Sequence
@@ -13,17 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import NOT_GIVEN
 from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from pydantic import TypeAdapter
 from routes import facts
 
 from tests.support.routes import MODEL_INFO
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
+from umaserve.dialects.http import Facts
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.items import sealed
+from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, MAX_RESPONSES, Kept, KeptResponses
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
 from umaserve.outputs import Finished, FinishReason, Logprobs, Placed, Scored, Started, Token, Usage, Waiting
+from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +50,7 @@ F = Tool("f", "does f", SCHEMA_TEXT)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 PATCH_CALL = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>'
 PNG = "data:image/png;base64,QUJD"
+ITEMS: TypeAdapter[Any] = TypeAdapter(list[ResponseItem])
 EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
@@ -578,6 +585,220 @@ def test_refusals(wanted: dict[str, Any], message: str):
 )
 def test_refused_items(item: dict[str, Any], message: str):
     assert refused(input=[item]).startswith(f"input[0].{message}")
+
+
+# -- responses that are kept -------------------------------------------------------------------------------------
+
+
+def keeping(tenant: str = "ann", all_kept: KeptResponses | None = None) -> Facts:
+    """Facts with numbered ids, for a tenant of its own."""
+    numbers = itertools.count(1)
+    kept = (all_kept or KeptResponses(lambda: 0.0)).of(tenant)
+    return replace(FACTS, new_id=lambda prefix: f"{prefix}{next(numbers)}", kept=kept)
+
+
+def respond(known: Facts, *said: Token | str, **wanted: Any) -> dict[str, Any]:
+    one = ResponseBody(known)
+    one.receive(body(**wanted))
+    for output in answer(*said):
+        one.send(0, output)
+    whole: dict[str, Any] = json.loads(one.result())
+    return whole
+
+
+def page(known: Facts, make: Any, response_id: str, tail: str = "", **query: str) -> Any:
+    status, _type, content = make(known, Request("GET", f"{pages.PATH}/{response_id}{tail}", query, (), b""))
+    assert status == 200
+    return json.loads(content)
+
+
+def test_a_response_is_kept_and_forgotten():
+    known = keeping()
+    whole = respond(known, "a")
+    assert (whole["id"], whole["store"]) == ("resp_1", True)
+    assert page(known, pages.retrieve, "resp_1") == whole
+    assert page(known, pages.delete, "resp_1") == {"id": "resp_1", "object": "response", "deleted": True}
+    with pytest.raises(RequestError, match=r"^response_id: expected the id of a response of the last 60 minutes"):
+        pages.retrieve(known, Request("GET", f"{pages.PATH}/resp_1", {}, (), b""))
+    assert respond(known, "a", store=False)["store"] is False
+    with pytest.raises(RequestError) as raised:
+        pages.retrieve(known, Request("GET", f"{pages.PATH}/resp_2", {}, (), b""))
+    assert raised.value.fault is Fault.NOT_FOUND
+
+
+def test_another_tenants_response_is_not_there():
+    all_kept = KeptResponses(lambda: 0.0)
+    respond(keeping("ann", all_kept), "a")
+    with pytest.raises(RequestError) as raised:
+        respond(keeping("bob", all_kept), "a", previous_response_id="resp_1")
+    assert (raised.value.fault, raised.value.field) == (Fault.NOT_FOUND, "previous_response_id")
+
+
+def test_a_response_follows_another():
+    known = keeping()
+    first = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PNG}]}
+    ]
+    respond(known, thought("hm"), CALL, instructions="Be brief.", input=first, tools=TOOLS)
+    one = ResponseBody(known)
+    output = {"type": "function_call_output", "call_id": "1", "output": "b"}
+    [asked] = one.receive(body(input=[output], previous_response_id="resp_1"))
+    user, called, told = asked.prompt
+    assert (user.content, len(user.attachments)) == ("a", 1)
+    assert (called.thoughts, called.tool_calls[0].arguments) == ("hm", '{"x": 1}')
+    assert told == ChatTurn("tool", "b", tool_call_id="1")
+    for token in answer("c"):
+        one.send(0, token)
+    assert json.loads(one.result())["previous_response_id"] == "resp_1"
+    [asked] = ResponseBody(known).receive(body(previous_response_id="resp_2"))
+    assert asked.prompt == (user, called, told, ChatTurn("assistant", "c"), ChatTurn("user", "hi"))
+
+
+def test_the_items_before_a_response_are_listed():
+    known = keeping()
+    respond(known, "a", input=[{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}])
+    respond(known, "b", input="z", previous_response_id="resp_1")
+    listed = page(known, pages.input_items, "resp_2", "/input_items")
+    ITEMS.validate_python(listed["data"])
+    texts = [item["content"][0]["text"] for item in listed["data"]]
+    assert (texts, listed["has_more"]) == (["z", "a", "y", "x"], False)
+    ids = [item["id"] for item in listed["data"]]
+    assert (listed["first_id"], listed["last_id"], len(set(ids))) == (ids[0], ids[-1], 4)
+    some = page(known, pages.input_items, "resp_2", "/input_items", order="asc", limit="2", after=ids[3])
+    assert ([item["id"] for item in some["data"]], some["has_more"]) == ([ids[2], ids[1]], True)
+    for wrong in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "item_0"}):
+        with pytest.raises(RequestError, match=f"^{next(iter(wrong))}: expected "):
+            page(known, pages.input_items, "resp_2", "/input_items", **wrong)
+
+
+def test_a_response_in_the_background():
+    known, ended = keeping(), list[str]()
+    one = ResponseBody(known)
+    [asked] = one.receive(body(background=True))
+    assert (one.background, asked.priority) == (True, Priority.BACKGROUND)
+    one.go_on(lambda: ended.append("it"))
+    assert page(known, pages.retrieve, "resp_1") == json.loads(one.result())
+    assert page(known, pages.retrieve, "resp_1")["status"] == "queued"
+    one.send(0, Placed())
+    assert page(known, pages.retrieve, "resp_1")["status"] == "in_progress"
+    with pytest.raises(RequestError, match=r"^previous_response_id: expected a response that has ended"):
+        ResponseBody(known).receive(body(previous_response_id="resp_1"))
+    one.send(0, Token("a", 1))
+    cancelled = page(known, pages.cancel, "resp_1", "/cancel")
+    assert (cancelled["status"], ended) == ("cancelled", ["it"])
+    assert cancelled["output"][0]["content"][0]["text"] == "a"
+    Response.model_validate_json(json.dumps(cancelled), strict=True)
+    assert page(known, pages.cancel, "resp_1", "/cancel") == cancelled
+    assert ended == ["it"]
+
+
+def test_a_response_in_the_background_that_is_deleted_ends():
+    known, ended = keeping(), list[str]()
+    one = ResponseBody(known)
+    one.receive(body(background=True))
+    one.go_on(lambda: ended.append("it"))
+    page(known, pages.delete, "resp_1")
+    assert ended == ["it"]
+    with pytest.raises(RequestError):
+        page(known, pages.retrieve, "resp_1")
+
+
+def test_a_response_in_the_background_that_fails_says_so():
+    known = keeping()
+    one = ResponseBody(known)
+    one.receive(body(background=True))
+    one.go_on(lambda: None)
+    one.fail(0, ContextExceeded(9, 8))
+    failed = page(known, pages.retrieve, "resp_1")
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "context_length_exceeded")
+
+
+def test_only_a_response_in_the_background_is_cancelled():
+    known = keeping()
+    respond(known, "a")
+    with pytest.raises(RequestError, match=r"^response_id: expected one with background"):
+        page(known, pages.cancel, "resp_1", "/cancel")
+    with pytest.raises(RequestError, match=r"^stream: expected false"):
+        page(known, pages.retrieve, "resp_1", stream="true")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"background": True, "stream": True}, "stream: expected false where background is true"),
+        ({"background": True, "store": False}, "store: expected true where background is, got false"),
+        ({"previous_response_id": 5}, "previous_response_id: expected a non-empty string"),
+    ],
+)
+def test_refused_ways_to_keep(wanted: dict[str, Any], message: str):
+    assert refused(**wanted).startswith(message)
+
+
+def test_through_a_relay_nothing_is_kept():
+    known = replace(keeping(), kept=None)
+    assert respond(known, "a")["store"] is False
+    for wanted in ({"previous_response_id": "resp_1"}, {"background": True}):
+        with pytest.raises(RequestError, match=r"a relay gives each request a worker anew"):
+            ResponseBody(known).receive(body(**wanted))
+
+
+def test_what_is_too_large_to_be_kept_is_not_and_says_so(caplog: pytest.LogCaptureFixture):
+    known = keeping()
+    image = {"type": "input_image", "image_url": PNG[:-4] + "QUJD" * (MAX_BYTES // 4)}
+    large = [{"role": "user", "content": [image]}]
+    with caplog.at_level(logging.WARNING):
+        assert respond(known, "a", input=large)["store"] is False
+    assert "not kept" in caplog.text
+    with pytest.raises(RequestError, match=r"^input: expected at most "):
+        ResponseBody(known).receive(body(input=large, background=True))
+
+
+def kept_of(all_kept: KeptResponses, tenant: str, count: int) -> list[str]:
+    """Which of the responses "0", "1" and so on are still there."""
+
+    def there(response_id: str) -> bool:
+        try:
+            all_kept.of(tenant).get(response_id)
+        except RequestError:
+            return False
+        return True
+
+    return [str(number) for number in range(count) if there(str(number))]
+
+
+def test_the_oldest_goes_first():
+    all_kept = KeptResponses(lambda: 0.0)
+    for number in range(MAX_RESPONSES + 2):
+        all_kept.of("ann").keep(Kept(str(number), ()))
+    all_kept.of("bob").keep(Kept("0", ()))
+    assert kept_of(all_kept, "ann", MAX_RESPONSES + 2) == [str(number) for number in range(2, MAX_RESPONSES + 2)]
+    assert kept_of(all_kept, "bob", 1) == ["0"]
+
+
+def test_a_tenants_bytes_and_those_of_all_are_bounded():
+    all_kept = KeptResponses(lambda: 0.0)
+    half = b"x" * (MAX_BYTES // 2 - 10_000)
+    for number in range(3):
+        all_kept.of("ann").keep(Kept(str(number), (half,)))
+    assert kept_of(all_kept, "ann", 3) == ["1", "2"]
+    all_kept.of("ann").drop("1")
+    for tenant in ("b", "c", "d", "e"):
+        for number in range(2):
+            all_kept.of(tenant).keep(Kept(str(number), (half,)))
+    # Who has most gives up its oldest; who has less keeps what it has.
+    assert kept_of(all_kept, "ann", 3) == ["2"]
+    assert sum(len(kept_of(all_kept, tenant, 2)) for tenant in ("b", "c", "d", "e")) == 7
+
+
+def test_age_ends_what_is_kept():
+    clock = [0.0]
+    all_kept, ended = KeptResponses(lambda: clock[0]), list[str]()
+    all_kept.of("ann").keep(Kept("0", (), cancel=lambda: ended.append("0")))
+    clock[0] = MAX_AGE_S - 1
+    all_kept.of("ann").keep(Kept("1", ()))
+    clock[0] = MAX_AGE_S + 1
+    all_kept.expire()
+    assert (kept_of(all_kept, "ann", 2), ended) == (["1"], ["0"])
 
 
 # -- tools -------------------------------------------------------------------------------------------------------

@@ -102,11 +102,20 @@ def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon])
     assert (relayed.status_code, relayed.json()) == (direct.status_code, direct.json())
 
 
-def test_what_the_worker_lacks_is_its_own_404(pair: tuple[Relay, Daemon]) -> None:
+def test_responses_come_through_the_relay_but_none_is_kept(pair: tuple[Relay, Daemon]) -> None:
     relay, daemon = pair
-    response = httpx.post(f"{relay.url}/v1/responses", json={"model": daemon.metrics()["model"], "input": "hello"})
-    assert response.status_code == 404
-    assert "/v1/responses" in response.text
+    fields = {"model": daemon.metrics()["model"], "input": "hello", "temperature": 0, "max_output_tokens": 8}
+    whole = relay.client.responses.create(**fields)
+    with relay.client.responses.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
+    assert whole.usage.output_tokens == 8
+    assert whole.store is False
+    for wanted in ({"previous_response_id": whole.id}, {"background": True}):
+        with pytest.raises(openai.BadRequestError, match="a relay gives each request a worker anew"):
+            relay.client.responses.create(**fields, **wanted)
+    with pytest.raises(openai.NotFoundError, match="a relay forwards"):
+        relay.client.responses.retrieve(whole.id)
 
 
 def test_a_client_that_leaves_ends_its_generation(pair: tuple[Relay, Daemon]) -> None:

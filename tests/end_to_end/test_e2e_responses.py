@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 from daemon import ANSWER_S, Daemon
+
+from umaserve.access.keys import KeyFile
 
 COLOURS = "Name three colours."
 CITY = {
@@ -86,6 +89,48 @@ def test_a_custom_tool_gets_a_text_that_its_expression_binds(client: openai.Open
     [call] = create(client, input="Say yes.", tools=[WORD], tool_choice="required", max_output_tokens=60).output
     assert (call.type, call.name) == ("custom_tool_call", "say")
     assert call.input in ("yes!", "no!")
+
+
+def test_a_response_follows_another_and_is_fetched_listed_and_deleted(client: openai.OpenAI):
+    first = create(client, max_output_tokens=4)
+    second = create(client, input="And a fourth?", previous_response_id=first.id, max_output_tokens=4)
+    assert second.usage.input_tokens > first.usage.input_tokens + 4
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    items = list(client.responses.input_items.list(second.id, limit=2, order="asc"))
+    assert [item.content[0].text for item in items] == [COLOURS, first.output_text, "And a fourth?"]
+    client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(second.id)
+
+
+def test_a_response_in_the_background_goes_on_without_its_client(client: openai.OpenAI):
+    asked = create(client, background=True)
+    assert asked.status == "queued"
+    deadline = time.monotonic() + ANSWER_S
+    while (found := client.responses.retrieve(asked.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+    assert (found.status, found.usage.output_tokens) == ("incomplete", 12)
+    assert found.output_text == create(client).output_text
+
+
+def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI):
+    asked = create(client, background=True, max_output_tokens=2000, extra_body={"ignore_eos": True})
+    assert client.responses.cancel(asked.id).status == "cancelled"
+    assert client.responses.retrieve(asked.id).status == "cancelled"
+
+
+def test_another_keys_response_is_not_there(own_daemon, tmp_path):
+    keys = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    anns, bobs = keys.add("ann"), keys.add("bob")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--api-keys", str(tmp_path / "keys.json"))
+    url = f"http://{daemon.http}/v1"
+    with openai.OpenAI(base_url=url, api_key=anns) as ann, openai.OpenAI(base_url=url, api_key=bobs) as bob:
+        response = create(ann, max_output_tokens=1)
+        assert ann.responses.retrieve(response.id).id == response.id
+        with pytest.raises(openai.NotFoundError):
+            bob.responses.retrieve(response.id)
+        with pytest.raises(openai.NotFoundError):
+            create(bob, previous_response_id=response.id)
 
 
 def test_errors_are_openais(client: openai.OpenAI):

@@ -191,12 +191,13 @@ FORMS = [path for path, route in routes().items() if isinstance(route.endpoint, 
     ],
 )
 def test_only_bodies_that_carry_media_may_be_large(path: str, most: int) -> None:
-    for n_bytes, status in ((most, 400), (most + 1, 413)):
+    taken = 404 if path.endswith("/cancel") else 400  # Its body is ignored.
+    for n_bytes, status in ((most, taken), (most + 1, 413)):
         world = HttpWorld()
         kind = "multipart/form-data; boundary=b" if path in FORMS else "application/json"
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {n_bytes}"
         world.send(head.encode() + b"\r\n\r\n")
-        if status == 400:
+        if status == taken:
             assert world.received() == b""
             world.send(b"{}" + b" " * (n_bytes - 2))
         assert world.statuses() == [status]

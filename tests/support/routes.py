@@ -9,7 +9,9 @@ from umaserve.daemon.pages import own_pages
 from umaserve.daemon.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Facts, HttpDialect, Route
+from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.outputs import ModelInfo
+from umaserve.serving.sessions import Caller
 from umaserve.settings.daemon import Config
 
 MODEL_INFO = ModelInfo(
@@ -51,5 +53,6 @@ def facts(**settings: Any) -> Facts:
         model=lambda: None,
         started_at=0,
         detached=SimpleNamespace(enabled=False),
+        kept_responses=KeptResponses(lambda: 0.0),
     )
-    return Services.facts(about)
+    return Services.facts(about, Caller("any", "ip:127.0.0.1"))

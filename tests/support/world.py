@@ -7,6 +7,7 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
+from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.outputs import Metrics
@@ -66,6 +67,7 @@ class DaemonWorld(World):
             questions=lambda: self.questions,
             speech=self.speech,
             recordings=Recordings("", 0, 0, nothing),
+            kept_responses=KeptResponses(self.clock),
             ref_audio=None,
             content_filter=None,
             input_budget=self.budget,

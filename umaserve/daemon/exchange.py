@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from umaserve.daemon.kept_exchange import KeptExchange
 from umaserve.daemon.question_exchange import QuestionExchange
 from umaserve.daemon.responder import Responder
 from umaserve.daemon.services import Services
 from umaserve.daemon.speech_exchange import SpeechExchange
 from umaserve.daemon.text_exchange import TextExchange
-from umaserve.dialects.http import EngineQuestion, ErrorShape, Facts, FormReply, SpeechReply, TextReply
+from umaserve.dialects.http import EngineQuestion, ErrorShape, Facts, FormReply, KeptTextReply, SpeechReply, TextReply
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.sessions import Caller
 
@@ -45,6 +46,8 @@ def new_exchange(
     match endpoint:
         case EngineQuestion():
             return QuestionExchange(services, facts, endpoint, errors, responder, caller, memory)
+        case KeptTextReply():
+            return KeptExchange(services, responder, endpoint.new_body(facts), caller, memory, headers)
         case TextReply():
             return TextExchange(services, responder, endpoint.new_body(facts), caller, memory, headers)
         case FormReply():

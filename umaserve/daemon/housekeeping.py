@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from umaserve.daemon.model_host import ModelHost
+from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.loop import Loop
 from umaserve.serving.admission import Admission
 from umaserve.serving.sessions import SessionManager
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 TELL_S = 1.0
 EXPIRE_S = 1.0
+FORGET_S = 60.0
 WATCH_S = 5.0
 """How often threads are checked, so that the log reports a stuck one even if nobody asks for ``/health``."""
 
@@ -45,6 +47,7 @@ def keep_house(
     sessions: SessionManager,
     admission: Admission,
     recordings: Recordings,
+    kept_responses: KeptResponses,
     look_at_threads: Callable[[], object],
     request_timeout: float,
 ) -> None:
@@ -53,6 +56,7 @@ def keep_house(
     every(loop, MemoryPressure.READ_S, MemoryWatch(loop, host, admission).look)
     every(loop, WATCH_S, look_at_threads)
     every(loop, TIDY_S, recordings.tidy)
+    every(loop, FORGET_S, kept_responses.expire)
     if request_timeout:
         every(loop, min(EXPIRE_S, request_timeout / 2), lambda: sessions.expire(request_timeout))
 

@@ -65,7 +65,7 @@ class DaemonBackend:
         if len(content) > max_bytes:
             reply.complete(413, _JSON, too_large)
             return None
-        # Nobody can come back for what a lost connection leaves: a relay gives each connection a worker anew.
+        # Nobody can come back: a relay gives each connection and each request a worker anew.
         facts = replace(self._services.facts(), resumable=False)
         match found.route.endpoint:
             case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:

@@ -38,15 +38,20 @@ class Routes:
 
     def __init__(self, dialects: Sequence[HttpDialect]) -> None:
         self._exact: dict[str, Found] = {}
-        self._beginnings: dict[str, Found] = {}
+        self._patterns: dict[tuple[str, str], Found] = {}
+        """By what is before and after a parameter, those with something after it first."""
         self._shared: dict[str, Routes] = {}
         for dialect in dialects:
             if dialect.shared is not None:
                 alone = replace(dialect, routes=dialect.shared.routes, aliases={}, shared=None)
                 self._shared[dialect.shared.header] = Routes([alone])
             for path, route in dialect.routes.items():
-                beginning, parameter, _ = path.partition("{")
-                (self._beginnings if parameter else self._exact)[beginning] = Found(route, dialect)
+                beginning, parameter, rest = path.partition("{")
+                if parameter:
+                    self._patterns[beginning, rest.partition("}")[2]] = Found(route, dialect)
+                else:
+                    self._exact[path] = Found(route, dialect)
+            self._patterns = dict(sorted(self._patterns.items(), key=lambda item: not item[0][1]))
             self._exact |= {alias: self._exact[path] for alias, path in dialect.aliases.items()}
 
     def find(self, path: str, headers: Iterable[str] = ()) -> Found | None:
@@ -56,7 +61,10 @@ class Routes:
                 return found
         if found := self._exact.get(path):
             return found
-        return next((found for beginning, found in self._beginnings.items() if path.startswith(beginning)), None)
+        for (start, end), found in self._patterns.items():
+            if path.startswith(start) and path.endswith(end):
+                return found
+        return None
 
     def errors(self, path: str) -> ErrorShape:
         """The error shape of a path; OpenAI's where no dialect has it."""

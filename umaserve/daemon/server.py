@@ -21,6 +21,7 @@ from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.voices import NewVoice, Voices
+from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
@@ -108,6 +109,7 @@ class Server:
             questions=lambda: self._host.questions,
             speech=self._voices.speech,
             recordings=Recordings(config.recordings, config.recordings_bytes, config.recordings_age * 86400, loop.wake),
+            kept_responses=KeptResponses(loop.now),
             ref_audio=self._voices.ref_audio,
             content_filter=self._content_filter,
             # Two of the largest messages: one comes while another is prepared.
@@ -131,6 +133,7 @@ class Server:
             self._sessions,
             self._admission,
             self._services.recordings,
+            self._services.kept_responses,
             self._stuck,
             self._config.request_timeout,
         )

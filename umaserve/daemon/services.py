@@ -11,6 +11,7 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.dialects.http import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.net.input_budget import InputBudget
@@ -18,7 +19,7 @@ from umaserve.net.loop import Loop
 from umaserve.outputs import Metrics, ModelInfo
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.sessions import Caller, Session, SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
@@ -45,14 +46,15 @@ class Services:
     """``None`` while the model loads."""
     speech: Speech
     recordings: Recordings
+    kept_responses: KeptResponses
     ref_audio: RefAudio | None
     content_filter: ContentFilter | None
     input_budget: InputBudget
     stuck: Callable[[], Mapping[str, float]]
     """Stuck threads by name, with the seconds since they last advanced."""
 
-    def facts(self) -> Facts:
-        """What dialects may know of this daemon."""
+    def facts(self, caller: Caller | None = None) -> Facts:
+        """What dialects may know of this daemon, to answer ``caller``; ``None``: one that can't come back."""
         config, voice = self.config, self.speech.voice
         if voice is not None and self.ref_audio is not None:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
@@ -67,6 +69,7 @@ class Services:
             parallel=config.parallel,
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
+            kept=None if caller is None else self.kept_responses.of(caller.tenant),
             running=lambda: _running(self.sessions, shown=config.slots_prompts),
         )
 

@@ -67,8 +67,9 @@ class DaemonSite:
             raise Refusal(405, got, [("Allow", ", ".join(allowed))])
         if isinstance(found.route.endpoint, FormReply):
             check_form(head)
-        elif found.route.method == "POST":
+        elif head.method == "POST":
             check_json(head)
+        found = found._replace(route=found.route.of(head.method))
         return functools.partial(self._serve, found, self._caller(head, found, peer))
 
     def _caller(self, head: Request, found: Found, peer: str) -> Caller:
@@ -85,10 +86,10 @@ class DaemonSite:
     def _serve(self, found: Found, caller: Caller, connection: HttpConnection, request: Request) -> None:
         match found.route.endpoint:
             case Page() as page:
-                status, content_type, body = page.make(self._services.facts(), request)
+                status, content_type, body = page.make(self._services.facts(caller), request)
                 connection.respond(status, [("Content-Type", content_type)], body)
             case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
-                facts, errors, headers = self._services.facts(), found.dialect.errors, dict(request.headers)
+                facts, errors, headers = self._services.facts(caller), found.dialect.errors, dict(request.headers)
                 exchange = new_exchange(
                     self._services, facts, endpoint, errors, connection, caller, connection.input, headers
                 )
@@ -122,7 +123,7 @@ class DaemonSite:
             connection.channel,
             # A large message is for those who have shown a key with the handshake.
             WebSocketCodec(max_body_bytes(found.route, config) if authenticated else config.max_frame_bytes),
-            lambda authenticate: endpoint.new_dialect(self._services.facts(), authenticate),
+            lambda authenticate: endpoint.new_dialect(self._services.facts(caller), authenticate),
             caller,
             connection.lost,
             self._gate,

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Query, SoundFormat
 from umaserve.outputs import Answer, CacheMiss, ModelInfo, Output, VoiceInfo
@@ -88,6 +89,8 @@ class Facts:
     """Whether conversations are recorded, so that requests carry their payload."""
     running: Callable[[], Sequence[RunningAnswer]]
     """The answers that have a slot, the oldest first."""
+    kept: TenantsResponses | None
+    """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
 
     def loaded(self) -> ModelInfo:
         """The model; raises ``RequestError`` while it loads."""
@@ -145,6 +148,17 @@ class Body(Protocol):
 
     def error(self, error: RequestError) -> ErrorReply:
         """The reply to an error before a stream has begun."""
+
+
+class KeptBody(Body, Protocol):
+    """A body whose answer is kept, so that it may go on in the background."""
+
+    @property
+    def background(self) -> bool:
+        """Whether the client gets ``result`` at once, and comes back for the answer; valid after ``receive``."""
+
+    def go_on(self, cancel: Callable[[], None]) -> None:
+        """The requests run in the background; ``cancel`` ends them."""
 
 
 class ErrorReply(NamedTuple):
@@ -234,6 +248,13 @@ class FormReply:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTextReply(TextReply):
+    """As ``TextReply``, with answers that are kept and may go on in the background."""
+
+    new_body: Callable[[Facts], KeptBody]
+
+
+@dataclass(frozen=True, slots=True)
 class SpokenText:
     """A text to be spoken, and its audio format."""
 
@@ -276,11 +297,23 @@ class Route:
     method: str
     endpoint: Page | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo
     public: bool = False
+    also: Route | None = None
+    """What answers another method at the same path."""
+
+    @property
+    def each(self) -> tuple[Route, ...]:
+        """It, and the others of its path."""
+        return (self,) if self.also is None else (self, *self.also.each)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that it answers, besides OPTIONS."""
-        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+        """The methods that the path answers, besides OPTIONS."""
+        own = ("GET", "HEAD") if self.method == "GET" else (self.method,)
+        return own if self.also is None else (*own, *self.also.methods)
+
+    def of(self, method: str) -> Route:
+        """What answers ``method``, which is one of ``methods``."""
+        return next((route for route in self.each if route.method == method), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +331,7 @@ class HttpDialect:
     name: str
     """Its label in metrics and the log."""
     routes: Mapping[str, Route]
-    """By path. A path that ends in "{NAME}" matches all paths with anything in that place, slashes included."""
+    """By path. A path with a "{NAME}" matches all paths with anything in that place, slashes included."""
     errors: ErrorShape
     openapi: bytes = b"{}"
     """Its ``tags``, ``paths`` and ``components``, as JSON; empty if another dialect of its folder has them."""

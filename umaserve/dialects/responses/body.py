@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -12,13 +13,14 @@ from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
+from umaserve.dialects.responses.kept import Kept
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
 from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOLD_IN_WORDS
-from umaserve.messages import Generate
-from umaserve.outputs import Finished, FinishReason, Output, Token, Usage
+from umaserve.messages import Generate, Priority
+from umaserve.outputs import Finished, FinishReason, Output, Placed, Token, Usage
 
 _ENDS: dict[FinishReason, tuple[str, str | None]] = {
     FinishReason.STOP: ("completed", None),
@@ -61,6 +63,9 @@ class ResponseBody:
         self._created = facts.now()
         self._stream = False
         self._shown: Mapping[str, Any] = {}
+        self._kept: Kept | None = None
+        self._background = False
+        self._status = "in_progress"
         self._output = OutputItems(None, {}, self._unique)
         self._ended: dict[str, Any] | None = None
         """What the end adds to the response."""
@@ -81,12 +86,35 @@ class ResponseBody:
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The one request in ``body``; raises ``RequestError``."""
-        asked = response_request(body, self._facts.limits, self._id)
+        asked = response_request(body, self._facts.limits, self._id, self._facts.kept)
         parser = self._parser(asked.request)
         self._output = OutputItems(parser, asked.tools, self._unique, seals=asked.sealed)
         # Without the request, so as not to keep the prompt's media in memory.
         self._stream, self._shown = asked.stream, asked.shown
+        self._kept, self._background = asked.kept, asked.background
+        if asked.background:
+            self._status = "queued"
+            # Nobody waits for it at a connection.
+            return [replace(asked.request, priority=Priority.BACKGROUND)]
         return [asked.request]
+
+    @property
+    def background(self) -> bool:
+        return self._background
+
+    def go_on(self, cancel: Callable[[], None]) -> None:
+        """The answer is made in the background, until ``cancel``."""
+        kept = self._kept
+        assert kept is not None
+
+        def stop() -> None:
+            cancel()
+            for _event in self._output.finish(whole=False):
+                continue
+            self._end("cancelled")
+
+        kept.cancel, kept.in_background = stop, True
+        self._keep()
 
     def send(self, _index: int, output: Output) -> list[bytes]:
         """The events for ``output``; none unless streaming."""
@@ -101,6 +129,10 @@ class ResponseBody:
                 events = [*self._output.finish(whole=status == "completed")]
                 self._end(status, incomplete=why, usage=output.usage)
                 events.append(self._event("completed" if status == "completed" else "incomplete"))
+            case Placed() if self._background:
+                self._status = "in_progress"
+                self._keep()
+                return []
             case _:
                 return []
         return [self._data(event) for event in events] if self.streaming else []
@@ -167,12 +199,24 @@ class ResponseBody:
             "usage": None if usage is None else _usage(usage),
             "completed_at": self._facts.now() if status == "completed" else None,
         }
+        if self._kept is not None:
+            self._kept.cancel = None
+            self._kept.output = tuple(map(orjson.dumps, self._output.whole()))
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the response as it is now. One in the background that was deleted meanwhile stays deleted."""
+        kept, all_kept = self._kept, self._facts.kept
+        if kept is None or all_kept is None or kept.deleted:
+            return
+        kept.response = self.result()
+        all_kept.keep(kept)
 
     def _response(self, *, ended: bool = True) -> dict[str, Any]:
         info = self._facts.model()
         state = self._ended if ended else None
         begun: dict[str, Any] = {
-            "status": "in_progress",
+            "status": self._status,
             **dict.fromkeys(("incomplete_details", "error", "usage")),
             "output": [],
         }
@@ -180,9 +224,6 @@ class ResponseBody:
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "background": False,
-            "previous_response_id": None,
-            "store": False,
             **self._shown,
             **({} if info is None else {"model": info.name}),
             **(state or begun),

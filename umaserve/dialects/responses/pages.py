@@ -1,0 +1,75 @@
+"""What clients do with a kept response of OpenAI's Responses API: fetch it and its items, cancel it, delete it."""
+
+from __future__ import annotations
+
+import orjson
+
+from umaserve.dialects.http import JSON, Facts
+from umaserve.dialects.responses.kept import Kept, TenantsResponses
+from umaserve.errors import Fault, RequestError
+from umaserve.wire.fields import Fields
+from umaserve.wire.http_head import Request
+
+PATH = "/v1/responses"
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+
+Reply = tuple[int, str, bytes]
+
+
+def retrieve(facts: Facts, request: Request) -> Reply:
+    """``GET /v1/responses/{id}``."""
+    if request.query.get("stream", "false") not in ("false", "0", ""):
+        problem = "expected false: a kept response comes as a whole, as often as it is asked for"
+        raise RequestError(Fault.BAD_REQUEST, "stream", problem)
+    return 200, JSON, _found(facts, request).response
+
+
+def delete(facts: Facts, request: Request) -> Reply:
+    """``DELETE /v1/responses/{id}``."""
+    kept = _found(facts, request)
+    _all(facts).drop(kept.id)
+    return 200, JSON, orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
+
+
+def cancel(facts: Facts, request: Request) -> Reply:
+    """``POST /v1/responses/{id}/cancel``; one that has ended stays as it is."""
+    kept = _found(facts, request)
+    if not kept.in_background:
+        problem = "expected one with background: the others are cancelled by closing their connection"
+        raise RequestError(Fault.BAD_REQUEST, "response_id", problem)
+    if kept.cancel is not None:
+        kept.cancel()
+    return 200, JSON, kept.response
+
+
+def input_items(facts: Facts, request: Request) -> Reply:
+    """``GET /v1/responses/{id}/input_items``: a page of the items before the response, the newest first."""
+    kept, query = _found(facts, request), Fields(request.query)
+    items = [orjson.loads(item) for item in kept.input]
+    if query.one_of("order", ("asc", "desc")) != "asc":
+        items.reverse()
+    if after := request.query.get("after"):
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise RequestError(Fault.BAD_REQUEST, "after", f"expected the id of an item, got {after[:64]}")
+        items = items[ids.index(after) + 1 :]
+    text = request.query.get("limit", str(DEFAULT_PAGE))
+    limit = Fields({"limit": int(text) if text.isdecimal() and len(text) < 10 else text}).integer("limit", 1, MAX_PAGE)
+    page = items[:limit]
+    told = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(page) < len(items),
+    }
+    return 200, JSON, orjson.dumps(told)
+
+
+def _found(facts: Facts, request: Request) -> Kept:
+    return _all(facts).get(request.path.removeprefix(f"{PATH}/").partition("/")[0])
+
+
+def _all(facts: Facts) -> TenantsResponses:
+    assert facts.kept is not None, "a relay passes none of these paths on"
+    return facts.kept
