@@ -136,6 +136,10 @@ def test_a_schema_for_the_answer():
     wanted = {"format": {"type": "json_schema", "schema": SCHEMA}}
     grammar = request(output_config=wanted).sampling.grammar
     assert grammar == Grammar(Syntax.JSON_SCHEMA, SCHEMA_TEXT, "output_config.format.schema")
+    by_its_old_name = request(output_format=wanted["format"]).sampling.grammar
+    assert by_its_old_name == Grammar(Syntax.JSON_SCHEMA, SCHEMA_TEXT, "output_format.schema")
+    both = refused(output_format=wanted["format"], output_config=wanted)
+    assert both.startswith("output_format.schema: expected to be absent where output_config.format.schema is given")
     with_call = {"tools": TOOLS, "tool_choice": {"type": "any"}}
     assert request(output_config=wanted, **with_call).sampling.grammar is None, "no words, so no format of them"
     assert refused(output_config={"format": {"type": "json_schema"}}, **with_call).startswith("output_config.format")
@@ -276,6 +280,8 @@ def test_long_descriptions_of_tools_are_limited_as_prompts_are():
             {"output_config": {"format": {"type": "json_schema"}}},
             "output_config.format.schema: expected an object, got null",
         ),
+        ({"output_format": "json"}, "output_format: expected an object, got a string"),
+        ({"output_format": {"type": "json"}}, 'output_format.type: expected "json_schema", got "json"'),
         ({"tools": {}}, "tools: expected an array of 0 to 256 tools, got an object"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema: expected an object, got null"),
         (

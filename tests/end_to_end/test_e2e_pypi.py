@@ -67,7 +67,7 @@ def by_litellm(address: str) -> dict:
     return printed("use_litellm.py", json.dumps(CHAT_FAR_FROM_A_TIE), json.dumps(SCHEMA), MODEL, address)
 
 
-@pytest.mark.parametrize("adapter", ["openai", "anthropic", "ollama_chat", "ollama"])
+@pytest.mark.parametrize("adapter", ["openai", "anthropic", "claude", "ollama_chat", "ollama"])
 def test_litellm_says_streams_and_follows_a_schema(by_litellm: dict, expected: str, adapter: str):
     told = by_litellm[adapter]
     # To /api/generate it sends a prompt of its own, and calls every end of it "stop".
@@ -77,7 +77,7 @@ def test_litellm_says_streams_and_follows_a_schema(by_litellm: dict, expected: s
     assert told["bound"] == OBJECT
 
 
-@pytest.mark.parametrize("adapter", ["openai", "anthropic", "ollama_chat"])
+@pytest.mark.parametrize("adapter", ["openai", "anthropic", "claude", "ollama_chat"])
 def test_litellm_calls(by_litellm: dict, adapter: str):
     assert by_litellm[adapter]["calls"] == [[["get_weather", OBJECT]]] * 2
     assert by_litellm[adapter]["call_end"] == "tool_calls"

@@ -1,4 +1,4 @@
-"""litellm by four adapters. MESSAGES SCHEMA MODEL ADDRESS: prints one line of JSON."""
+"""litellm by its adapters. MESSAGES SCHEMA MODEL ADDRESS: prints one line of JSON."""
 
 import asyncio
 import json
@@ -11,6 +11,8 @@ MODEL, ADDRESS = sys.argv[3:5]
 ADAPTERS = {
     "openai": {"model": f"openai/{MODEL}", "api_base": f"{ADDRESS}/v1", "api_key": "none"},
     "anthropic": {"model": f"anthropic/{MODEL}", "api_base": ADDRESS, "api_key": "none"},
+    # By this name it knows a model that follows schemas; for others it makes them calls.
+    "claude": {"model": "anthropic/claude-sonnet-4-6", "api_base": ADDRESS, "api_key": "none"},
     "ollama_chat": {"model": f"ollama_chat/{MODEL}", "api_base": ADDRESS, "repeat_penalty": 1},
     "ollama": {"model": f"ollama/{MODEL}", "api_base": ADDRESS, "repeat_penalty": 1},
 }
@@ -55,7 +57,7 @@ def told(adapter: str) -> dict:
         "bound": json.loads(bound.choices[0].message.content),
     }
     calling = {**to, "max_tokens": 100, "tools": TOOLS}
-    if adapter in ("openai", "anthropic"):
+    if not adapter.startswith("ollama"):
         return result | called({**calling, "messages": [ROME], "tool_choice": "required"})
     if adapter == "ollama":
         return result  # Tools are words of a prompt there, which litellm writes.

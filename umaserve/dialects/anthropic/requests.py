@@ -21,7 +21,7 @@ from umaserve.dialects.parameters import (
     with_targets,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt, Generate, Sampling
+from umaserve.messages import CountPrompt, Generate, Grammar, Sampling
 from umaserve.wire.fields import Fields, bad_request
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)
@@ -99,20 +99,23 @@ def _template_kwargs(fields: Fields) -> dict[str, object]:
 
 
 def _sampling(fields: Fields, *, must_call: bool) -> Sampling:
-    """With the grammar of ``output_config.format``, which is that of answers in words."""
+    """With the grammar of answers in words: ``output_config.format``, or by its earlier name ``output_format``."""
     chosen = sampling(fields, DEFAULTS)
-    config = fields.object("output_config")
-    wanted = None if config is None else config.object("format")
-    if wanted is None:
+    config = fields.object("output_config") or Fields({})
+    formats = (config.object("format"), fields.object("output_format"))
+    schemas = [_schema(wanted) for wanted in formats if wanted is not None]
+    if must_call:
         return chosen
+    given = schemas if chosen.grammar is None else [chosen.grammar, *schemas]
+    return replace(chosen, grammar=grammars.only_one(given))
+
+
+def _schema(wanted: Fields) -> Grammar:
     wanted.required_one_of("type", ("json_schema",))
     schema = grammars.schema(wanted, "schema")
     if schema is None:
         raise bad_request(wanted.name("schema"), "an object", None)
-    if must_call:
-        return chosen
-    given = [schema] if chosen.grammar is None else [chosen.grammar, schema]
-    return replace(chosen, grammar=grammars.only_one(given))
+    return schema
 
 
 def _check_unused(fields: Fields) -> None:
