@@ -1,0 +1,88 @@
+"""OpenAI's Responses API over HTTP: streams in which nothing comes, and responses that go on without their client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from http_world import HttpWorld, post
+
+from umaserve.daemon.text_exchange import PING_S
+from umaserve.errors import Fault, RequestError
+from umaserve.outputs import Finished, FinishReason, Output, Placed, Started, Token, Usage
+
+BACKGROUND = {"input": "hi", "background": True}
+END = Finished(FinishReason.STOP, Usage(3, 1))
+
+
+def put(world: HttpWorld, *outputs: Output | RequestError) -> None:
+    (session,) = world.sessions.running()
+    for output in outputs:
+        world.sessions.put(session, output)
+    world.deliver()
+
+
+def reply(world: HttpWorld) -> dict[str, Any]:
+    head, _, body = world.received().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+def fetched(world: HttpWorld, response_id: str) -> dict[str, Any]:
+    world.send(f"GET /v1/responses/{response_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return reply(world)
+
+
+def test_a_silent_stream_says_that_it_goes_on(world: HttpWorld) -> None:
+    world.send(post("/v1/responses", {"input": "hi", "stream": True}))
+    world.turn(PING_S + 1)
+    put(world, Started(), Placed(), Token("a", 1), END)
+    events = [json.loads(line[6:]) for line in world.received().split(b"\n") if line.startswith(b"data: ")]
+    assert [event["type"] for event in events][:4] == [
+        "response.created",
+        *("response.in_progress", "response.in_progress"),
+        "response.output_item.added",
+    ]
+    assert events[-1]["type"] == "response.completed"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_a_response_in_the_background_goes_on_when_its_client_has_left(world: HttpWorld) -> None:
+    world.send(post("/v1/responses", BACKGROUND))
+    asked = reply(world)
+    assert asked["status"] == "queued"
+    world.client.close()
+    world.turn()
+    world.client, world.connection = world.join()
+    put(world, Started(), Placed())
+    assert fetched(world, asked["id"])["status"] == "in_progress"
+    put(world, Token("a", 1), END)
+    found = fetched(world, asked["id"])
+    assert (found["status"], found["output"][0]["content"][0]["text"]) == ("completed", "a")
+
+
+def test_a_response_in_the_background_that_is_cancelled_leaves_nothing_running(world: HttpWorld) -> None:
+    world.send(post("/v1/responses", BACKGROUND))
+    asked = reply(world)
+    world.send(post(f"/v1/responses/{asked['id']}/cancel", {}))
+    assert reply(world)["status"] == "cancelled"
+    assert list(world.sessions.running()) == []
+
+
+def test_a_response_in_the_background_tells_its_failure(world: HttpWorld) -> None:
+    world.send(post("/v1/responses", BACKGROUND))
+    asked = reply(world)
+    put(world, RequestError(Fault.TIMED_OUT, "request", "it took too long"))
+    found = fetched(world, asked["id"])
+    assert (found["status"], found["error"]["message"]) == ("failed", "request: it took too long")
+
+
+def test_a_bug_fails_a_response_in_the_background(world: HttpWorld) -> None:
+    world.send(post("/v1/responses", BACKGROUND))
+    asked = reply(world)
+    broken: Any = Token("", 1)._replace(text=5)
+    put(world, broken, END)
+    found = fetched(world, asked["id"])
+    assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+    assert list(world.sessions.running()) == []
