@@ -305,11 +305,19 @@ Command = Generate | Cancel | Replace | Steering | Feedback | Reattach | GetMetr
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """A document to be judged by a question, by a model that is made for it."""
+
+    query: str
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenize:
     """Ask for the tokens of a text. ``special``: with the model's start token, and control tokens recognized; always
-    so in a ``MixedText``."""
+    so in a ``MixedText``, never in a ``Pair``."""
 
-    text: str | MixedText
+    text: str | MixedText | Pair
     special: bool
 
 
@@ -322,9 +330,10 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Ask for a vector for each text."""
+    """Ask for a vector for each text, or with ``ranks`` for the score of each pair, as a vector of one number."""
 
-    inputs: tuple[str | TokenIds | MixedText, ...]
+    inputs: tuple[str | TokenIds | MixedText | Pair, ...]
+    ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

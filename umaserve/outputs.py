@@ -213,7 +213,7 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """One vector of unit length for each input, and the total tokens of all inputs."""
+    """One vector of unit length for each input, or its score alone, and the total tokens of all inputs."""
 
     vectors: Sequence[Sequence[float]]
     prompt_tokens: int

@@ -18,10 +18,11 @@ from umaserve.dialects.llama_server.embeddings import embedding_result, parse_em
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, infill_request, native_request
+from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ContextExceeded, Fault, RequestError
-from umaserve.messages import Embed, Generate, Infill, MixedText, Priority, Sampling, TokenIds
+from umaserve.messages import Embed, Generate, Infill, MixedText, Pair, Priority, Sampling, TokenIds
 from umaserve.outputs import (
     Embedded,
     Finished,
@@ -434,6 +435,57 @@ def test_errors_have_llama_servers_form(fault: Fault, status: int, kind: str) ->
     one = body()
     one.receive(b'{"prompt":"Hi","stream":true}')
     assert [orjson.loads(event) for event in one.fail(0, error)] == [expected]
+
+
+DOCUMENTS = ("a", "", "c")
+
+
+def rerank(**values: Any) -> RerankRequest:
+    return parse_rerank(orjson.dumps({"query": "q", "documents": DOCUMENTS} | values), LIMITS)
+
+
+def test_documents_are_ranked_by_their_scores() -> None:
+    pairs = tuple(Pair("q", document) for document in DOCUMENTS)
+    asked = rerank(top_n=2)
+    assert asked == RerankRequest(Embed(pairs, ranks=True), 2, as_tei=False, return_text=False)
+    scores = Embedded([[-1.0], [2.5], [-1.0]], 9)
+    assert orjson.loads(rerank_result(scores, asked, "m")) == {
+        "model": "m",
+        "object": "list",
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+        "results": [{"index": 1, "relevance_score": 2.5}, {"index": 0, "relevance_score": -1.0}],
+    }
+    tei = rerank(documents=None, texts=DOCUMENTS, return_text=True)
+    assert orjson.loads(rerank_result(scores, tei, "m")) == [
+        {"index": 1, "score": 2.5, "text": ""},
+        {"index": 0, "score": -1.0, "text": "a"},
+        {"index": 2, "score": -1.0, "text": "c"},
+    ]
+    assert orjson.loads(rerank_result(scores, rerank(documents=None, texts=["a"]), "m"))[0] == {
+        "index": 1,
+        "score": 2.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"query": None}, "query: expected a non-empty string, got null"),
+        ({"documents": None}, "documents: expected an array of 1 to 256 strings, got null"),
+        ({"documents": []}, "documents: expected an array of 1 to 256 strings, got 0"),
+        ({"documents": ["a", 5]}, "documents[1]: expected a string, got a whole number"),
+        ({"documents": None, "texts": [None]}, "texts[0]: expected a string, got null"),
+        ({"query": "q" * 40}, "documents: expected at most 100 bytes, got 122"),
+        ({"texts": ["a"]}, "texts: expected to be absent where documents are given"),
+        ({"model": 1}, "model: expected a string of at most 256 bytes, got a whole number"),
+        ({"top_n": 0}, "top_n: expected a whole number from 1, got 0"),
+        ({"return_text": 1}, "return_text: expected true or false, got a whole number"),
+    ],
+)
+def test_documents_that_are_described_wrongly(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        rerank(**values)
+    assert caught.value.message == said
 
 
 def test_a_prompt_beyond_the_context_is_told_in_tokens() -> None:

@@ -156,9 +156,9 @@ def test_examples_work(http: httpx.Client, keyed: httpx.Client, path: str, name:
         assert response.status_code == 400
         assert "this daemon has no voice" in response.json()["error"]["message"]
         return
-    if path == "/infill":
+    if path in ("/infill", "/rerank"):
         assert response.status_code == 501
-        assert "can't fill gaps" in response.json()["error"]["message"]
+        assert re.search("can't fill gaps|ranks no documents", response.json()["error"]["message"])
         return
     assert response.status_code == 200, response.text
     streamed = response.headers["content-type"] in ("text/event-stream", "application/x-ndjson")
@@ -312,6 +312,8 @@ def test_null_stands_for_an_absent_field_as_described(path: str):
     for where, _described in optional(request_schema(POSTS[path])):
         if where[0] in ("audio", "response_format") and len(where) > 1:
             continue  # Beside other fields that these require.
+        if path == "/rerank" and where == ("documents",):
+            continue  # It may be absent only where there are texts.
         body = copy.deepcopy(example)
         inner = body
         for name in where[:-1]:

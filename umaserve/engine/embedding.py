@@ -1,4 +1,4 @@
-"""Embeddings: one vector per text, by a context that pools the embeddings of its tokens."""
+"""Embeddings: one vector per text, by a context that pools the embeddings of its tokens; and scores of rerankers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ class Embedder:
     def __init__(self, model: Model, batch: Batch, n_ubatch: int, sequence_tokens: int) -> None:
         self._model = model
         self._batch = batch
-        last = llama_cpp.llama_pooling_type(model.context) == llama_cpp.LLAMA_POOLING_TYPE_LAST
+        pooling = llama_cpp.llama_pooling_type(model.context)
+        last = pooling == llama_cpp.LLAMA_POOLING_TYPE_LAST
+        self.ranks = pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK
+        """Whether the vectors are scores of pairs."""
         self._n_ubatch = n_ubatch
         self._sequence_tokens = sequence_tokens
         self._max_tokens = sequence_tokens if last and model.is_causal else min(n_ubatch, sequence_tokens)
         self._memory = llama_cpp.llama_get_memory(model.context)
         self._sequence = model.n_seq_max - 1
-        self._length: int = llama_cpp.llama_model_n_embd_out(model.native)
+        self._length: int = 1 if self.ranks else llama_cpp.llama_model_n_embd_out(model.native)
 
     def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of unit length for each of ``inputs`` (token ids); on the compute thread, between ticks.
+        """A vector of unit length, or a score, for each of ``inputs`` (token ids); on the compute thread, between
+        ticks.
 
         Raises ``RequestError`` before anything is computed where an input is empty or too long.
         """
@@ -63,6 +67,8 @@ class Embedder:
             vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
         finally:
             llama_cpp.llama_memory_seq_rm(self._memory, self._sequence, -1, -1)
+        if self.ranks:
+            return [float(vector[0])]
         length = np.linalg.norm(vector)
         unit: list[float] = (vector / (length or 1.0)).astype(np.float32).tolist()
         return unit
@@ -79,6 +85,5 @@ class Embedder:
 
 
 def pools(model: Model) -> bool:
-    """Whether the model's context pools a text's embeddings into one vector."""
-    kind = llama_cpp.llama_pooling_type(model.context)
-    return kind not in (llama_cpp.LLAMA_POOLING_TYPE_NONE, llama_cpp.LLAMA_POOLING_TYPE_RANK)
+    """Whether the model's context pools a text's embeddings into one vector or score."""
+    return bool(llama_cpp.llama_pooling_type(model.context) != llama_cpp.LLAMA_POOLING_TYPE_NONE)

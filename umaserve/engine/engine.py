@@ -177,12 +177,11 @@ class LlamaEngine:
         return self._preparation.answer(query)
 
     def embed(self, query: Embed) -> Embedded:
-        if self._embedder is None:
-            raise RequestError(
-                Fault.NOT_SUPPORTED,
-                "model",
-                f"{self.name} makes no embeddings; load an embedding model, or choose --pooling mean",
-            )
+        if self._embedder is None or self._embedder.ranks != query.ranks:
+            problem = "makes no embeddings; load an embedding model, or choose --pooling mean"
+            if query.ranks:
+                problem = "ranks no documents; load a reranking model"
+            raise RequestError(Fault.NOT_SUPPORTED, "model", f"{self.name} {problem}")
         inputs = [self._preparation.tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
         self._adapters.apply(self._model.context, self._adapters.resolve(None))
         return Embedded(self._embedder.vectors(inputs), sum(map(len, inputs)))

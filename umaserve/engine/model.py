@@ -341,7 +341,7 @@ class Model:
         if self._config.pooling != "model":
             return True
         kind = self._metadata(f"{self.architecture}.pooling_type".encode())
-        return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE), str(llama_cpp.LLAMA_POOLING_TYPE_RANK))
+        return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE))
 
     def _metadata(self, key: bytes) -> str:
         buffer = ctypes.create_string_buffer(256)

@@ -15,6 +15,7 @@ from umaserve.engine.grammar import lark_of
 from umaserve.engine.infill import infill_tokens
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
+from umaserve.engine.reranking import pair_tokens
 from umaserve.engine.sampling import Sampler
 from umaserve.engine.text import TextStream
 from umaserve.engine.thinking import AfterThoughts, Thinking
@@ -30,6 +31,7 @@ from umaserve.messages import (
     Generate,
     Infill,
     MixedText,
+    Pair,
     Query,
     Sampling,
     Syntax,
@@ -253,7 +255,7 @@ class Preparation:
             add_generation_prompt=request.add_generation_prompt,
         )
 
-    def tokens(self, text: str | TokenIds | MixedText, field: str, *, begins: bool = True) -> Sequence[int]:
+    def tokens(self, text: str | TokenIds | MixedText | Pair, field: str, *, begins: bool = True) -> Sequence[int]:
         """The tokens of ``text``; where it ``begins`` a prompt, with the model's start token."""
         match text:
             case str():
@@ -261,6 +263,8 @@ class Preparation:
             case TokenIds(ids):
                 self._check_ids(ids, field)
                 return ids
+            case Pair():
+                return pair_tokens(self._model, text)
             case MixedText(parts):
                 mixed = (self.tokens(part, field, begins=begins and at == 0) for at, part in enumerate(parts))
                 return list(itertools.chain.from_iterable(mixed))

@@ -114,7 +114,8 @@ class Questions:
             self._preparing.submit(lambda: self._engine.answer(Tokenize(text, special=True)), tokenized)
 
     def _embed(self, question: Question, tokens: TokenIds) -> None:
-        embed = Embed((tokens,))
+        assert isinstance(question.query, Embed)
+        embed = Embed((tokens,), question.query.ranks)
         self._compute.submit(lambda: self._engine.embed(embed), lambda result: self._embedded(question, result))
 
     def _embedded(self, question: Question, result: Answer | BaseException) -> None:

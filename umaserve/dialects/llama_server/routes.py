@@ -21,6 +21,7 @@ from umaserve.dialects.llama_server.embeddings import embedding_result, parse_em
 from umaserve.dialects.llama_server.errors import ERRORS
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.requests import infill_request
+from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
@@ -55,6 +56,17 @@ def _embedding(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], byt
     return parse_embedding(body, facts.limits), render
 
 
+def _rerank(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+    asked = parse_rerank(body, facts.limits)
+    name = facts.loaded().name
+
+    def render(answer: Answer) -> bytes:
+        assert isinstance(answer, Embedded)
+        return rerank_result(answer, asked, name)
+
+    return asked.query, render
+
+
 def _slots(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, slots(facts, wants_idle=bool(request.query.get("fail_on_no_slot")))
 
@@ -76,11 +88,18 @@ DIALECT = HttpDialect(
         "/detokenize": Route("POST", EngineQuestion(_detokenize)),
         "/apply-template": Route("POST", EngineQuestion(_apply_template)),
         "/embedding": Route("POST", EngineQuestion(_embedding)),
+        "/rerank": Route("POST", EngineQuestion(_rerank)),
         "/slots": Route("GET", Page(_slots)),
         "/lora-adapters": Route("GET", page_of_model(lambda info, _facts: lora_adapters(info))),
         "/props": Route("GET", page_of_model(lambda info, facts: props(info, facts.parallel))),
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
-    {"/completions": "/completion", "/embeddings": "/embedding"},
+    {
+        "/completions": "/completion",
+        "/embeddings": "/embedding",
+        "/v1/rerank": "/rerank",
+        "/reranking": "/rerank",
+        "/v1/reranking": "/rerank",
+    },
 )

@@ -1,0 +1,61 @@
+"""llama-server's ``/rerank``: documents in the order in which they answer a question, in the forms of Jina's API and of
+Text Embeddings Inference (TEI)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Embed, Pair
+from umaserve.outputs import Embedded
+from umaserve.wire.fields import array, string
+
+MAX_DOCUMENTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """The pairs, and of the answer how many it has at most and its form."""
+
+    query: Embed
+    top_n: int | None
+    as_tei: bool
+    return_text: bool
+    """Only in TEI's form."""
+
+
+def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
+    """Parse a body of ``POST /rerank``; raises ``RequestError``. A prompt's cap applies to all texts together, the
+    question counting once for each document."""
+    fields = json_body(body)
+    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
+    as_tei = fields.values.get("texts") is not None
+    if as_tei and fields.values.get("documents") is not None:
+        raise RequestError(Fault.BAD_REQUEST, "texts", "expected to be absent where documents are given")
+    key = "texts" if as_tei else "documents"
+    query = string(fields.values.get("query"), "query")
+    given = array(fields.values.get(key), key, 1, MAX_DOCUMENTS, "strings")
+    pairs = tuple(Pair(query, string(text, f"{key}[{index}]", empty=True)) for index, text in enumerate(given))
+    check_prompt_bytes(sum(len(text.encode()) for pair in pairs for text in (pair.query, pair.document)), limits, key)
+    top_n, return_text = fields.integer("top_n", 1), fields.boolean("return_text", False)
+    return RerankRequest(Embed(pairs, ranks=True), top_n, as_tei, return_text)
+
+
+def rerank_result(answer: Embedded, asked: RerankRequest, model: str) -> bytes:
+    """The best document first; equal ones in the order of the request."""
+    scores = [score for [score] in answer.vectors]
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    if asked.as_tei:
+        texts = [pair.document for pair in asked.query.inputs if isinstance(pair, Pair)]
+        return orjson.dumps(
+            [
+                {"index": index, "score": scores[index]} | ({"text": texts[index]} if asked.return_text else {})
+                for index in best
+            ]
+        )
+    usage = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
+    results = [{"index": index, "relevance_score": scores[index]} for index in best]
+    return orjson.dumps({"model": model, "object": "list", "usage": usage, "results": results})
