@@ -416,6 +416,15 @@ def test_a_text_to_be_read_aloud(fields: Wanted, file_format: str) -> None:
     assert text_to_speech(Fields({"input": "Hello.", **fields}), VOICE) == SpokenText("Hello.", file_format, None)
 
 
+def test_a_text_may_come_in_events() -> None:
+    events = text_to_speech(Fields({"input": "Hello.", "stream_format": "sse"}), VOICE).events
+    assert events is not None
+    delta = json.loads(events.delta(b"\0\xff"))
+    assert (delta["type"], base64.b64decode(delta["audio"])) == ("speech.audio.delta", b"\0\xff")
+    assert json.loads(events.done) == {"type": "speech.audio.done"}
+    assert events.frame(events.done) == b"data: " + events.done + b"\n\n"
+
+
 @pytest.mark.parametrize(
     ("wanted", "file_format", "compressed"),
     [
@@ -461,7 +470,7 @@ def test_a_chat_in_a_compressed_format(wanted: str, compressed: SoundFormat | No
         ({"input": "é" * 4097}, "input: expected at most 4096 characters, got 4097 characters"),
         ({"model": 5}, "model: expected a string of at most 256 bytes, got a whole number"),
         ({"response_format": "mp3"}, 'response_format: expected "wav" or "pcm", got "mp3"'),
-        ({"stream_format": "sse"}, 'stream_format: expected "audio", got "sse"'),
+        ({"stream_format": "raw"}, 'stream_format: expected "audio" or "sse", got "raw"'),
         ({"speed": 1.5}, "speed: expected 1, the only speed of this daemon's voice, got a number"),
         ({"speed": "1"}, "speed: expected 1, the only speed of this daemon's voice, got a string"),
         ({"speed": True}, "speed: expected 1, the only speed of this daemon's voice, got a boolean"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import re
 import socket
 import wave
@@ -17,6 +18,7 @@ import openai
 import pytest
 from daemon import ANSWER_S, Daemon
 from http_wire import Http, ask, encode, serving
+from openapi_document import POSTS, check_answer
 
 from umaserve.media import sound_decoder
 from umaserve.speech.hibari_voice import HibariVoice
@@ -193,6 +195,22 @@ def test_a_text_comes_as_its_sentences_are_spoken(client: openai.OpenAI, daemon:
         first = http.file.read(int(http.file.readline(), 16))
     assert whole.startswith(first)
     assert 0 < len(first) < len(whole) / 2
+
+
+def test_a_text_comes_in_events(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tts-1", "voice": "default", "input": f"It rains. {TEXT}"}
+    asked["response_format"] = "wav"
+    whole = client.audio.speech.create(**asked).content
+    with client.audio.speech.with_streaming_response.create(**asked, stream_format="sse") as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    *deltas, done = map(json.loads, lines)
+    assert len(deltas) > 1
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == whole
+    assert done == {"type": "speech.audio.done"}
+    for event in (*deltas, done):
+        check_answer(event, POSTS["/v1/audio/speech"]["responses"]["200"]["content"]["text/event-stream"]["x-event"])
 
 
 @pytest.mark.parametrize(

@@ -464,6 +464,35 @@ def test_a_text_is_sent_as_its_sentences_are_spoken(spoken: HttpWorld, audio_for
     assert spoken.statuses() == [200]
 
 
+def events(received: bytes) -> list[Any]:
+    """The data of the events in a reply's chunks."""
+    return [json.loads(event.removeprefix(b"data: ")) for event in b"".join(chunks(received)).split(b"\n\n") if event]
+
+
+def delta(data: bytes) -> Any:
+    return {"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}
+
+
+@pytest.mark.parametrize("text", ["One. Two.", "One. Fail.", "***"])
+def test_a_text_is_sent_in_events_and_so_is_its_end(spoken: HttpWorld, text: str) -> None:
+    spoken.send(reading(text, response_format="pcm", stream_format="sse"))
+    for _ in range(2):
+        if spoken.speaking.jobs:
+            spoken.speak()
+    spoken.turn()
+    received = spoken.received()
+    assert b"\r\nContent-Type: text/event-stream\r\n" in received
+    *deltas, last = events(received)
+    heard = {"One. Two.": ["One.", "Two."], "One. Fail.": ["One."], "***": []}[text]
+    assert deltas == [delta(sound(sentence)) for sentence in heard]
+    if text == "One. Fail.":
+        assert "told to fail" in last["error"]["message"]
+    else:
+        assert last == {"type": "speech.audio.done"}
+    spoken.send(HEALTH)
+    assert spoken.statuses() == [200], "the connection goes on"
+
+
 def test_what_has_no_sound_is_an_empty_file(spoken: HttpWorld) -> None:
     spoken.send(reading("***") + reading("…", response_format="pcm"))
     received = spoken.received()

@@ -7,7 +7,7 @@ import logging
 from umaserve.daemon.reading import Reading, log_end
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import ErrorShape, Facts, SpeechReply
+from umaserve.dialects.http import ErrorShape, Facts, SoundEvents, SpeechReply
 from umaserve.errors import RequestError
 from umaserve.messages import Speaking
 from umaserve.outputs import Finished, Spoken
@@ -27,8 +27,8 @@ CONTENT_TYPES = {
 
 
 class SpeechExchange:
-    """Reads one text aloud into one reply. An error before the first sound makes an error reply; later it cuts the
-    connection."""
+    """Reads one text aloud into one reply. An error before the first sound makes an error reply; later it ends the
+    stream of events, or cuts the connection."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class SpeechExchange:
         self._responder = responder
         self._caller = caller
         self._format = "wav"
+        self._events: SoundEvents | None = None
         self._reading: Reading | None = None
         self._begun = False
 
@@ -53,7 +54,7 @@ class SpeechExchange:
         try:
             self._services.loaded()
             asked = self._endpoint.parse(content, self._facts)
-            self._format = asked.file_format
+            self._format, self._events = asked.file_format, asked.events
             speaking = Speaking(sound_format=asked.compressed)
             self._reading = Reading(self._services, self._caller, "input", speaking, self._deliver)
         except RequestError as error:
@@ -85,7 +86,9 @@ class SpeechExchange:
             case Spoken():
                 self._write(pcm16(output.sound) if self._format in ("wav", "pcm") else output.sound)
             case Finished():
-                if self._begun:
+                if self._events is not None:
+                    self._end_events(self._events, self._events.done)
+                elif self._begun:
                     self._responder.end()
                 else:  # There was nothing to say.
                     self._responder.respond(200, [self._content_type], wav(b"") if self._format == "wav" else b"")
@@ -93,22 +96,32 @@ class SpeechExchange:
                 self._refuse(output)
 
     def _write(self, sound: bytes) -> None:
-        if not self._begun:
-            self._begun = True
-            self._responder.begin(200, [self._content_type, *AS_IT_COMES])
-            if self._format == "wav":
-                self._responder.write(wav_header(UNKNOWN_SIZE))
-        self._responder.write(sound)
+        parts = [wav_header(UNKNOWN_SIZE)] if self._format == "wav" and not self._begun else []
+        self._begin()
+        for part in (*parts, sound):
+            self._responder.write(part if self._events is None else self._events.frame(self._events.delta(part)))
         if self._responder.congested and self._reading is not None:
             self._reading.hold()
 
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._responder.begin(200, [self._content_type, *AS_IT_COMES])
+
+    def _end_events(self, events: SoundEvents, last: bytes) -> None:
+        self._begin()
+        self._responder.write(events.frame(last))
+        self._responder.end()
+
     @property
     def _content_type(self) -> tuple[str, str]:
-        return "Content-Type", CONTENT_TYPES[self._format]
+        return "Content-Type", CONTENT_TYPES[self._format] if self._events is None else self._events.stream_type
 
     def _refuse(self, error: RequestError) -> None:
-        if self._begun:
+        status, body, headers = self._errors.of_request(error)
+        if self._begun and self._events is not None:
+            self._end_events(self._events, body)
+        elif self._begun:
             self._responder.abort()
         else:
-            status, body, headers = self._errors.of_request(error)
             self._responder.respond(status, [JSON_TYPE, *headers], body)

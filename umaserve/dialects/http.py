@@ -255,6 +255,19 @@ class KeptTextReply(TextReply):
 
 
 @dataclass(frozen=True, slots=True)
+class SoundEvents:
+    """How speech comes as a stream of events. An error is an event too, with the error's body."""
+
+    stream_type: str
+    delta: Callable[[bytes], bytes]
+    """Makes the data of the event for the next bytes of the file."""
+    done: bytes
+    """The data of the last event."""
+    frame: Callable[[bytes], bytes]
+    """The bytes of one event."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpokenText:
     """A text to be spoken, and its audio format."""
 
@@ -263,6 +276,8 @@ class SpokenText:
     """"wav" or "pcm", with 16-bit samples, or a compressed format."""
     compressed: SoundFormat | None
     """The encoder's format; ``None`` for "wav" and "pcm", which need no encoder."""
+    events: SoundEvents | None = None
+    """``None``: the reply is the file."""
 
 
 @dataclass(frozen=True, slots=True)

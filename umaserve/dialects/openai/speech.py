@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 
+import orjson
+
+from umaserve.dialects import sse
 from umaserve.dialects.chat.request import NO_VOICE
-from umaserve.dialects.http import SpokenText
+from umaserve.dialects.http import SoundEvents, SpokenText
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import SoundFormat
@@ -21,6 +25,14 @@ CHAT_FORMATS = {**COMPRESSED, "wav": None, "pcm16": None}
 """Formats by name, each with the encoder's format; ``None``: 16-bit samples, which need no encoder."""
 
 
+def _delta(sound: bytes) -> bytes:
+    return orjson.dumps({"type": "speech.audio.delta", "audio": base64.b64encode(sound).decode()})
+
+
+EVENTS = SoundEvents(sse.CONTENT_TYPE, _delta, orjson.dumps({"type": "speech.audio.done"}), sse.event)
+"""OpenAI's, without its usage: the voice counts no tokens."""
+
+
 def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     """Parse a body of ``POST /v1/audio/speech``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
@@ -29,7 +41,7 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
         raise out_of_range("input", f"at most {MAX_INPUT_CHARS} characters", f"{len(text)} characters")
     _check_voice(fields)
     audio_format = fields.one_of("response_format", _there(TEXT_FORMATS, voice))
-    fields.one_of("stream_format", ("audio",))
+    streams = fields.choice("stream_format", {"audio": None, "sse": EVENTS}, None)
     if fields.string("instructions", max_bytes=MAX_INSTRUCTIONS_BYTES, empty=True):
         raise RequestError(
             Fault.BAD_REQUEST,
@@ -44,7 +56,7 @@ def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     if audio_format is None:
         # OpenAI's default is MP3, unless it can't be made here.
         audio_format = "mp3" if "mp3" in voice.formats else "wav"
-    return SpokenText(text, audio_format, TEXT_FORMATS[audio_format])
+    return SpokenText(text, audio_format, TEXT_FORMATS[audio_format], streams)
 
 
 def wanted_audio(fields: Fields, voice: VoiceInfo | None) -> str | None:
