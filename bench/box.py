@@ -12,7 +12,7 @@ from umaserve.errors import ConfigError, RequestError
 from umaserve.serving.cost_model import Cost
 from umaserve.wire.fields import Fields, bad_request, out_of_range, parse_json
 
-_COSTS = ("fixed_s", "decode_row_s", "prefill_row_s", "attention_s")
+_COSTS = ("fixed_s", "decode_row_s", "prefill_row_s", "attention_s", "several_s")
 _CAPACITY = {"slots": 2**16, "cells": 2**40, "batch_tokens": 2**20}
 """The most that each may be."""
 _MAX_S = 60.0

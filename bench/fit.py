@@ -43,7 +43,7 @@ class Measured:
 
 def fit(measured: Sequence[Measured]) -> Cost:
     """The cost with the least squares of relative errors. What would be negative is 0, and the rest fitted again."""
-    rows = np.array([(1.0, m.decode_rows, m.prefill_rows, _attended(m)) for m in measured])
+    rows = np.array([(1.0, m.decode_rows, m.prefill_rows, _attended(m), _several(m)) for m in measured])
     seconds = np.array([m.seconds for m in measured])
     weighted = rows / seconds[:, None]
     kept = list(range(rows.shape[1]))
@@ -62,6 +62,10 @@ def residual(cost: Cost, measured: Sequence[Measured]) -> tuple[float, float]:
     """The median and the largest error of ``cost``, relative to what was measured."""
     errors = [abs(cost.seconds(m.decode_rows, m.prefill_rows, m.cached) / m.seconds - 1) for m in measured]
     return statistics.median(errors), max(errors)
+
+
+def _several(m: Measured) -> bool:
+    return m.decode_rows + m.prefill_rows > 1
 
 
 def _attended(m: Measured) -> float:

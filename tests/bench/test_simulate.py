@@ -118,6 +118,7 @@ def shapes() -> list[tuple[int, int, int]]:
         pytest.param(Cost(0.003, 0.007, 0.004, 0.0002), id="slow cores"),
         pytest.param(Cost(0.010, 0.0005, 0.0002, 0.0), id="attention for nothing"),
         pytest.param(Cost(0.0, 0.002, 0.001, 0.00001), id="no fixed cost"),
+        pytest.param(Cost(0.006, 0.0015, 0.0015, 0.0, 0.008), id="a dear second row"),
     ],
 )
 def test_a_known_cost_is_recovered(true: Cost):

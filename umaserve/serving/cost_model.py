@@ -18,9 +18,10 @@ MAX_NEW = 16
 MIN_TICK_S = 1e-6
 """A coarse clock may measure 0 s for a tick, which would give it infinite weight."""
 
-_PRIOR_S = (2e-3, 5e-3, 5e-3, 0.0)
-_PRIOR_WEIGHTS = (1e-3, 1e-3, 1e-3, 0.01)
-"""Attention's is large: cached positions grow with all other costs, and would otherwise be blamed for them."""
+_PRIOR_S = (2e-3, 5e-3, 5e-3, 0.0, 0.0)
+_PRIOR_WEIGHTS = (1e-4, 1e-3, 1e-3, 0.01, 1e-3)
+"""Attention's is large: cached positions grow with all other costs, and would otherwise be blamed for them. That of a
+decode itself is small: one stream's ticks don't tell it from their row, and most of their time is reading weights."""
 
 CORRECTING = 0.4
 MAX_WRONG = 2.0
@@ -38,17 +39,23 @@ _MIN_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Cost:
     """A linear model of a tick's duration, in seconds: per decode (``llama_decode``), per decode row, per prefill row,
-    and per row and 1,000 cached positions that it attends to."""
+    per row and 1,000 cached positions that it attends to, and per decode of several rows.
+
+    The last is there since llama.cpp has kernels of their own for a single row: on some processors the second row costs
+    as much as the first, and the next six together not more.
+    """
 
     fixed_s: float = _PRIOR_S[0]
     decode_row_s: float = _PRIOR_S[1]
     prefill_row_s: float = _PRIOR_S[2]
     attention_s: float = _PRIOR_S[3]
+    several_s: float = _PRIOR_S[4]
 
     def seconds(self, decode_rows: int, prefill_rows: int, cached: int, decodes: int = 1) -> float:
         rows = decode_rows + prefill_rows
         return (
             self.fixed_s * decodes
+            + self.several_s * _of_several_rows(decode_rows, prefill_rows, decodes)
             + self.decode_row_s * decode_rows
             + self.prefill_row_s * prefill_rows
             + self.attention_s * rows * cached / 1000
@@ -56,9 +63,11 @@ class Cost:
 
     def times(self, factor: float) -> Cost:
         """The cost if everything takes ``factor`` times as long."""
-        return Cost(
-            factor * self.fixed_s, factor * self.decode_row_s, factor * self.prefill_row_s, factor * self.attention_s
-        )
+        return Cost(*[factor * value for value in self.coefficients])
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return self.fixed_s, self.decode_row_s, self.prefill_row_s, self.attention_s, self.several_s
 
     def prefill_rows_within(self, seconds: float, cached: int) -> int:
         """The most prefill rows that take ``seconds``, without what their decode takes besides its rows; may be 0."""
@@ -70,14 +79,13 @@ class CostModel:
     """Recursive least squares with forgetting and a weak prior; negative coefficients make no sense and are cut."""
 
     def __init__(self) -> None:
-        self._prior = np.array(_PRIOR_S)
-        self._xx = np.zeros((4, 4))
-        self._xy = np.zeros(4)
+        self._xx = np.zeros((5, 5))
+        self._xy = np.zeros(5)
         self.cost = Cost()
         """The estimate from the ticks so far; of ticks without prefill, the last ones may be missing."""
         self._correction = 1.0
         self._margin = 1.1
-        self._new: list[tuple[float, float, float, float, float]] = []
+        self._new: list[tuple[float, ...]] = []
         self._ticks = 0
 
     def observe(self, decode_rows: int, prefill_rows: int, cached: int, seconds: float, decodes: int = 1) -> None:
@@ -87,7 +95,9 @@ class CostModel:
             foreseen = self.cautious.seconds(decode_rows, prefill_rows, cached, decodes)
             self._correct(seconds / max(foreseen, MIN_TICK_S))
         # Collected, since learning from many at once takes hardly longer than from one.
-        self._new.append((decodes, decode_rows, prefill_rows, rows * cached / 1000, max(seconds, MIN_TICK_S)))
+        several = _of_several_rows(decode_rows, prefill_rows, decodes)
+        features = (decodes, decode_rows, prefill_rows, rows * cached / 1000, several)
+        self._new.append((*features, max(seconds, MIN_TICK_S)))
         self._ticks += 1
         if prefill_rows or self._ticks <= MAX_NEW or len(self._new) >= MAX_NEW:
             self._fold()
@@ -109,9 +119,8 @@ class CostModel:
     def _fold(self) -> None:
         observed = np.array(self._new)
         self._new.clear()
-        x, seconds = observed[:, :4], observed[:, 4]
-        cost = self.cost
-        predicted = x @ np.array((cost.fixed_s, cost.decode_row_s, cost.prefill_row_s, cost.attention_s))
+        x, seconds = observed[:, :5], observed[:, 5]
+        predicted = x @ np.array(self.cost.coefficients)
         # Errors are relative, or a long prefill would outweigh the short ticks; and relative to the prediction, since
         # relative to the time itself, slow ticks would weigh less, and a noisy box would seem faster than it is.
         scale = np.clip(predicted, seconds / 10, seconds * 10)
@@ -122,10 +131,18 @@ class CostModel:
         self._xy = FORGETTING ** len(x) * self._xy + weighted @ (seconds / scale)
 
     def _solved(self) -> Cost:
+        prior = np.array(_PRIOR_S)
+        # Until several streams or draft tokens show what a further row costs, it is taken to cost what a prompt's does.
+        prior[1] = self.cost.prefill_row_s
         ridge = np.array(_PRIOR_WEIGHTS) * (np.diag(self._xx) + 1e-9)
-        theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * self._prior)
-        fixed, decode, prefill, attention = (max(0.0, float(value)) for value in theta)
-        return Cost(fixed, decode, max(prefill, 1e-7), attention)
+        theta = np.linalg.solve(self._xx + np.diag(ridge), self._xy + ridge * prior)
+        fixed, decode, prefill, attention, several = (max(0.0, float(value)) for value in theta)
+        return Cost(fixed, decode, max(prefill, 1e-7), attention, several)
+
+
+def _of_several_rows(decode_rows: int, prefill_rows: int, decodes: int) -> int:
+    """How many of the decodes have several rows: a prompt that has one of its own has several, the streams perhaps."""
+    return int(decode_rows + prefill_rows > 1) if decodes == 1 else decodes - (decode_rows == 1)
 
 
 class MovingCost:

@@ -31,8 +31,8 @@ The rules, and why:
    stream starts no prompt.
    Beside streams, loading the prefix of a prompt that starts, and saving sequences that ended, count as prefill: of the
    prompts that start, all but the first wait for a tick that has time for it.
-8. Draft tokens are verified in ticks without prefill: as many as bring more tokens a second than they cost, by the
-   stream's acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
+8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the stream's
+   acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
 9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each.
 10. Where each prompt has a decode of its own and no stream runs, the prompts of a burst start together: each is
    computed up to its last token, and all last tokens have one tick. Prompts beside a stream are computed at half the
@@ -172,7 +172,10 @@ def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: in
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
     if decode_rows:
         seconds -= snapshot.moving_s
-    left = seconds - cost.seconds(decode_rows, 0, cached, 1 + (snapshot.prompts_apart and decode_rows > 0))
+    decodes = 1 + (snapshot.prompts_apart and decode_rows > 0)
+    left = seconds - cost.seconds(decode_rows, 0, cached, decodes)
+    if decodes == 1 and decode_rows <= 1:
+        left -= cost.several_s
     rows = cost.prefill_rows_within(left, prompts[0].computed if snapshot.prompts_apart and prompts else cached)
     if not decode_rows and rows >= WIDE_ROWS // 2:
         rows = max(1, round(rows / WIDE_ROWS)) * WIDE_ROWS
@@ -189,7 +192,8 @@ def _leaves_little(prompt: Prompt, tokens: int) -> bool:
 
 def _rows_of_a_decode(snapshot: Snapshot) -> int:
     """The rows of a prompt that take as long as what a decode takes besides its rows."""
-    return max(MIN_ROWS // 2, int(snapshot.cost.fixed_s / snapshot.cost.prefill_row_s))
+    cost = snapshot.cost
+    return max(MIN_ROWS // 2, int((cost.fixed_s + cost.several_s) / cost.prefill_row_s))
 
 
 def _rows_in(seconds: float, snapshot: Snapshot) -> int:
@@ -211,15 +215,15 @@ def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
 
 
 def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
-    """Each stream with the number of draft tokens that pay. One that is accepted with probability p brings p tokens for
-    the time of a row; in that time, all streams together would make their share of a tick's tokens."""
+    """Each stream with the number of draft tokens that pay."""
     # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
     if not any(stream.draft_tokens for stream in streams) or (snapshot.parted and len(streams) > 1):
         return tuple([(stream.id, 0) for stream in streams])
     cost = snapshot.cost
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
-    left_s = HEADROOM * target - tick_s
+    first_s = cost.several_s if len(streams) == 1 else 0.0
+    left_s = HEADROOM * target - tick_s - first_s
     if len(streams) > 1:
         left_s = min(left_s, MAX_SLOWDOWN * tick_s)
     left_rows = snapshot.batch_tokens - len(streams)
@@ -227,18 +231,29 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     for stream in streams:
         each_s = row_s + snapshot.drafting_s if stream.drafts else row_s
         limit = min(stream.draft_tokens, left_rows, max(0, int(left_s / each_s)))
-        draft_tokens, probability = 0, stream.acceptance
-        # A single stream tries its first draft token from p = 0.5 on: nothing else would show what a row costs.
-        while draft_tokens < limit and (
-            probability * tick_s > len(streams) * each_s
-            or (draft_tokens == 0 and len(streams) == 1 and probability >= 0.5)
-        ):
-            draft_tokens += 1
-            probability *= stream.acceptance
+        draft_tokens = _most_tokens_a_second(limit, stream.acceptance, len(streams), tick_s, first_s, each_s)
+        # A single stream tries one at even odds: nothing else would show what a row costs.
+        if len(streams) == 1 and stream.acceptance >= 0.5:
+            draft_tokens = max(draft_tokens, min(limit, 1))
         left_rows -= draft_tokens
         left_s -= draft_tokens * each_s
         decode.append((stream.id, draft_tokens))
     return tuple(decode)
+
+
+def _most_tokens_a_second(
+    limit: int, acceptance: float, tokens: float, seconds: float, first_s: float, each_s: float
+) -> int:
+    """How many draft tokens of a stream, at most ``limit``, give all streams the most tokens a second: without any,
+    these get ``tokens`` in ``seconds``. The first one takes ``first_s`` more than ``each_s``."""
+    best, rate = 0, tokens / seconds
+    right = 1.0
+    for number in range(1, limit + 1):
+        right *= acceptance
+        tokens += right
+        if tokens / (seconds + first_s + number * each_s) > rate:
+            best, rate = number, tokens / (seconds + first_s + number * each_s)
+    return best
 
 
 def _urgency(prompt: Prompt, now: float) -> tuple[bool, bool, bool, float, int]:
