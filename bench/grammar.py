@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from bench import hard_grammars
 from bench.report import load_average, machine, number, progress, table
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.errors import ConfigError, ModelError
@@ -52,8 +53,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.grammar", description="What grammars cost.")
     parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, metavar="N")
     parser.add_argument("--ticks", type=int, default=40, metavar="N", help="of each measurement")
+    parser.add_argument(
+        "--vocabulary",
+        nargs="+",
+        metavar="FILE",
+        help="instead, the hardest grammars known, with the vocabularies of these GGUF files",
+    )
     arguments = parser.parse_args()
     try:
+        if arguments.vocabulary:
+            return _hardest(arguments.vocabulary)
         config = SETTINGS.load({}, dict(os.environ)).config
         most = max(arguments.streams)
         config = dataclasses.replace(config, parallel=most, n_ctx=most * 256)
@@ -69,6 +78,14 @@ def main() -> int:
     print(table(("schema, KiB", "prepared, ms", "memory, KiB"), rows))
     print(_LARGE_NOTES.format(copies=COPIES))
     engine.close()
+    return 0
+
+
+def _hardest(paths: Sequence[str]) -> int:
+    print(f"{machine()}\nload before: {load_average()}\n")
+    for path in paths:
+        print(f"{path}\n\n{table(hard_grammars.COLUMNS, list(hard_grammars.rows(path)))}\n")
+    print(hard_grammars.NOTES.format(steps=hard_grammars.STEPS, repeats=hard_grammars.REPEATS))
     return 0
 
 

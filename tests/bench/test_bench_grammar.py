@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from bench import grammar
+from bench import grammar, hard_grammars
 from umaserve.engine import json_schema
+from umaserve.engine.model import find
 
 
 def test_it_measures_every_number_of_streams_and_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
@@ -18,6 +19,20 @@ def test_it_measures_every_number_of_streams_and_size(monkeypatch: pytest.Monkey
     assert grammar.main() == 0
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [row for row in rows if row[0].isdigit()] == ["1", "1", "2", "2", "1.7"]
+
+
+def test_it_measures_the_hardest_grammars_with_a_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    few = dict(list(hard_grammars.grammars().items())[-3:])
+    monkeypatch.setattr(hard_grammars, "grammars", lambda: few)
+    monkeypatch.setattr(hard_grammars, "STEPS", 2)
+    monkeypatch.setattr(sys, "argv", ["bench.grammar", "--vocabulary", find("")])
+    assert grammar.main() == 0
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert rows[2:] == list(few)
+    monkeypatch.setattr(sys, "argv", ["bench.grammar", "--vocabulary", "/none.gguf"])
+    assert grammar.main() == 2
 
 
 @pytest.mark.parametrize("kib", grammar.KIB)

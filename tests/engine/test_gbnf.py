@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from grammars import allows
+from grammars import BYTES, allows
 
+from umaserve.engine.constraint import Constraint
 from umaserve.engine.grammar import of_gbnf, of_lark, of_regex
 from umaserve.errors import RequestError
 
@@ -174,3 +175,9 @@ def test_lark_that_is_wrong_is_refused(lark: str, said: str):
 def test_a_regular_expression_matches_the_whole_text(pattern: str, inside: list[str], outside: list[str]):
     matches = allows(of_regex(pattern))
     assert [text for text in [*inside, *outside] if matches(text)] == inside
+
+
+def test_a_text_of_too_many_readings_is_given_up():
+    constraint = Constraint(BYTES, of_gbnf('root ::= s\ns ::= s s | [a-z] | ""'), "grammar", nested=True)
+    with pytest.raises(RequestError, match="with fewer ways to read one text"):
+        all(map(constraint.accept, b"a" * 500))

@@ -22,6 +22,9 @@ STACK_BYTES = 256 * 2**20
 MAX_ROW_ITEMS = 1000
 """The parts of a grammar that may go on at one place of a text: an object takes four for each optional property. The
 time of a step grows with up to their cube."""
+MAX_NESTED_ROW_ITEMS = 400
+"""The same where one text may have many readings: then the row of each place has items from all places before, and with
+a vocabulary of 150,000 tokens a step takes 60 ms for this many, and 750 for 1000."""
 MAX_MESSAGE = 300
 """Characters of llguidance's messages that a client gets."""
 
@@ -33,11 +36,11 @@ _TOO_MANY_WAYS = re.compile(r"items|too many (expressions|states)|fuel")
 """In llguidance's messages about its limits."""
 
 
-def _limits(n_vocab: int) -> LLParserLimits:
+def _limits(n_vocab: int, *, nested: bool) -> LLParserLimits:
     """What one step may take. All streams wait for it: these limits keep it to some milliseconds, and the hardest one
     found to a fraction of a tick. Larger vocabularies need more items."""
     return LLParserLimits(
-        max_items_in_row=MAX_ROW_ITEMS,
+        max_items_in_row=MAX_NESTED_ROW_ITEMS if nested else MAX_ROW_ITEMS,
         step_max_items=max(8_000, n_vocab // 6),
         step_lexer_fuel=30_000,
         max_lexer_states=50_000,
@@ -69,12 +72,20 @@ class Constraint:
     ``lark`` is a grammar in llguidance's form of Lark, which begins at the rule ``start`` and has no ``%llguidance``.
     Here the token that completes ``after`` is allowed only if nothing or white space follows it there, which the
     grammar never sees. Errors name ``field``. Raises ``RequestError`` for a grammar that is malformed or too large.
+
+    ``nested``: whether its rules may contain themselves with nothing around, as those of JSON never do, so that a
+    text may have many readings.
     """
 
-    def __init__(self, vocabulary: Vocabulary, lark: str, field: str, after: bytes = b"") -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, lark: str, field: str, after: bytes = b"", *, nested: bool = False
+    ) -> None:
         self._matcher = _with_deep_stack(
             lambda: LLMatcher(
-                vocabulary.tokenizer, _OPTIONS + lark, log_level=0, limits=_limits(len(vocabulary.pieces))
+                vocabulary.tokenizer,
+                _OPTIONS + lark,
+                log_level=0,
+                limits=_limits(len(vocabulary.pieces), nested=nested),
             )
         )
         self._vocabulary = vocabulary

@@ -16,6 +16,9 @@ MAX_RULES = 300
 MAX_TOOLS_BYTES = 256 * 1024
 """All tools' schemas together: compiling a megabyte takes some seconds."""
 
+NESTED = (Syntax.GBNF, Syntax.LARK)
+"""Where rules may contain themselves with nothing around."""
+
 _TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[imslux]*')
 _ALTERNATIVE = re.compile(r"[:|(]\s*[a-z_%]")
 """One with a rule or a schema, once the texts are left out."""

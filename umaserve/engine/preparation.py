@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.chat_template import ChatTemplate
 from umaserve.engine.constraint import Constraint, Vocabulary
-from umaserve.engine.grammar import lark_of
+from umaserve.engine.grammar import NESTED, lark_of
 from umaserve.engine.infill import infill_tokens
 from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
@@ -181,7 +181,8 @@ class Preparation:
             raise RequestError(
                 Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"
             )
-        return Constraint(self._vocabulary, lark, field, after)
+        nested = not request.tools and grammar is not None and grammar.syntax in NESTED
+        return Constraint(self._vocabulary, lark, field, after, nested=nested)
 
     def _new_sampler(
         self,
