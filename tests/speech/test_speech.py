@@ -595,7 +595,7 @@ class Reader:
         endpoint = OPENAI.routes["/v1/audio/speech"].endpoint
         about = replace(facts(), voice=self.speech.voice)
         reading = SpeechExchange(self.services, about, endpoint, OPENAI.errors, reply, Caller("openai", "ip:127.0.0.1"))
-        reading.start(json.dumps({"input": text, "response_format": audio_format}).encode(), {})
+        reading.start(json.dumps({"input": text, "response_format": audio_format}).encode())
         return reading, reply
 
     def run(self) -> None:
