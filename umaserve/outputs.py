@@ -266,6 +266,8 @@ class ModelInfo:
     """Whether its projector takes images."""
     hears: bool = False
     """Whether its projector takes sounds."""
+    gpu_bytes: int = 0
+    """About so much of ``size_bytes`` is in the memory of GPUs: in proportion to the layers there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -484,6 +484,12 @@ def test_the_model_is_told() -> None:
     assert json.loads(models.show(b'{"model": "small-1:latest"}', FACTS)) == shown
 
 
+def test_a_model_may_be_in_the_memory_of_a_gpu() -> None:
+    (on_gpu,) = json.loads(models.running(replace(MODEL_INFO, gpu_bytes=5), FACTS))["models"]
+    (on_cpu,) = json.loads(models.running(MODEL_INFO, FACTS))["models"]
+    assert (on_gpu["size_vram"], on_cpu["size_vram"]) == (5, 0)
+
+
 def test_what_a_model_can_do() -> None:
     assert models.capabilities(replace(MODEL_INFO, chat_template=None)) == ["completion"]
     assert models.capabilities(replace(MODEL_INFO, sees=True)) == ["completion", "tools", "vision"]

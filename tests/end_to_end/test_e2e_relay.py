@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
 import httpx
 import ollama
 import openai
@@ -91,6 +92,29 @@ def test_ollamas_client_is_served_through_the_relay(pair: tuple[Relay, Daemon]) 
     *parts, last = client.generate(**request, stream=True)
     assert "".join(part.response for part in parts) == whole.response
     assert (last.done, last.eval_count, whole.eval_count) == (True, 8, 8)
+
+
+def test_ollamas_client_is_told_of_the_models_through_the_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    client, direct = ollama.Client(host=relay.url), ollama.Client(host=f"http://{daemon.http}")
+    (model,) = client.list().models
+    assert [model.model] == [listed.model for listed in direct.list().models]
+    assert client.ps().models[0].model == model.model
+    assert client.show(model.model) == direct.show(model.model)
+    with pytest.raises(ollama.ResponseError) as raised:
+        client.show("other")
+    assert raised.value.status_code == 404
+
+
+def test_anthropics_client_may_ask_for_claude_through_the_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, _daemon = pair
+    asked = {"model": "claude-opus-5", "messages": [{"role": "user", "content": "Count: 1, 2, 3"}]}
+    with anthropic.Anthropic(base_url=relay.url, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(**asked).input_tokens
+        assert client.messages.create(**asked, max_tokens=2).usage.input_tokens == counted
+        with pytest.raises(anthropic.NotFoundError) as raised:
+            client.messages.batches.list()
+    assert raised.value.body["error"]["type"] == "not_found_error"
 
 
 def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon]) -> None:

@@ -615,3 +615,15 @@ def test_one_context_is_made_and_divided_if_that_is_possible(fails: bool, monkey
     assert loaded.capacity.cells == 1024
     assert ("could not be divided into 2 parts" in caplog.text) == fails
     loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "layers", "share"), [(False, -1, 0), (True, -1, 31), (True, 0, 0), (True, 10, 10), (True, 9999, 31)]
+)
+def test_the_share_of_the_weights_in_a_gpus_memory_is_that_of_its_layers(
+    plain: LlamaEngine, monkeypatch: pytest.MonkeyPatch, gpu: bool, layers: int, share: int
+):
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: gpu)
+    monkeypatch.setattr(plain._model, "_config", Config(n_gpu_layers=layers))
+    info = plain._model.info(1)
+    assert info.gpu_bytes == info.size_bytes * share // 31

@@ -78,6 +78,37 @@ def test_a_client_that_leaves_ends_its_request_within_a_turn_and_is_pinged_no_mo
     world.turn(PING_S + 1)
 
 
+# -- the form of errors --------------------------------------------------------------------------------------------
+
+VERSION = "anthropic-version: 2023-06-01"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "header", "anthropics"),
+    [
+        ("POST", "/v1/messages/batches", "x: 1", True),
+        ("GET", "/v1/messages/batches/of/mine", "x: 1", True),
+        ("GET", "/v1/messages", "x: 1", True),
+        ("GET", "/v1/models/other", VERSION, True),
+        ("POST", "/v1/models", VERSION, True),
+        ("GET", "/v1/files", VERSION, True),
+        ("GET", "/v1/files", "x-api-key: none", False),
+        ("POST", "/v1/models", "x-api-key: none", False),
+        ("GET", "/v1/messaging", "x: 1", False),
+        ("GET", "/v1/chat/completions", VERSION, False),
+    ],
+)
+def test_errors_have_the_form_of_the_api_that_was_asked(
+    world: HttpWorld, method: str, path: str, header: str, anthropics: bool
+) -> None:
+    world.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\nContent-Length: 0\r\n\r\n".encode())
+    head, _, body = world.received().partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    assert (json.loads(body).get("type") == "error") == anthropics
+    world.send(b"GET /v1/files HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b'{"error":' in world.received(), "each request on a connection has its own"
+
+
 # -- why nothing was reused --------------------------------------------------------------------------------------
 
 MISS = CacheMiss(411, 530, 'say "date": 2026-11-', "23\n", "22\n")

@@ -23,6 +23,9 @@ OPERATIONS = [
 ANSWERED = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
     ("GET", "/health"),
     ("GET", "/openapi.json"),
     ("GET", "/admin/workers"),

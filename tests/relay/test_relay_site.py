@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relay_peers import CHAT, MODEL, SECRET, Client, Relay, Socket, Worker, register, wait_until
 
 from umaserve.access.client_keys import ClientKeys
+from umaserve.dialects.ollama.models import API_VERSION
 from umaserve.net.channel import Channel
 from umaserve.net.loop import Loop
 from umaserve.relay import intake as intake_module
@@ -124,6 +125,75 @@ def test_ollamas_clients_get_streams_by_default_and_may_name_a_tag(
     request = worker.request()
     assert (request["endpoint_path"], request["model"], request["is_streaming"]) == (path, MODEL, streams)
     assert json.loads(request["body"]) == {"model": MODEL, **named}
+
+
+def test_ollamas_clients_see_the_models_of_all_workers(relay: Relay) -> None:
+    relay.worker(MODEL, "org/name:7b", "*")
+    client = relay.client()
+    assert client.ask("GET", "/api/version").json == {"version": API_VERSION}
+    for path, more in (("/api/tags", {"modified_at"}), ("/api/ps", {"expires_at", "size_vram"})):
+        first, second = client.ask("GET", path).json["models"]
+        assert (first["name"], first["model"], second["name"]) == (f"{MODEL}:latest", f"{MODEL}:latest", "org/name:7b")
+        assert first.keys() == {"name", "model", "size", "digest", "details"} | more
+        assert first["digest"] != second["digest"]
+
+
+@pytest.mark.parametrize("named", [{"model": MODEL}, {"name": f"{MODEL}:latest"}, {"model": f"{MODEL}:latest"}, {}])
+def test_a_worker_tells_ollamas_clients_of_its_model(relay: Relay, named: dict[str, str]) -> None:
+    worker = relay.worker()
+    relay.client().post("/api/show", json.dumps(named).encode())
+    request = worker.request()
+    assert (request["endpoint_path"], request["model"], request["is_streaming"]) == ("/api/show", MODEL, False)
+    assert json.loads(request["body"])["model"] == MODEL
+
+
+def test_another_name_is_not_the_only_models(relay: Relay) -> None:
+    relay.worker()
+    response = relay.client().post("/api/show", b'{"name":"other"}').receive()
+    assert (response.status, response.json) == (404, {"error": "no provider for model other"})
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_anthropics_clients_may_ask_for_claude(relay: Relay, path: str) -> None:
+    worker = relay.worker(max_concurrent=9)
+    relay.client().post(path, b'{"model":"claude-opus-5"}')
+    request = worker.request()
+    assert (request["model"], json.loads(request["body"])) == (MODEL, {"model": MODEL})
+    headers = {"anthropic-version": "2023-06-01"}
+    assert relay.client().ask("GET", "/v1/models/claude-opus-5", None, headers).json["id"] == MODEL
+    assert relay.client().ask("GET", "/v1/models/claude-opus-5").status == 404, "another API has no such names"
+    assert relay.client().post(CHAT, b'{"model":"claude-opus-5"}').receive().status == 404
+
+
+@pytest.mark.parametrize("models", [("claude-opus-5", MODEL), ("*",)])
+def test_a_worker_that_has_claude_gets_its_requests(start: Callable[..., Relay], models: tuple[str, ...]) -> None:
+    relay = start(default_model=MODEL)
+    worker = relay.worker(*models)
+    relay.client().post("/v1/messages", b'{"model":"claude-opus-5"}')
+    assert worker.request()["model"] == "claude-opus-5"
+
+
+def test_of_several_models_claude_is_none_without_a_default(relay: Relay) -> None:
+    relay.worker("a", "b")
+    response = relay.client().post("/v1/messages", b'{"model":"claude-opus-5"}').receive()
+    assert (response.status, response.json) == (404, {"error": "no provider for model claude-opus-5"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/v1/messages", {}, 400),
+        ("POST", "/v1/messages/batches", {}, 404),
+        ("GET", "/v1/models/other", {"anthropic-version": "2023-06-01"}, 404),
+        ("GET", "/v1/files", {"anthropic-version": "2023-06-01"}, 404),
+    ],
+)
+def test_what_the_relay_refuses_of_anthropics_clients_is_in_their_form(
+    relay: Relay, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    response = relay.client().ask(method, path, [] if method == "POST" else None, headers)
+    assert response.status == status
+    assert response.json["type"] == "error"
 
 
 def test_what_the_relay_refuses_of_ollamas_clients_is_in_their_form(relay: Relay) -> None:
@@ -264,10 +334,11 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     assert response.status == 404
     assert response.error["message"] == (
         "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
+        "/api/show, "
         "/chat/completions, /completion, /completions, /detokenize, /embedding, /embeddings, /generate, /infill, "
         "/tokenize, /v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
-        "/v1/completions, /v1/embeddings, /v1/messages, /v1/responses, /ws/chat; ask a daemon directly for anything "
-        "else"
+        "/v1/completions, /v1/embeddings, /v1/messages, /v1/messages/count_tokens, /v1/responses, /ws/chat; "
+        "ask a daemon directly for anything else"
     )
 
 

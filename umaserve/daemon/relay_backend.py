@@ -12,11 +12,22 @@ from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange, new_exchange
 from umaserve.daemon.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import Conversation, EngineQuestion, FormReply, SpeechReply, TextReply
+from umaserve.dialects.http import (
+    Conversation,
+    EngineQuestion,
+    ErrorShape,
+    Facts,
+    FormReply,
+    Page,
+    SpeechReply,
+    TextReply,
+)
+from umaserve.errors import RequestError
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
 from umaserve.wire.http_head import Headers
+from umaserve.wire.http_head import Request as HttpRequest
 from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, WEBSOCKET, Request
 from umaserve.worker.backend import Job, Reply, is_text
 
@@ -84,6 +95,10 @@ class DaemonBackend:
                 conversation = _Conversation(wire, max_bytes, too_large)
                 conversation.receive(content)
                 return conversation
+            case Page() as page if found.route.method == "POST":
+                status, head, answer = _answered(page, errors, facts, path, content)
+                reply.complete(status, head, answer.decode())
+                return None
         reply.complete(404, _JSON, errors.of_http(404, f"path: {path[:64]} is not served through a relay").decode())
         return None
 
@@ -238,6 +253,18 @@ class _Frames:
 
     def send(self, payload: bytes) -> bytes:
         return payload
+
+
+def _answered(
+    page: Page, errors: ErrorShape, facts: Facts, path: str, content: bytes
+) -> tuple[int, Mapping[str, str], bytes]:
+    """Status, headers and body of a page that answers a body."""
+    try:
+        status, content_type, body = page.make(facts, HttpRequest("POST", path, {}, (), content))
+    except RequestError as error:
+        refused = errors.reply(error)
+        return refused.status, {**_JSON, **_mapping(refused.headers)}, refused.body
+    return status, {"content-type": content_type}, body
 
 
 def _mapping(headers: Headers) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import Any, NamedTuple
@@ -41,10 +41,13 @@ class Routes:
         self._patterns: dict[tuple[str, str], Found] = {}
         """By what is before and after a parameter, those with something after it first."""
         self._shared: dict[str, Routes] = {}
+        self._errors: dict[str, ErrorShape] = {}
+        """By the header of ``_shared``."""
         for dialect in dialects:
             if dialect.shared is not None:
                 alone = replace(dialect, routes=dialect.shared.routes, aliases={}, shared=None)
                 self._shared[dialect.shared.header] = Routes([alone])
+                self._errors[dialect.shared.header] = dialect.errors
             for path, route in dialect.routes.items():
                 beginning, parameter, rest = path.partition("{")
                 if parameter:
@@ -66,10 +69,15 @@ class Routes:
                 return found
         return None
 
-    def errors(self, path: str) -> ErrorShape:
-        """The error shape of a path; OpenAI's where no dialect has it."""
-        found = self.find(path)
-        return ERRORS if found is None else found.dialect.errors
+    def errors(self, path: str, headers: Collection[str] = ()) -> ErrorShape:
+        """The error shape of requests with these headers: that of the dialect which has the path, or one above it, or
+        whose header it is, else OpenAI's."""
+        above = path
+        while above:
+            if found := self.find(above, headers):
+                return found.dialect.errors
+            above = above.rpartition("/")[0]
+        return next((errors for header, errors in self._errors.items() if header in headers), ERRORS)
 
     def max_bodies(self, config: Config) -> dict[str, int]:
         """The largest body in bytes of each path that takes one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.daemon.exchange import new_exchange
@@ -49,8 +50,8 @@ class DaemonSite:
     def cors_headers(self, head: Request) -> Headers:
         return self._gate.cors_headers(head)
 
-    def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
-        return self._routes.errors(path).reply(error)
+    def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
+        return self._routes.errors(path, headers).reply(error)
 
     def judge(self, head: Request, peer: str) -> Serve:
         self._gate.check_names(head, by_file=peer.startswith("uid:"))

@@ -187,7 +187,17 @@ class Model:
             chat_template=self.chat_template(),
             bos=self.special_text(llama_cpp.llama_vocab_bos(self.vocab)),
             eos=self.special_text(llama_cpp.llama_vocab_eos(self.vocab)),
+            gpu_bytes=self._gpu_bytes(),
         )
+
+    def _gpu_bytes(self) -> int:
+        """About so many bytes of weights are in the memory of GPUs."""
+        if not llama_cpp.llama_supports_gpu_offload():
+            return 0
+        # llama.cpp counts the output as a layer.
+        layers, wanted = int(llama_cpp.llama_model_n_layer(self.native)) + 1, self._config.n_gpu_layers
+        offloaded = layers if wanted < 0 else min(wanted, layers)
+        return int(llama_cpp.llama_model_size(self.native)) * offloaded // layers
 
     def show(self, *forms: ToolForm | ThoughtForm) -> None:
         """Make the control tokens by which calls and thoughts in ``forms`` are recognized part of the text."""

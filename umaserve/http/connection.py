@@ -5,7 +5,7 @@ from __future__ import annotations
 import email.utils
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -80,8 +80,9 @@ class Site(Protocol):
         """What will serve the request, decided by its head, so that a refused client's body isn't read. Raises
         ``Refusal`` or ``RequestError``."""
 
-    def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
-        """The reply for an error at ``path``, which is empty if it isn't known."""
+    def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
+        """The reply for an error of a request at ``path`` with ``headers``, which are their names; both are empty if
+        they aren't known."""
 
     def cors_headers(self, head: Request) -> Headers:
         """The headers that allow a browser's page to read the reply, also to a refused request."""
@@ -114,6 +115,8 @@ class HttpConnection:
         self._cors: Headers = ()
         self._served = 0
         self._path = ""
+        self._headers: Collection[str] = ()
+        """The names of the request's headers."""
         self._serve: Serve | None = None
         """What serves the current request."""
         self._backlog = Backlog(loop, channel, self._handle_requests, REQUESTS_PER_TURN)
@@ -206,6 +209,7 @@ class HttpConnection:
     def _begin_request(self, head: Request) -> None:
         self._served += 1
         self._path = head.path
+        self._headers = frozenset(name for name, _value in head.headers)
         self._cors = self._site.cors_headers(head)
 
     def _refuse(self, error: RequestError | Refusal) -> None:
@@ -216,7 +220,7 @@ class HttpConnection:
 
     def _fail(self, error: RequestError | Refusal) -> int:
         """Reply with an error in the form of the path's dialect; returns its status."""
-        status, body, headers = self._site.error_reply(self._path, error)
+        status, body, headers = self._site.error_reply(self._path, self._headers, error)
         self.respond(status, [JSON, *headers], body)
         return status
 
@@ -282,6 +286,7 @@ class HttpConnection:
         self._begun = False
         self._cors = ()
         self._path = ""
+        self._headers = ()
         self._serve = None
         # The next request has its own deadline, even if it has arrived already.
         self._stop_deadline()

@@ -17,12 +17,15 @@ from umaserve.wire.long_texts import as_string
 from umaserve.wire.multipart import read_form
 from umaserve.wire.relay_messages import BYTES, FORMS, WEBSOCKET
 
-SPEECH = "/v1/audio/speech"
+MESSAGES, SHOW, SPEECH = "/v1/messages", "/api/show", "/v1/audio/speech"
 FORM_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 """Whose bodies are forms with files."""
 STREAMS_BY_DEFAULT = ("/api/chat", "/api/generate")
 LATEST = ":latest"
 """What Ollama's clients may add to a name."""
+ALIASES = "claude"
+"""How names begin that Anthropic's clients ask for, whatever the models are called."""
+ANTHROPIC_HEADER = "anthropic-version"
 DEFAULT = "default"
 """The model name by which clients ask for the default model."""
 MAX_NAME_BYTES = 256
@@ -43,13 +46,20 @@ class Intake:
         self._not_passed = _NOT_PASSED | _KEY_HEADERS if keyed else _NOT_PASSED
         self._ids = itertools.count(1)
 
-    def model_for(self, name: str | None) -> str | None:
+    def model_for(self, name: str | None, *, aliases: bool = False) -> str | None:
         """The model that a client means by ``name``. For "default" or ``None``: the configured default, or the only
-        model there is, else ``None``. "default" is a name like any other where a worker has a model of that name."""
-        if name is not None and (name != DEFAULT or DEFAULT in self._workers.models()):
-            bare, models = name.removesuffix(LATEST), self._workers.models()
-            return bare if bare in models and name not in models else name
-        return self._default_model or self._workers.only_model()
+        model there is, else ``None``. "default" is a name like any other where a worker has a model of that name; so
+        are, with ``aliases``, names that begin with "claude"."""
+        default = self._default_model or self._workers.only_model()
+        if name is None:
+            return default
+        models = self._workers.models()
+        if name == DEFAULT and DEFAULT not in models:
+            return default
+        if aliases and name.startswith(ALIASES) and not self._workers.knows(name):
+            return default or name
+        bare = name.removesuffix(LATEST)
+        return bare if bare in models and name not in models else name
 
     def request(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
         """A request from an HTTP request with a JSON body or a form; ``client_name`` is its key's name, or empty."""
@@ -58,7 +68,9 @@ class Intake:
         values = Fields.of(parse_json(request.body, MAX_VALUES), "body").values
         fields = Fields(values)
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
-        model = self._model(named)
+        if request.path == SHOW and named is None:
+            named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it.
+        model = self._model(named, aliases=request.path.startswith(MESSAGES))
         body = request.body.decode()
         if model != named:
             # Backends other than umaserve don't know the name "default".
@@ -92,9 +104,9 @@ class Intake:
             needs=FORMS,
         )
 
-    def _model(self, named: str | None) -> str:
+    def _model(self, named: str | None, *, aliases: bool = False) -> str:
         """The model of a request that names this one; raises ``RequestError`` where it is not certain."""
-        model = self.model_for(named) or named
+        model = self.model_for(named, aliases=aliases) or named
         if model is None:
             expected = "a name that GET /v1/models lists, since there is not exactly one model"
             raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")

@@ -1,4 +1,4 @@
-"""The relay's own pages: its models, health, metrics and OpenAPI document."""
+"""The relay's own pages: its models, also in Ollama's form, health, metrics and OpenAPI document."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from importlib import resources
 
 import orjson
 
+from umaserve.dialects.ollama import models as ollama
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection, Serve
 from umaserve.metrics import PROMETHEUS
-from umaserve.relay.intake import Intake
+from umaserve.relay.intake import ANTHROPIC_HEADER, Intake
 from umaserve.relay.pool import Pool
 from umaserve.wire.http_head import Request
 
@@ -27,8 +28,12 @@ class Pages:
         self._intake = intake
         self._provider = provider
         self._metrics = metrics
+        self._started_at = int(time.time())
         self._by_path = {
             MODELS: self._models,
+            "/api/tags": self._tags,
+            "/api/ps": self._running,
+            "/api/version": self._version,
             "/health": self._health,
             "/metrics": self._show_metrics,
             "/openapi.json": self._show_document,
@@ -46,13 +51,22 @@ class Pages:
 
     def _model(self, connection: HttpConnection, request: Request) -> None:
         name = request.path.removeprefix(f"{MODELS}/")
-        model = self._intake.model_for(name)
+        model = self._intake.model_for(name, aliases=request.header(ANTHROPIC_HEADER) is not None)
         if model not in self._pool.workers.models():
             raise RequestError(Fault.NOT_FOUND, "model", f"expected one that {MODELS} lists, got {name[:64] or 'none'}")
         connection.respond(200, [JSON], orjson.dumps(self._described(model)))
 
     def _described(self, model: str) -> dict[str, object]:
         return {"id": model, "object": "model", "created": int(time.time()), "owned_by": self._provider}
+
+    def _tags(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [JSON], ollama.tags_of(self._pool.workers.models(), self._started_at))
+
+    def _running(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [JSON], ollama.running_of(self._pool.workers.models()))
+
+    def _version(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [JSON], ollama.version())
 
     def _health(self, connection: HttpConnection, _request: Request) -> None:
         status = "draining" if self._pool.closing else "ok"

@@ -64,11 +64,13 @@ class Registry:
 
     def provides(self, request: RelayedRequest) -> bool:
         """Whether some worker has, or had, the request's model."""
-        if not request.model:
-            return bool(self._known)
+        return self.knows(request.model) if request.model else bool(self._known)
+
+    def knows(self, model: str) -> bool:
+        """Whether some worker has, or had, this model, or any."""
         # The connected workers are checked too: the number of remembered models is limited.
         models = (self._known, *(worker.models for worker in self._workers.values()))
-        return any(request.model in those or ANY_MODEL in those for those in models)
+        return any(model in those or ANY_MODEL in those for those in models)
 
     def lacks_feature(self, request: RelayedRequest) -> bool:
         """Whether there are workers with the request's model, none of which has the feature that it needs."""

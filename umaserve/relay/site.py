@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from umaserve.access.attempts import FailedAttempts, peer_address
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json, unauthorized
+from umaserve.dialects.anthropic.errors import ERRORS as ANTHROPICS_ERRORS
 from umaserve.dialects.http import ErrorReply
 from umaserve.dialects.ollama.errors import ERRORS as OLLAMAS_ERRORS
 from umaserve.dialects.openai.errors import ERRORS
@@ -21,7 +22,7 @@ from umaserve.net.loop import Loop
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import RelayExchange
-from umaserve.relay.intake import FORM_PATHS, SPEECH, Intake
+from umaserve.relay.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, SHOW, SPEECH, Intake
 from umaserve.relay.pages import Pages
 from umaserve.relay.pool import Pool
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
@@ -33,15 +34,19 @@ log = logging.getLogger(__name__)
 
 CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
-OLLAMA_PATHS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
-RELAYED = frozenset(
+OLLAMAS = "/api/"
+ANTHROPIC_PATHS = frozenset((MESSAGES, f"{MESSAGES}/count_tokens"))
+RELAYED = ANTHROPIC_PATHS | frozenset(
     (
         "/v1/chat/completions",
         "/v1/completions",
-        "/v1/messages",
         "/v1/responses",
         "/v1/embeddings",
-        *OLLAMA_PATHS,
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+        SHOW,
         "/chat/completions",
         "/completion",
         "/completions",
@@ -88,8 +93,11 @@ class RelaySite:
         self._intake = Intake(pool.workers, config.default_model, keyed=doors.keys is not None)
         self._pages = Pages(pool, self._intake, config.provider, metrics)
 
-    def error_reply(self, path: str, error: RequestError | Refusal) -> ErrorReply:
-        return (OLLAMAS_ERRORS if path in OLLAMA_PATHS else ERRORS).reply(error)
+    def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
+        if path.startswith(OLLAMAS):
+            return OLLAMAS_ERRORS.reply(error)
+        anthropic = path.startswith(MESSAGES) or ANTHROPIC_HEADER in headers
+        return (ANTHROPICS_ERRORS if anthropic and path not in RELAYED - ANTHROPIC_PATHS else ERRORS).reply(error)
 
     def cors_headers(self, head: Request) -> Headers:
         return self._doors.gate.cors_headers(head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +26,11 @@ _FAULT = "the operator of this server decides which model it has, with --model"
 
 def full_name(info: ModelInfo) -> str:
     """The model's name with its tag."""
-    return info.name if ":" in info.name else info.name + LATEST
+    return _with_tag(info.name)
+
+
+def _with_tag(name: str) -> str:
+    return name if ":" in name else name + LATEST
 
 
 def version() -> bytes:
@@ -37,10 +42,19 @@ def tags(info: ModelInfo, facts: Facts) -> bytes:
     return orjson.dumps({"models": [_listed(info) | {"modified_at": _since(facts)}]})
 
 
+def tags_of(names: Sequence[str], started_at: int) -> bytes:
+    """The body of ``GET /api/tags`` where no more than the models' names is known."""
+    return orjson.dumps({"models": [_named(name) | {"modified_at": _at(started_at)} for name in names]})
+
+
+def running_of(names: Sequence[str]) -> bytes:
+    """Likewise, of ``GET /api/ps``."""
+    return orjson.dumps({"models": [_named(name) | {"expires_at": NEVER, "size_vram": 0} for name in names]})
+
+
 def running(info: ModelInfo, _facts: Facts) -> bytes:
     """The body of ``GET /api/ps``."""
-    # How much of it is in a GPU's memory isn't known here.
-    memory = {"expires_at": NEVER, "size_vram": 0, "context_length": info.context_tokens}
+    memory = {"expires_at": NEVER, "size_vram": info.gpu_bytes, "context_length": info.context_tokens}
     return orjson.dumps({"models": [_listed(info) | memory]})
 
 
@@ -124,6 +138,14 @@ def _listed(info: ModelInfo) -> dict[str, Any]:
     return {"name": name, "model": name, "size": info.size_bytes, "digest": digest, "details": _details(info)}
 
 
+def _named(model: str) -> dict[str, Any]:
+    """A model of which only the name is known."""
+    name = _with_tag(model)
+    unknown = {"parent_model": "", "format": "", "family": "", "parameter_size": "", "quantization_level": ""}
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {"name": name, "model": name, "size": 0, "digest": digest, "details": unknown | {"families": []}}
+
+
 def _details(info: ModelInfo) -> dict[str, Any]:
     return {
         "parent_model": "",
@@ -144,4 +166,8 @@ def _rounded(number: int) -> str:
 
 def _since(facts: Facts) -> str:
     """When the daemon started: when the file was made is not for clients."""
-    return datetime.fromtimestamp(facts.started_at, UTC).isoformat().replace("+00:00", "Z")
+    return _at(facts.started_at)
+
+
+def _at(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
