@@ -16,7 +16,7 @@ from routes import routes
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from umaserve.dialects.http import Conversation
+from umaserve.dialects.http import Conversation, FormReply
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 LONG = SHORT | {"max_tokens": 500}
@@ -70,6 +70,8 @@ def test_every_route_but_the_public_ones_needs_a_key(keyed: Keyed, path: str):
     route = ROUTES[path]
     body = {} if route.method == "POST" else None
     upgrade = WEBSOCKET if path in ("/generate", "/ws/chat", "/debug/echo") else {}
+    if isinstance(route.endpoint, FormReply):
+        upgrade = {"Content-Type": "multipart/form-data; boundary=x"}
 
     def status(headers: dict[str, str]) -> int:
         response = ask(keyed.daemon, route.method, path, body, upgrade | headers)
