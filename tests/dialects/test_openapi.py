@@ -51,7 +51,12 @@ OLLAMAS = {"User-Agent": "ollama-python"}
 """Only Ollama's clients find something at the root."""
 EMBEDDING = ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings")
 WITH_A_VOICE = {("/v1/chat/completions", "spoken"), ("/v1/audio/speech", "plain"), ("/v1/audio/speech", "samples")}
-WITH_MEDIA = {"/v1/chat/completions", "/v1/chat/completions/input_tokens", "/v1/responses"}
+WITH_MEDIA = {
+    "/v1/chat/completions",
+    "/v1/chat/completions/input_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+}
 WITH_MEDIA |= {"/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate"}
 
 

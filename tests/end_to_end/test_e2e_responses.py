@@ -49,6 +49,11 @@ def test_a_response(client: openai.OpenAI):
     assert response.usage.input_tokens > 5
 
 
+def test_a_prompts_tokens_are_counted_beforehand(client: openai.OpenAI):
+    counted = client.responses.input_tokens.count(model="any", input=COLOURS, instructions="Be brief.")
+    assert counted.input_tokens == create(client, instructions="Be brief.").usage.input_tokens
+
+
 def test_a_stream_says_what_the_response_says(client: openai.OpenAI):
     fields: Any = {"model": "any", "input": "Say a word.", "temperature": 0, "extra_body": {"regex": "yes|no"}}
     whole = client.responses.create(**fields)
