@@ -3,6 +3,7 @@ server, and nobody beside them notices."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -18,15 +19,21 @@ from daemon import ANSWER_S, Daemon
 from http_wire import Http, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openapi_document import EXAMPLES, POSTS, check_response, fields, request_schema
+from openapi_document import EXAMPLES, FORMS, POSTS, check_response, fields, request_schema
 
 BESIDE = "yes, indeed"
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def wyoming(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("wyoming") / "socket")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, wyoming: str) -> Iterator[Daemon]:
     # Whatever length a request comes to ask for, it gets a short answer.
-    yield from serving(tmp_path_factory, "--pooling", "mean", "--max-tokens", "8", "--n-ctx", "2048")
+    few = ("--max-tokens", "8", "--n-ctx", "2048")
+    yield from serving(tmp_path_factory, "--pooling", "mean", *few, "--wyoming", f"unix:{wyoming}")
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +189,74 @@ def test_requests_one_after_another_cut_or_mislabelled(daemon: Daemon, seed: int
         assert answer.status_code < 500 or answer.status_code == 501, answer.text
         if answer.status_code not in (400, 404, 405):  # A broken head has no path, and so no API's own form.
             check_response(answer, POSTS[path])
+
+
+# Other codecs than JSON.
+
+
+def spoilt(rng: random.Random, pieces: list[bytes]) -> bytes:
+    """Some of ``pieces`` in any order, and now and then bytes between them that are none, or an end in the middle."""
+    data = b"".join(
+        rng.choice(pieces) if rng.random() < 0.95 else rng.randbytes(rng.randrange(9)) for _ in range(rng.randrange(12))
+    )
+    return data if rng.random() < 0.7 else data[: rng.randrange(len(data) + 1)]
+
+
+FORM = [
+    *(b"--b\r\n", b"--b--\r\n", b"\r\n--b", b"\r\n\r\n", b"\r\n", b"\x00\xff", b"RIFF" * 9, b"A" * 9000),
+    *(b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n', b"Content-Disposition: x;;=\r\n\r\n"),
+    *(
+        b'Content-Disposition: form-data; name="%b"\r\n\r\n' % name
+        for name in (b"model", b"stream", b"prompt", b"\xff")
+    ),
+    *(b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n1\r\n' % name for name in (b"file", b"temperature")),
+]
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_any_form_is_refused_as_described(http: httpx.Client, path: str) -> None:
+    rng = random.Random(path)
+    for _ in range(150):
+        kind = rng.choice(["multipart/form-data; boundary=b"] * 5 + ["multipart/form-data; boundary=" + "-" * 99])
+        response = http.post(path, content=spoilt(rng, FORM), headers={"Content-Type": kind})
+        assert 400 <= response.status_code < 500, response.text
+        check_response(response, FORMS[path])
+
+
+EVENTS = [
+    *(
+        b'{"type":"%b"}\n' % kind
+        for kind in (b"describe", b"ping", b"transcribe", b"audio-stop", b"synthesize-stop", b"x")
+    ),
+    *(b'{"type":"%b","data":{"text":"A."}}\n' % kind for kind in (b"ping", b"synthesize-start", b"synthesize-chunk")),
+    *(
+        b'{"type":"audio-chunk","data":{"rate":16000,"width":2,"channels":1},"payload_length":2}\n',
+        b"ab",
+        b"\n",
+        b"{}\n",
+    ),
+    *(b'{"type":"describe","data_length":%d}\n' % length for length in (2, -1, 10**9, 10**30)),
+    *(b'{"type":"synthesize","data":[]}\n', b'{"type":5}\n', b"[" * 3000 + b"\n", b"A" * 70_000),
+]
+
+
+ANSWERS = {"info", "pong", "error", "audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"}
+
+
+def test_any_events_of_wyoming_are_answered_or_end_the_connection(wyoming: str, daemon: Daemon) -> None:
+    rng = random.Random(1)
+    kinds = set()
+    for _ in range(150):
+        # What comes behind an error isn't read, so the connection may end with a reset.
+        with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
+            sock.settimeout(ANSWER_S)
+            sock.connect(wyoming)
+            sock.sendall(spoilt(rng, EVENTS))
+            sock.shutdown(socket.SHUT_WR)
+            with sock.makefile("rb") as answers:
+                while header := answers.readline():
+                    event = json.loads(header)
+                    kinds.add(event["type"])
+                    answers.read(event.get("data_length") or 0)
+                    answers.read(event.get("payload_length") or 0)
+    assert {"info", "pong", "error"} <= kinds <= ANSWERS
