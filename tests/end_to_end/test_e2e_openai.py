@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
+import string
 from collections import Counter
 
 import httpx
@@ -187,6 +189,13 @@ def test_json_object(client: openai.OpenAI):
     answer = chat(client, response_format={"type": "json_object"}, max_completion_tokens=200)
     assert isinstance(json.loads(text(answer)), dict)
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_an_answer_is_one_of_thousands_of_texts(client: openai.OpenAI):
+    dice = random.Random(1)
+    texts = ["".join(dice.choices(string.ascii_lowercase + " ", k=dice.randint(3, 20))) for _ in range(4000)]
+    form = {"type": "json_schema", "json_schema": {"name": "text", "schema": {"enum": texts}}}
+    assert json.loads(text(chat(client, response_format=form, max_completion_tokens=60))) in texts
 
 
 def test_json_by_a_schema_and_by_a_class(client: openai.OpenAI):

@@ -42,7 +42,7 @@ def _limits(n_vocab: int, *, nested: bool) -> LLParserLimits:
     return LLParserLimits(
         max_items_in_row=MAX_NESTED_ROW_ITEMS if nested else MAX_ROW_ITEMS,
         step_max_items=max(8_000, n_vocab // 6),
-        step_lexer_fuel=30_000,
+        step_lexer_fuel=100_000,
         max_lexer_states=50_000,
         max_grammar_size=100_000,
         verbose_errors=False,
