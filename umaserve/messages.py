@@ -6,6 +6,7 @@ A new dialect adds nothing here that a session must know.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -202,6 +203,17 @@ class Speaking:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundLimit:
+    """The most tokens of an answer that says what is said in the prompt's sounds."""
+
+    least: int
+    each_second: int
+
+    def tokens(self, sound_s: float) -> int:
+        return self.least + math.ceil(self.each_second * sound_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """A request for text. Where no other meaning is given, ``None`` means the server's default."""
 
@@ -235,6 +247,9 @@ class Generate:
     """Whether the answer continues the last turn; ``None``: if that is the assistant's."""
     add_generation_prompt: bool = True
     """Whether the chat template opens a turn of the assistant, unless one is continued."""
+    sound_limit: SoundLimit | None = None
+    """A limit besides ``max_tokens``, by the length of the prompt's sounds; none for a model that can't leave out its
+    thoughts."""
     spoken: Speaking | None = None
     """How to speak the answer; ``None``: text only."""
     lora: tuple[tuple[str, float], ...] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -181,7 +182,7 @@ def test_a_cut_transcript_is_an_error_and_not_a_short_one() -> None:
         body, _request = asked(**fields)
         body.send(0, TOKENS[0])
         with pytest.raises(RequestError, match="the recording took 40 tokens, and the transcript 512") as cut:
-            body.send(0, Finished(FinishReason.LENGTH, Usage(40, 512)))
+            body.send(0, Finished(FinishReason.LENGTH, Usage(40, 512, sound_s=60)))
         assert cut.value.fault is Fault.CONTEXT_EXCEEDED
         assert [json.loads(event)["error"]["code"] for event in body.fail(0, cut.value)] == (
             ["context_length_exceeded"] if fields else []
@@ -189,6 +190,19 @@ def test_a_cut_transcript_is_an_error_and_not_a_short_one() -> None:
     with pytest.raises(RequestError) as filtered:
         asked()[0].send(0, Finished(FinishReason.CONTENT_FILTER, Usage(40, 3)))
     assert filtered.value.fault is Fault.CONTENT_FILTERED
+
+
+def test_a_transcript_longer_than_speech_can_be_is_answered_as_far_as_it_came() -> None:
+    """A model that repeats itself: all that was said in the two seconds is there."""
+    usage = Usage(40, 138, reasoning_tokens=10, sound_s=2)
+    body, request = asked()
+    assert request.sound_limit is not None
+    assert request.sound_limit.tokens(usage.sound_s) == 128
+    body.send(0, TOKENS[0])
+    body.send(0, Finished(FinishReason.LENGTH, usage))
+    assert json.loads(body.result())["text"] == "It"
+    with pytest.raises(RequestError, match="is cut"):
+        body.send(0, Finished(FinishReason.LENGTH, replace(usage, reasoning_tokens=11)))
 
 
 @pytest.mark.parametrize(

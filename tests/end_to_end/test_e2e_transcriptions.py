@@ -19,10 +19,12 @@ from umaserve.dialects.transcription import transcription
 from umaserve.messages import Sound
 
 RECORDING = media_files.wav(media_files.sine(seconds=2.5))
+LONG = media_files.wav(media_files.sine(seconds=14))
+"""Speech of this length could fill the context."""
 CONTEXT = 512
 SECRET = ("--worker-secret", "a-secret-of-the-tests")
 LANGUAGE = "de"
-"""With it, the model repeats the instruction and ends; without it, it goes on for ever."""
+"""With it, the model repeats the instruction and ends; a translation by the random weights goes on for ever."""
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +126,19 @@ def test_a_relay_carries_the_recording(relay: str, client: openai.OpenAI) -> Non
         assert done.text == direct.text
 
 
-def test_a_transcript_that_finds_no_end_is_an_error(client: openai.OpenAI) -> None:
-    """The translation of a tone by random weights goes on until the context is full."""
+def test_a_transcript_that_finds_no_end_stops_where_no_speech_could_go_on(hearing: Daemon) -> None:
+    before = hearing.metrics()
+    path = f"http://{hearing.http}/v1/audio/translations"
+    reply = httpx.post(path, files={"file": RECORDING}, timeout=60).json()
+    assert reply["text"]
+    assert reply["usage"]["output_tokens"] == 64 + 2.5 * 32
+    after = hearing.wait_until_quiet()
+    assert after["tokens_generated_total"] - before["tokens_generated_total"] == 64 + 2.5 * 32
+
+
+def test_a_transcript_that_the_context_cuts_is_an_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="its transcript reached the limit of an answer and is cut") as cut:
-        client.audio.translations.create(model="any", file=("speech.wav", RECORDING))
+        client.audio.translations.create(model="any", file=("speech.wav", LONG))
     assert cut.value.code == "context_length_exceeded"
 
 
@@ -142,7 +153,7 @@ def test_a_client_that_leaves_ends_its_transcript(hearing: Daemon) -> None:
     with httpx.stream(
         "POST",
         f"http://{hearing.http}/v1/audio/translations",
-        files={"file": RECORDING},
+        files={"file": LONG},
         data={"stream": "true"},
         timeout=60,
     ) as response:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, within_cap
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Generate, Sampling, Sound
+from umaserve.messages import Attachment, ChatTurn, Generate, Sampling, Sound, SoundLimit
 from umaserve.outputs import Finished, FinishReason, ModelInfo
 
 _TRANSCRIBE = "Transcribe the speech in this recording word for word. Answer with the transcript only."
 _TRANSLATE = "Translate the speech in this recording into English. Answer with the translation only."
 _LFM2_TRANSCRIBES = "Perform ASR."
 """The system message with which LFM2-Audio was trained to transcribe the user's recording, which stands alone."""
+_LIMIT = SoundLimit(least=64, each_second=32)
+"""A transcript that gets longer repeats itself: nobody says more than some eight syllables in a second, and a
+vocabulary that was not made for a script takes up to four tokens for one. Whisper has room for 15 tokens a second."""
 
 
 def transcription(
@@ -31,7 +34,8 @@ def transcription(
     prompt, so this raises ``RequestError``. The answer's text is ``Token.said``, with white space around it.
 
     A model that doesn't hear, a sound that can't be decoded, and one that the context doesn't hold end the request with
-    a ``RequestError`` that names ``sound.field``. ``check_end`` tells whether the answer has its end.
+    a ``RequestError`` that names ``sound.field``. A model that repeats itself without end is stopped where no speech of
+    the sound's length could go on. ``check_end`` tells whether the answer lacks what was said.
     """
     check_prompt_bytes(len(prompt.encode()) + len(language.encode()), limits)
     if model is not None and model.architecture.startswith("lfm2") and not translates:
@@ -45,6 +49,7 @@ def transcription(
         new_id,
         turns,
         max_tokens=within_cap(None, limits),
+        sound_limit=_LIMIT,
         sampling=Sampling(temperature=temperature, top_p=1.0),
         enable_thinking=False,
         splits_thoughts=True,
@@ -52,9 +57,11 @@ def transcription(
 
 
 def check_end(end: Finished, field: str) -> None:
-    """Raises ``RequestError`` for a transcript that lacks its end, of the sound in ``field``."""
-    if end.reason is FinishReason.LENGTH:
-        usage = end.usage
+    """Raises ``RequestError`` for a transcript that lacks its end, of the sound in ``field``. One that was stopped
+    because it got longer than speech can be has all that was said."""
+    usage = end.usage
+    said = usage.completion_tokens - usage.reasoning_tokens
+    if end.reason is FinishReason.LENGTH and said < _LIMIT.tokens(usage.sound_s):
         took = f"the recording took {usage.prompt_tokens} tokens, and the transcript {usage.completion_tokens}"
         advice = "send a shorter one, or raise the server's --n-ctx or --max-tokens"
         raise RequestError(

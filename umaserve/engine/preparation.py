@@ -86,6 +86,8 @@ class Preparation:
             raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
         thoughts = self._thoughts(request, tokens)
+        if request.sound_limit is not None and not self._may_think(request, tokens, thoughts):
+            max_tokens = min(max_tokens, request.sound_limit.tokens(prompt.sound_s))
         sampler = self._new_sampler(request, tokens, constraint, thoughts)
         text = self._text(request, thoughts)
         adapters = self._adapters.resolve(request.lora)
@@ -211,9 +213,9 @@ class Preparation:
         mark = form.turn if request.tools else form.turn + "".join(form.answers[:1])
         return self._model.tokenize(form.closes + mark, begins=False)
 
-    def _may_think(self, request: Generate, tokens: Sequence[int], thoughts: ThoughtSplitter) -> bool:
+    def _may_think(self, request: Generate, tokens: Sequence[int], thoughts: ThoughtSplitter | None) -> bool:
         """Whether the text after the prompt ``tokens`` may begin with thoughts, or with marks."""
-        if not isinstance(request.prompt, tuple):
+        if thoughts is None or not isinstance(request.prompt, tuple):
             return False
         thinks = self._template.thinks and request.enable_thinking is not False
         closed = self._end_of(tokens).endswith(self._thought_form.closes.strip())
