@@ -9,28 +9,33 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 from engine_world import EngineWorld
 from gguf import GGUFWriter
 from llama_server import LlamaServer
-from tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, tiny_model
+from tiny_models import FULL_ATTENTION, N_CTX, RECURRENT, SLIDING_WINDOW, tiny_model
 
 from umaserve.dialects.llama_server.props import props
 from umaserve.engine import engine
-from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES
+from umaserve.engine.batch import Batch
+from umaserve.engine.cells import MARGIN, saved_bytes
+from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES, Model
 from umaserve.errors import ModelError, RequestError
 from umaserve.messages import Embed, TokenIds
 from umaserve.serving.checkpoints import BEFORE_END
+from umaserve.serving.ticks import Run
+from umaserve.settings.daemon import Config
 
 LENGTHS = (70, 13, 150, 40)
 _RANDOM = random.Random(5)
 PROMPTS = [[_RANDOM.randrange(3, 69) for _ in range(length)] for length in LENGTHS]
 NEXT_TURN = [5, 6, 7, 8, 9, 10, 11]
 UNCUT = SLIDING_WINDOW | RECURRENT
-KEEPING_STATES = ("bailingmoe3", "nemotron_h", "qwen35")
+KEEPING_STATES = ("bailingmoe3", "deepseek4", "nemotron_h", "qwen35")
 """Some with recurrent states of which llama.cpp keeps earlier ones."""
-SOME_UNCUT = ("gemma3", "gpt-oss", "granitehybrid", "lfm2", "mamba", "qwen35", "rwkv7")
+SOME_UNCUT = ("deepseek4", "gemma3", "gpt-oss", "granitehybrid", "lfm2", "mamba", "qwen35", "rwkv7")
 
 Make = Callable[..., EngineWorld]
 
@@ -144,6 +149,22 @@ def test_who_is_preempted_continues_without_computing_again(world: Make, archite
     # The token that was sampled last is computed in any case.
     assert metrics.recomputed_tokens <= metrics.preemptions
     assert [answer.tokens for answer in answers] == expected
+
+
+@pytest.mark.parametrize("architecture", ["deepseek4", "gemma3", "qwen35"])
+def test_a_saved_sequence_of_any_length_takes_hardly_less_than_its_place_has(
+    models: Callable[[str], str], architecture: str
+):
+    model, batch = Model(models(architecture), Config(n_ctx=N_CTX, threads=1), lambda _fraction: True), Batch(2)
+    place = saved_bytes(model, batch)
+    unused = []
+    for length in range(1, 300):
+        batch.fill([Run(0, length - 1, [length % 60 + 3], None)])
+        assert llama_cpp.llama_decode(model.context, batch.native) == 0
+        size = llama_cpp.llama_state_seq_get_size(model.context, 0) + 2 * MARGIN
+        unused.append((place.of(length) - size) / size)
+    model.free()
+    assert 0 <= min(unused) <= max(unused) < 0.02
 
 
 @pytest.mark.parametrize("architecture", ["exaone4", "gemma3", "llama4", *KEEPING_STATES])

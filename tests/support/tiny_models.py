@@ -99,6 +99,27 @@ _KDA: dict[str, Value] = _MLA | {
     "kda.head_dim": 32,
     "ssm.conv_kernel": 4,
 }
+_COMPRESSED: dict[str, Value] = {
+    "block_count": 3,
+    "attention.head_count_kv": 1,
+    "attention.key_length": HEAD,
+    "attention.value_length": HEAD,
+    "attention.q_lora_rank": 32,
+    "attention.sliding_window": WINDOW,
+    "attention.compress_ratios": [0, 4, 128],
+    "attention.compress_rope_freq_base": 160000.0,
+    "attention.output_group_count": 2,
+    "attention.output_lora_rank": 32,
+    "rope.dimension_count": HEAD // 2,
+    "expert_gating_func": 4,
+    "expert_weights_norm": True,
+    "swiglu_clamp_exp": 10.0,
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+    "hash_layer_count": 1,
+}
+"""The tokens of a window, and before them a row for each 4 or 128 tokens, compressed."""
 _RWKV7: dict[str, Value] = {
     "embedding_length": 128,
     "wkv.head_size": 64,
@@ -168,6 +189,7 @@ SLIDING_WINDOW: dict[str, dict[str, Value]] = {
 }
 RECURRENT: dict[str, dict[str, Value]] = {
     "bailingmoe3": _MOE | _KDA | {"kda.gate_lower_bound": -5.0},
+    "deepseek4": _MOE | _INDEXER | _COMPRESSED,
     "falcon-h1": _SSM | {"ssm.group_count": 2},
     "granitehybrid": _HYBRID | _SSM | {"ssm.group_count": 2},
     "jamba": _HYBRID | _SSM,
@@ -280,6 +302,8 @@ def _add_vocabulary(writer: GGUFWriter, kind: str, control: Sequence[str]) -> No
 def _random(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers with which every token changes what follows, and two tokens are seldom nearly as likely."""
     values = random.standard_normal(shape).astype(np.float32)
+    if name.endswith("tid2eid.weight"):
+        return random.integers(0, 2, shape, np.int32)  # The experts of each token.
     if ("norm" in name or "rope_freqs" in name) and name.endswith("weight"):
         return 1 + 0.1 * values
     if "ssm_a" in name:

@@ -10,12 +10,9 @@ import llama_cpp
 
 from umaserve.engine.batch import Batch
 from umaserve.engine.host_memory import HostMemory, Scratch
-from umaserve.engine.model import Model
+from umaserve.engine.model import CELLS_ROUNDED_TO, Model
 from umaserve.engine.positions import Positions
 from umaserve.serving.ticks import Copy, Divide, KVOperation, Load, Move, Release, Run, Save, SavedBytes, Shed
-
-CALIBRATED = (1, 2)
-"""Lengths, in tokens, of the two sequences that saved sizes are measured with."""
 
 _HEAD = struct.Struct("<II")
 """What llama.cpp begins the state of a sequence with: a magic number and its version."""
@@ -105,32 +102,36 @@ class Cells:
         return place
 
     # Where the cells are divided, a state has the number of cells of each part: zeros before and behind the sequence's
-    # own. They are written into the margins, so that what lies between them fits every part of every division.
+    # own. They are written into the margins, and what lies between them is the state as it is without a division.
 
     def _save(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
         before = _COUNT.size * slot if self._model.parts else 0
         size = len(place) - 2 * MARGIN + _divided_bytes(self._model)
         begin = (ctypes.c_uint8 * size).from_buffer(place, MARGIN - before)
         written = llama_cpp.llama_state_seq_get_data(self._model.context, begin, size, slot)
-        # The head is where it belongs without a division.
-        ctypes.memmove(ctypes.addressof(place) + MARGIN, begin, _HEAD.size)
+        if self._model.parts:
+            undivided = bytes(begin[: _HEAD.size]) + _COUNT.pack(1)
+            ctypes.memmove(ctypes.addressof(place) + MARGIN, undivided, len(undivided))
         # A sliding window or a division may have less to save than its most.
         return 0 < int(written) <= size
 
     def _load(self, place: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
-        parts = self._model.parts or 1
-        before = slot if self._model.parts else 0
-        head = bytes(place[MARGIN : MARGIN + _HEAD.size])
-        counts = _COUNT.pack(parts) + bytes(_COUNT.size * before)
-        first = MARGIN - _COUNT.size * before
-        ctypes.memmove(ctypes.addressof(place) + first, head + counts, len(head) + len(counts))
-        ctypes.memset(ctypes.addressof(place) + len(place) - MARGIN, 0, _COUNT.size * (parts - 1 - before))
         size = len(place) - 2 * MARGIN + _divided_bytes(self._model)
-        begin = (ctypes.c_uint8 * size).from_buffer(place, first)
-        read = llama_cpp.llama_state_seq_set_data(self._model.context, begin, size, slot)
+        if not self._model.parts:
+            return self._set_state((ctypes.c_uint8 * size).from_buffer(place, MARGIN), slot)
+        undivided = bytes(place[MARGIN : MARGIN + _HEAD.size + _COUNT.size])
+        divided = undivided[: _HEAD.size] + _COUNT.pack(self._model.parts) + bytes(_COUNT.size * slot)
+        first = MARGIN - _COUNT.size * slot
+        ctypes.memmove(ctypes.addressof(place) + first, divided, len(divided))
+        ctypes.memset(ctypes.addressof(place) + len(place) - MARGIN, 0, _COUNT.size * (self._model.parts - 1 - slot))
+        done = self._set_state((ctypes.c_uint8 * size).from_buffer(place, first), slot)
         # It may be loaded again.
-        ctypes.memmove(ctypes.addressof(place) + MARGIN, head, len(head))
-        return 0 < int(read) <= size
+        ctypes.memmove(ctypes.addressof(place) + MARGIN, undivided, len(undivided))
+        return done
+
+    def _set_state(self, state: ctypes.Array[ctypes.c_uint8], slot: int) -> bool:
+        read = llama_cpp.llama_state_seq_set_data(self._model.context, state, len(state), slot)
+        return 0 < int(read) <= len(state)
 
 
 def _divided_bytes(model: Model) -> int:
@@ -140,20 +141,32 @@ def _divided_bytes(model: Model) -> int:
 
 def saved_bytes(model: Model, batch: Batch) -> SavedBytes:
     """Bytes of a saved sequence. Decodes a few tokens to measure."""
-    sizes, in_windows = [], []
-    for length in CALIBRATED:
-        batch.fill([Run(0, 0, [0] * length, None)])
-        if llama_cpp.llama_decode(model.context, batch.native):
-            raise RuntimeError("llama.cpp can't decode a first token")
-        sizes.append(llama_cpp.llama_state_seq_get_size(model.context, 0))
-        in_windows.append(llama_cpp.llama_state_seq_get_size_ext(model.context, 0, _WITHOUT_FULL_ATTENTION))
-        llama_cpp.llama_memory_seq_rm(model.memory, 0, -1, -1)
-    each = _growth(sizes)
-    fixed = sizes[0] - CALIBRATED[0] * each - _divided_bytes(model) + 2 * MARGIN
+    first, first_in_windows = _sizes(model, batch, Run(0, 0, [0], None))
+    second, second_in_windows = _sizes(model, batch, Run(0, 0, [0, 0], None))
+    each = second - first
+    fixed = first - each - _divided_bytes(model) + 2 * MARGIN
     # Where all is full attention, llama.cpp leaves nothing out.
-    last = _growth(in_windows) if model.window and in_windows[0] < sizes[0] else 0
-    return SavedBytes(fixed, each - last, last, model.window)
+    last = second_in_windows - first_in_windows if model.window and first_in_windows < first else 0
+    return SavedBytes(fixed, each - last + _rows_each(model, batch, first), last, model.window)
 
 
-def _growth(sizes: Sequence[int]) -> int:
-    return (sizes[1] - sizes[0]) // (CALIBRATED[1] - CALIBRATED[0])
+def _rows_each(model: Model, batch: Batch, first: int) -> int:
+    """What the rows take, for each token, in which some models also keep several tokens together. llama.cpp saves as
+    many as belong before the last token's position, so a single token there tells. ``first``: the bytes of a first
+    token."""
+    tokens = min(model.n_ctx, model.n_ctx_train) // CELLS_ROUNDED_TO * CELLS_ROUNDED_TO
+    if not model.has_recurrent_state or not tokens:
+        return 0
+    size, _in_windows = _sizes(model, batch, Run(0, tokens - 1, [0], None))
+    return -(-(size - first) // tokens)
+
+
+def _sizes(model: Model, batch: Batch, run: Run) -> tuple[int, int]:
+    """The bytes of the sequence that is nothing but ``run``: all, and those without full attention."""
+    batch.fill([run])
+    if llama_cpp.llama_decode(model.context, batch.native):
+        raise RuntimeError("llama.cpp can't decode a first token")
+    size: int = llama_cpp.llama_state_seq_get_size(model.context, run.slot)
+    in_windows: int = llama_cpp.llama_state_seq_get_size_ext(model.context, run.slot, _WITHOUT_FULL_ATTENTION)
+    llama_cpp.llama_memory_seq_rm(model.memory, run.slot, -1, -1)
+    return size, in_windows

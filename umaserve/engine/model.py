@@ -156,7 +156,12 @@ class Model:
     @property
     def window(self) -> int:
         """The tokens that sliding-window attention sees; 0 if the model has none."""
-        return int(llama_cpp.llama_model_n_swa(self.native))
+        known = int(llama_cpp.llama_model_n_swa(self.native))
+        if known or not self.has_recurrent_state:
+            return known
+        # llama.cpp doesn't tell it where going back within the window takes a state too.
+        written = self._metadata(f"{self.architecture}.attention.sliding_window".encode())
+        return int(written) if written.isdecimal() else 0
 
     @property
     def sequences_can_be_cut(self) -> bool:
