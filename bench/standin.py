@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from umaserve.daemon.server import Server
-from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, ModelInfo
+from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import Capacity, Chunk, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.outputs import FinishReason
 from umaserve.serving.answer_text import AnswerText, Said
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.text import TextStream
 
 STOP, FILTER = FinishReason.STOP, FinishReason.CONTENT_FILTER
 

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Modify, Pause, Priority, Resume, Steering
 from umaserve.outputs import Finished, FinishReason, Output, Steered, Timing, Token
 from umaserve.serving.answer_text import AnswerText
 from umaserve.serving.sessions import MAX_CHANGES, Caller, Hold, Session, SessionManager
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
+from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import Prepared
 
 REQUEST = Generate("r", "hello")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from umaserve.engine.text import TextStream
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
     ApplyTemplate,
@@ -29,6 +28,7 @@ from umaserve.messages import (
     Tokenize,
 )
 from umaserve.outputs import Counted, Detokenized, Embedded, Logprobs, ModelInfo, Prompted, Scored, Tokenized
+from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,

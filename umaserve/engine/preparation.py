@@ -17,7 +17,6 @@ from umaserve.engine.media import MediaReader, Prompt
 from umaserve.engine.model import Model
 from umaserve.engine.reranking import pair_tokens
 from umaserve.engine.sampling import Sampler
-from umaserve.engine.text import TextStream
 from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.engine.tool_grammar import of_tools
 from umaserve.errors import ContextExceeded, Fault, RequestError
@@ -39,6 +38,7 @@ from umaserve.messages import (
     Tokenize,
 )
 from umaserve.outputs import Answer, Counted, Detokenized, Prompted, Tokenized
+from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import Prepared
 from umaserve.thoughts import ThoughtSplitter
 
@@ -108,7 +108,6 @@ class Preparation:
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
         assert isinstance(prepared.sampler, Sampler)
-        assert isinstance(prepared.text, TextStream)
         max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
         sampling = request.sampling
         if sampling.seed is not None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from umaserve.outputs import FinishReason
 from umaserve.serving.content_filter import FilteredStream
-from umaserve.serving.ticks import Text
+from umaserve.serving.text import TextStream
 from umaserve.thoughts import ThoughtSplitter, split
 
 
@@ -26,7 +26,9 @@ class Said(NamedTuple):
 class AnswerText:
     """``text`` seen through ``filtered``, if there is a content filter, and told apart by ``thoughts``, if wanted."""
 
-    def __init__(self, text: Text, filtered: FilteredStream | None, thoughts: ThoughtSplitter | None = None) -> None:
+    def __init__(
+        self, text: TextStream, filtered: FilteredStream | None, thoughts: ThoughtSplitter | None = None
+    ) -> None:
         self._text = text
         self._filtered = filtered
         self._thoughts = thoughts

@@ -10,33 +10,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from umaserve.errors import RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, Logprobs, ModelInfo
+from umaserve.serving.text import TextStream
 from umaserve.thoughts import ThoughtSplitter
 
 T = TypeVar("T")
 
 Adapters = tuple[tuple[str, float], ...]
 """Names of LoRA adapters in alphabetical order, each with its scale."""
-
-
-class Text(Protocol):
-    """Makes the text of one stream from its tokens."""
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that was reached."""
-
-    def push(self, token: int) -> tuple[str, bool]:
-        """The text that ``token`` releases, and whether a stop string was reached."""
-
-    def finish(self) -> str:
-        """The text still held back, when no more tokens come."""
-
-    def set_stops(self, stops: Sequence[str]) -> None:
-        """Replace the stop strings. They also apply to the text held back."""
-
-    @property
-    def thought_tokens(self) -> int:
-        """Tokens so far that are thoughts, or marks around them."""
 
 
 class Chunk(Protocol):
@@ -81,7 +61,7 @@ class Prepared:
     tokens: Sequence[int]
     """The prompt's, with ``media_ids`` in ``spans``."""
     max_tokens: int
-    text: Text
+    text: TextStream
     sampler: object
     logprobs: int | None = None
     """Alternatives to report with each token; ``None``: no log-probabilities."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from umaserve.engine.text import TextStream
+from umaserve.serving.text import TextStream
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
