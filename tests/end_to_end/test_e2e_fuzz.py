@@ -9,17 +9,19 @@ import json
 import random
 import re
 import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
 from daemon import ANSWER_S, Daemon
-from http_wire import Http, serving
+from frames import ws_frame, ws_header
+from http_wire import WEBSOCKET, Http, encode, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openapi_document import EXAMPLES, FORMS, POSTS, check_response, fields, request_schema
+from openapi_document import EXAMPLES, FORMS, OPERATIONS, POSTS, check_answer, check_response, fields, request_schema
 
 BESIDE = "yes, indeed"
 
@@ -32,7 +34,7 @@ def wyoming(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, wyoming: str) -> Iterator[Daemon]:
     # Whatever length a request comes to ask for, it gets a short answer.
-    few = ("--max-tokens", "8", "--n-ctx", "2048")
+    few = ("--max-tokens", "8", "--n-ctx", "2048", "--resume-window", "0.5")
     yield from serving(tmp_path_factory, "--pooling", "mean", *few, "--wyoming", f"unix:{wyoming}")
 
 
@@ -106,10 +108,9 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @st.composite
-def bodies(draw: st.DrawFn, path: str) -> bytes:
-    example = draw(st.sampled_from([value for where, _name, value in EXAMPLES if where == path]))
-    body = copy.deepcopy(example)
-    known = sorted({where[0] for where, _described in fields(request_schema(POSTS[path]))})
+def bodies(draw: st.DrawFn, examples: Sequence[Any], known: Sequence[str]) -> bytes:
+    """One of ``examples`` with a few changes; ``known``: the names of fields."""
+    body = copy.deepcopy(draw(st.sampled_from(examples)))
     for _ in range(draw(st.integers(1, 3))):
         value = draw(VALUES)
         if draw(st.booleans()):
@@ -136,8 +137,11 @@ def check(response: httpx.Response, path: str) -> None:
 
 @pytest.mark.parametrize("path", POSTS)
 def test_any_body_is_answered_as_described(http: httpx.Client, path: str) -> None:
+    examples = [value for where, _name, value in EXAMPLES if where == path]
+    known = sorted({where[0] for where, _described in fields(request_schema(POSTS[path]))})
+
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(bodies(path))
+    @given(bodies(examples, known))
     def send(body: bytes) -> None:
         check(http.post(path, content=body, headers={"Content-Type": "application/json"}), path)
 
@@ -260,3 +264,120 @@ def test_any_events_of_wyoming_are_answered_or_end_the_connection(wyoming: str, 
                     answers.read(event.get("data_length") or 0)
                     answers.read(event.get("payload_length") or 0)
     assert {"info", "pong", "error"} <= kinds <= ANSWERS
+
+
+# WebSockets.
+
+MESSAGES: dict[str, list[dict[str, Any]]] = {
+    "/generate": [
+        {"type": "config", "prompt": "Once upon a time", "parameters": {"temperature": 0.5}, "options": {}},
+        {"type": "config", "prompt": [{"role": "user", "content": "Hi"}], "slo": {"target_ttft_ms": 500}},
+        *({"type": "control", "action": action} for action in ("stop", "pause", "resume", "regenerate")),
+        {"type": "control", "action": "modify", "parameters": {"top_k": 3, "max_tokens": 4}},
+        {"type": "feedback", "rating": 1, "text": "Good.", "position": 2},
+        {"type": "resume", "request_id": "r", "position": 0},
+    ],
+    "/ws/chat": [
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+            "streaming": True,
+            "generation": {"max_new_tokens": 4, "length_penalty": 1.1},
+            "tts": {"enabled": False},
+            "image": {"max_slice_nums": 1},
+        },
+        {"messages": [{"role": "user", "content": [{"type": "image", "data": "AA=="}]}], "omni_mode": True},
+    ],
+}
+CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+FAULT = 1011
+"""The code that ends a connection by a fault of the server; a client's own code is sent back."""
+GOODBYE = ws_frame(CLOSE, (1000).to_bytes(2))
+
+
+def payloads(path: str) -> st.SearchStrategy[bytes]:
+    """Messages, more right ones than others."""
+    known = sorted({name for message in MESSAGES[path] for name in message})
+    good = st.sampled_from([json.dumps(message).encode() for message in MESSAGES[path]])
+    return good | good | bodies(MESSAGES[path], known) | st.binary(max_size=30)
+
+
+def frames(path: str) -> st.SearchStrategy[bytes]:
+    message = payloads(path)
+    data = st.builds(lambda payload: ws_frame(TEXT, payload, mask=b"mask"), message)
+    parts = st.builds(lambda one: ws_frame(TEXT, one[:5], fin=False) + ws_frame(CONT, one[5:]), message)
+    control = st.builds(ws_frame, st.sampled_from([PING, PONG, CLOSE]), st.binary(max_size=130))
+    odd = st.builds(
+        ws_frame,
+        st.integers(0, 15),
+        message,
+        fin=st.booleans(),
+        rsv=st.sampled_from([0, 0, 0, 1, 4]),
+        masked=st.sampled_from([True, True, True, False]),
+    )
+    begun = st.builds(ws_header, st.sampled_from([CONT, TEXT, BINARY]), st.sampled_from([1, 126, 2**16, 2**40, 2**63]))
+    ended = st.builds(lambda code: ws_frame(CLOSE, code.to_bytes(2)), st.sampled_from([999, 1000, 1005, 3000, 5000]))
+    return st.one_of(data, data, data, parts, control, odd, begun, ended, st.binary(max_size=9))
+
+
+def received(http: Http, path: str) -> Iterator[int]:
+    """The opcodes of all frames until the server closes the connection; each is as the document describes."""
+    (described,) = (op["responses"]["101"]["x-server-message"] for where, _method, op in OPERATIONS if where == path)
+    with contextlib.suppress(ConnectionError):
+        while head := http.file.read(2):
+            length = head[1] if head[1] < 126 else int.from_bytes(http.file.read(2 if head[1] == 126 else 8))
+            payload = http.file.read(length)
+            assert head[0] & 0xF0 == 0x80  # A whole frame, without extensions.
+            opcode = head[0] & 0x0F
+            if opcode == CLOSE:
+                assert int.from_bytes(payload[:2]) != FAULT, payload
+            elif opcode == TEXT:
+                check_answer(json.loads(payload), described)
+            else:
+                assert opcode == PONG
+            yield opcode
+
+
+def upgrade(http: Http, path: str, then: bytes = b"") -> None:
+    http.send(encode("GET", path, headers=WEBSOCKET) + then)
+    assert http.receive().status == 101
+
+
+@pytest.mark.parametrize("path", MESSAGES)
+def test_any_frames_are_answered_or_end_the_connection(daemon: Daemon, path: str) -> None:
+    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(frames(path), max_size=6), st.sampled_from(["cut", "ended", "reset", "closed", "closed"]))
+    def send(sent: list[bytes], end: str) -> None:
+        data = b"".join(sent)
+        if end == "cut":
+            data = data[: len(data) * 2 // 3]
+        elif end == "closed":
+            data += GOODBYE
+        with Http(daemon.http) as http:
+            upgrade(http, path, data)
+            if end == "reset":
+                http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                return
+            if end != "closed":
+                http.sock.shutdown(socket.SHUT_WR)
+            list(received(http, path))
+
+    send()
+
+
+@pytest.mark.parametrize("path", MESSAGES)
+def test_any_messages_are_answered_one_after_another(daemon: Daemon, path: str) -> None:
+    """Each has an answer, or belongs to a conversation that is about to end; meanwhile generations run."""
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(payloads(path), max_size=8))
+    def converse(sent: list[bytes]) -> None:
+        with Http(daemon.http) as http, contextlib.suppress(ConnectionError):
+            upgrade(http, path)
+            answers = received(http, path)
+            for payload in sent:
+                http.send(ws_frame(TEXT, payload))
+                next(answers, None)
+            http.send(GOODBYE)
+            list(answers)
+
+    converse()
