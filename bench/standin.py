@@ -13,7 +13,6 @@ from umaserve.daemon.server import Server
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, ModelInfo
-from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import Capacity, Chunk, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs
@@ -21,7 +20,6 @@ from umaserve.system import logs
 _PROMPT = [0] * 30
 _TOKEN = 0
 _SAMPLER = object()
-_PIECES = [b" token"]
 _UNBOUNDED = 1 << 30
 _TOLD_S = 1e-3
 """What a tick says it took: the cost model needs some time to divide by."""
@@ -33,6 +31,7 @@ class StandInEngine:
     name = "stand-in"
     capacity = Capacity(slots=256, cells=_UNBOUNDED, sequence_tokens=_UNBOUNDED, batch_tokens=8192)
     end_tokens: frozenset[int] = frozenset()
+    pieces: Sequence[bytes] = (b" token",)
     info = ModelInfo(
         name=name,
         architecture="none",
@@ -41,7 +40,7 @@ class StandInEngine:
         size_bytes=0,
         context_tokens=_UNBOUNDED,
         training_tokens=_UNBOUNDED,
-        vocabulary=len(_PIECES),
+        vocabulary=1,
         embedding_length=0,
         chat_template=None,
         bos="",
@@ -50,7 +49,7 @@ class StandInEngine:
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
         assert request.max_tokens is not None
-        return Prepared(_PROMPT, request.max_tokens, TextStream(_PIECES, request.stop), _SAMPLER)
+        return Prepared(_PROMPT, request.max_tokens, _SAMPLER)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         return self.prepare(request)

@@ -29,6 +29,7 @@ from umaserve.messages import (
     Tool,
 )
 from umaserve.outputs import Detokenized, Logprobs, Tokenized
+from umaserve.serving.answer_text import text_of
 from umaserve.serving.ticks import Divide, Outcome, Prepared, Release, Run, Tick
 from umaserve.settings.daemon import Config
 
@@ -72,6 +73,7 @@ class Stream:
         self.tokens: list[int] = []
         self.logprobs: list[Logprobs] = []
         self.text = ""
+        self._text = text_of(self.request, self.prepared, engine.pieces)
         self.ended = False
         self._computed = 0
         engine.run(Tick(CLEAR, []))
@@ -89,16 +91,20 @@ class Stream:
                 break
             self.tokens.append(token)
             self.logprobs += result.logprobs.get(0, ())
-            text, self.ended = prepared.text.push(token)
-            self.text += text
+            said, ended = self._text.push(token)
+            self.text += said.text
+            self.ended = ended is not None
             if self.ended:
                 return self
         if self.ended or len(self.tokens) == prepared.max_tokens:
-            self.text += prepared.text.finish()
+            rest, _ = self._text.finish()
+            self.text += rest.text
         return self
 
     def change(self, **fields) -> None:
-        self.prepared = self.engine.change(self.prepared, dataclasses.replace(self.request, **fields), self.tokens)
+        request = dataclasses.replace(self.request, **fields)
+        self.prepared = self.engine.change(self.prepared, request, self.tokens)
+        self._text.set_stops(request.stop)
 
 
 # -- log-probabilities -----------------------------------------------------------------------------------------------

@@ -1705,8 +1705,8 @@ def test_a_result_that_cannot_be_taken_fails_its_tick_and_nobody_else(world: Sch
     client = world.arrive("first", max_tokens=8)
     world.turn_until(lambda: client.tokens)
     session = client.session
-    assert session.prepared is not None
-    session.prepared.text.push = lambda token: (_ for _ in ()).throw(IndexError(token))
+    assert session.text is not None
+    session.text.push = lambda token: (_ for _ in ()).throw(IndexError(token))
     world.turn_until(lambda: client.end)
     assert client.end is Fault.DECODE_FAILED
     world.finish()

@@ -40,8 +40,12 @@ def opened(manager: SessionManager, sink: Callable[[Output | RequestError], None
     return manager.open(sink, ORIGIN)
 
 
-def prepared(stops: tuple[str, ...] = ()) -> Prepared:
-    return Prepared([5, 6, 7], 10, TextStream([b"x\n"], stops), None)
+def prepared() -> Prepared:
+    return Prepared([5, 6, 7], 10, None)
+
+
+def text(stops: tuple[str, ...] = ()) -> AnswerText:
+    return AnswerText(TextStream([b"x\n"], stops), None)
 
 
 def end(session: Session, reason: FinishReason) -> Finished:
@@ -138,8 +142,8 @@ def test_the_end_releases_what_was_held_back() -> None:
     manager = manage()
     got: list[Output | RequestError] = []
     session = running(manager, got.append)
-    session.prepared = prepared(("\n\n",))
-    session.text = AnswerText(session.prepared.text, None)
+    session.prepared = prepared()
+    session.text = text(("\n\n",))
     session.generated.append(0)
     said, _ = session.text.push(0)
     manager.put(session, Token(said.text, 0))
@@ -256,7 +260,7 @@ def test_the_end_says_how_long_it_took() -> None:
 def test_an_end_whose_text_cannot_be_checked_is_a_failure() -> None:
     manager = manage()
     session = running(manager)
-    session.text = AnswerText(prepared().text, None)
+    session.text = text()
     session.text.finish = lambda: (_ for _ in ()).throw(failure())
     manager.cancel(session, "r")
     assert session.state is State.ERRORED

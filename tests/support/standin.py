@@ -28,7 +28,6 @@ from umaserve.messages import (
     Tokenize,
 )
 from umaserve.outputs import Counted, Detokenized, Embedded, Logprobs, ModelInfo, Prompted, Scored, Tokenized
-from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,
@@ -240,6 +239,7 @@ class StandInEngine:
             divisions=[(number, cells // number) for number in (parts, parts // 2) if number],
         )
         self.end_tokens = frozenset({END})
+        self.pieces = PIECES
         self.memory = StandInMemory(self.capacity)
         self.ticks: list[Tick] = []
         self.chunks: dict[tuple[str, str], StandInChunk] = {}
@@ -268,13 +268,11 @@ class StandInEngine:
         if isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt):
             tokens, spans = self._with_media(request.prompt, tenant)
         max_tokens = self._max_tokens(request, tokens)
-        text = TextStream(PIECES, request.stop)
         adapters = request.lora or ()
-        return Prepared(tokens, max_tokens, text, StandInSampler(tokens, adapters), request.logprobs, adapters, spans)
+        return Prepared(tokens, max_tokens, StandInSampler(tokens, adapters), request.logprobs, adapters, spans)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
-        text = TextStream(PIECES, request.stop)
-        return dataclasses.replace(first, text=text, sampler=StandInSampler(first.tokens, first.adapters))
+        return dataclasses.replace(first, sampler=StandInSampler(first.tokens, first.adapters))
 
     def _with_media(self, turns: Sequence[ChatTurn], tenant: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         tokens: list[int] = []
@@ -313,7 +311,6 @@ class StandInEngine:
             sequence.append(token)
         _tokens(request)
         max_tokens = self._max_tokens(request, prepared.tokens)
-        prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens)
 
     def answer(self, query: Query) -> Tokenized | Detokenized | Prompted | Counted:

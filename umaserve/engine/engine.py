@@ -129,6 +129,7 @@ class LlamaEngine:
             Embedder(model, self._batch, config.n_ubatch, self.capacity.sequence_tokens) if embeds else None
         )
         self.end_tokens = model.end_tokens
+        self.pieces: Sequence[bytes] = model.pieces
         self.name = model.name
         self._projector = _projector(model, config)
         info = model.info(self.capacity.sequence_tokens)

@@ -38,7 +38,6 @@ from umaserve.messages import (
     Tokenize,
 )
 from umaserve.outputs import Answer, Counted, Detokenized, Prompted, Tokenized
-from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import Prepared
 from umaserve.thoughts import ThoughtSplitter
 
@@ -89,21 +88,15 @@ class Preparation:
         if request.sound_limit is not None and not self._may_think(request, tokens, thoughts):
             max_tokens = min(max_tokens, request.sound_limit.tokens(prompt.sound_s))
         sampler = self._new_sampler(request, tokens, constraint, thoughts)
-        text = self._text(request, thoughts)
         adapters = self._adapters.resolve(request.lora)
-        split = thoughts if request.splits_thoughts else None
-        return Prepared(
-            tokens, max_tokens, text, sampler, request.logprobs, adapters, prompt.spans, split, prompt.sound_s
-        )
+        return Prepared(tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, thoughts, prompt.sound_s)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         assert isinstance(first.sampler, Sampler)
         constraint = first.sampler.constraint
         grammar = constraint.grammar if isinstance(constraint, AfterThoughts) else constraint
-        thoughts = self._thoughts(request, first.tokens)
-        sampler = self._new_sampler(request, first.tokens, None if grammar is None else grammar.copy(), thoughts)
-        split = thoughts if request.splits_thoughts else None
-        return dataclasses.replace(first, text=self._text(request, thoughts), sampler=sampler, thoughts=split)
+        copied = None if grammar is None else grammar.copy()
+        return dataclasses.replace(first, sampler=self._new_sampler(request, first.tokens, copied, first.thoughts))
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
@@ -115,7 +108,6 @@ class Preparation:
         sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
         window = sampler.penalty_window
         sampler.accept_prompt([*_text_tokens(prepared.tokens, window), *generated[max(0, len(generated) - window) :]])
-        prepared.text.set_stops(request.stop)
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
 
     def answer(self, query: Query) -> Answer:
@@ -153,10 +145,6 @@ class Preparation:
         """The end of a prompt's text, without white space."""
         last = b"".join(self._model.written(token) for token in tokens[-MAX_MARK_TOKENS:] if token >= 0)
         return last.decode(errors="replace").rstrip()
-
-    def _text(self, request: Generate, thoughts: ThoughtSplitter | None) -> TextStream:
-        copied = None if thoughts is None else thoughts.copy()
-        return TextStream(self._model.pieces, request.stop, copied, everywhere=request.stops_in_thoughts)
 
     def _constraint(self, request: Generate) -> Constraint | None:
         grammar = request.sampling.grammar

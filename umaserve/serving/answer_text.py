@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from umaserve.messages import Generate
 from umaserve.outputs import FinishReason
 from umaserve.serving.content_filter import FilteredStream
 from umaserve.serving.text import TextStream
+from umaserve.serving.ticks import Prepared
 from umaserve.thoughts import ThoughtSplitter, split
 
 
@@ -43,6 +46,10 @@ class AnswerText:
         """Tokens so far that are thoughts, or marks around them."""
         return self._text.thought_tokens
 
+    def set_stops(self, stops: Sequence[str]) -> None:
+        """Stop at ``stops`` from now on."""
+        self._text.set_stops(stops)
+
     def push(self, token: int) -> tuple[Said, FinishReason | None]:
         """The text that ``token`` releases, and why the answer ends there, if it does; raises ``RequestError``."""
         text, stopped = self._text.push(token)
@@ -71,3 +78,12 @@ class AnswerText:
             return Said(text)
         pieces = self._thoughts.push(text)
         return Said(text, *split([*pieces, *self._thoughts.finish()] if last else pieces))
+
+
+def text_of(
+    request: Generate, prepared: Prepared, pieces: Sequence[bytes], filtered: FilteredStream | None = None
+) -> AnswerText:
+    """The text of the answer to ``request``; ``pieces`` are the bytes of each token."""
+    counted, split = (None if prepared.thoughts is None else prepared.thoughts.copy() for _ in range(2))
+    text = TextStream(pieces, request.stop, counted, everywhere=request.stops_in_thoughts)
+    return AnswerText(text, filtered, split if request.splits_thoughts else None)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
 from umaserve.outputs import Detokenized
-from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.answer_text import text_of
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.snapshot import is_background
@@ -99,7 +99,7 @@ class Preparing:
             session.prepared, session.repetition = result
             session.request = _without_media(session.request)
             filtered = None if self._filter is None else self._filter.stream()
-            session.text = AnswerText(session.prepared.text, filtered, session.prepared.thoughts)
+            session.text = text_of(session.request, session.prepared, self._engine.pieces, filtered)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:

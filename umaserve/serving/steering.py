@@ -51,10 +51,12 @@ class Changes:
         request, prepared, wanted = session.request, session.prepared, command.request
         assert request is not None
         assert prepared is not None
+        assert session.text is not None
         try:
             session.prepared = self._engine.change(prepared, wanted, session.generated)
         except RequestError as error:
             return error
+        session.text.set_stops(wanted.stop)
         # Its id and its class can't be changed.
         session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
         return None

@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol, TypeVar
 from umaserve.errors import RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, Logprobs, ModelInfo
-from umaserve.serving.text import TextStream
 from umaserve.thoughts import ThoughtSplitter
 
 T = TypeVar("T")
@@ -61,7 +60,6 @@ class Prepared:
     tokens: Sequence[int]
     """The prompt's, with ``media_ids`` in ``spans``."""
     max_tokens: int
-    text: TextStream
     sampler: object
     logprobs: int | None = None
     """Alternatives to report with each token; ``None``: no log-probabilities."""
@@ -69,7 +67,8 @@ class Prepared:
     spans: Sequence[Span] = ()
     """In the order of the prompt, which ends with text."""
     thoughts: ThoughtSplitter | None = None
-    """Tells thoughts and answer apart; ``None``: the request doesn't want it."""
+    """Tells thoughts and answer apart, in its state after the prompt; to be copied, not used up. ``None``: the text is
+    taken as it is."""
     sound_s: float = 0.0
     """The seconds of sound in the prompt."""
 
@@ -282,6 +281,10 @@ class Engine(Protocol):
         """Tokens that end a generation."""
 
     @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of each token's text, by its id."""
+
+    @property
     def info(self) -> ModelInfo: ...
 
     def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
@@ -297,8 +300,8 @@ class Engine(Protocol):
         run ticks. Raises ``RequestError`` if the projector fails."""
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
-        """``prepared`` with the sampling, stops and ``max_tokens`` of ``request``, to continue after the tokens
-        ``generated``. ``None`` in ``request`` is the server's default, not the previous value. Must be quick. Raises
+        """``prepared`` with the sampling and ``max_tokens`` of ``request``, to continue after the tokens ``generated``.
+        ``None`` in ``request`` is the server's default, not the previous value. Must be quick. Raises
         ``RequestError`` and then changes nothing."""
 
     def answer(self, query: Query) -> Answer:
