@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umaserve.engine import speeds
+from umaserve.engine import timed_ticks
 from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.model import Model, find
 from umaserve.engine.speeds import Speeds, measured
@@ -57,11 +57,11 @@ def test_models_whose_sequences_cannot_be_cut_are_measured_too(
     can_be_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Model, "sequences_can_be_cut", can_be_cut)
-    monkeypatch.setattr(speeds, "MEASURED_S", 0.0)
+    monkeypatch.setattr(timed_ticks, "MEASURED_S", 0.0)
     config = Config(n_ctx=512, parallel=2, threads=1)
     engine = LlamaEngine(Model(find(""), config, lambda _fraction: True), config)
     assert bool(engine.capacity.cached_cells) is can_be_cut
-    found = speeds.Measurement(engine).speeds(16)
+    found = timed_ticks.Measurement(engine).speeds(16)
     engine.close()
     assert min(found.one, found.many, found.prompt) > 0.0
     assert found.prompt_tokens == 16
@@ -72,5 +72,5 @@ def test_a_decode_that_fails_ends_the_measurement() -> None:
     config = Config(n_ctx=512, parallel=2, threads=1)
     engine = LlamaEngine(Model(find(""), config, lambda _fraction: True, parted=True), config)
     with pytest.raises(ModelError, match=r"could not decode with these settings \(NO_CELLS\)"):
-        speeds.Measurement(engine).speeds(400)
+        timed_ticks.Measurement(engine).speeds(400)
     engine.close()

@@ -11,7 +11,6 @@ from typing import Any
 
 import jinja2.meta
 
-from umaserve.engine.model import Model
 from umaserve.engine.template import KEPT_THOUGHTS, MAX_GROWTH, MAX_PROBE_STEPS, Template
 from umaserve.engine.template_sandbox import FAILURES
 from umaserve.engine.tools import signatures, with_calls_as_text, with_instructions
@@ -250,24 +249,3 @@ def _message(turn: ChatTurn) -> dict[str, Any]:
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
     return message
-
-
-def chat_template_of(model: Model, chosen: str | None) -> ChatTemplate:
-    """The operator's ``chosen`` template, else the model's own, else ChatML."""
-    info = model.info(0)
-    own, with_tools = model.chat_template(), model.chat_template("tool_use")
-    if chosen:
-        log.info("chat template: the file of --chat-template")
-        with_tools = None
-    elif own is None and with_tools is None:
-        log.info("chat template: ChatML, since the model has none; name one with --chat-template")
-    source = chosen or own or with_tools or CHATML
-    return ChatTemplate(
-        source,
-        info.bos,
-        info.eos,
-        with_tools=with_tools,
-        adds_bos=model.adds_bos,
-        adds_eos=model.adds_eos,
-        ends=[model.special_text(token) for token in model.end_tokens],
-    )

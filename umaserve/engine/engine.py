@@ -17,7 +17,7 @@ from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.engine.cells import Cells, saved_bytes
-from umaserve.engine.chat_template import chat_template_of
+from umaserve.engine.chat_template import CHATML, ChatTemplate
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.loading import load_model, on_cpu
@@ -81,7 +81,7 @@ class LlamaEngine:
 
     def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
         self._model = model
-        template = chat_template_of(model, chat_template)
+        template = _chat_template(model, chat_template)
         thought_form = template.thought_form or marks_in(model.has_token) or THINK_TAGS
         model.show(template.tool_form, thought_form)
         self._batch = Batch(config.n_batch)
@@ -338,6 +338,27 @@ class LlamaEngine:
         if self._projector is not None:
             self._projector.free()
         self._model.free()
+
+
+def _chat_template(model: Model, chosen: str | None) -> ChatTemplate:
+    """The operator's ``chosen`` template, else the model's own, else ChatML."""
+    info = model.info(0)
+    own, with_tools = model.chat_template(), model.chat_template("tool_use")
+    if chosen:
+        log.info("chat template: the file of --chat-template")
+        with_tools = None
+    elif own is None and with_tools is None:
+        log.info("chat template: ChatML, since the model has none; name one with --chat-template")
+    source = chosen or own or with_tools or CHATML
+    return ChatTemplate(
+        source,
+        info.bos,
+        info.eos,
+        with_tools=with_tools,
+        adds_bos=model.adds_bos,
+        adds_eos=model.adds_eos,
+        ends=[model.special_text(token) for token in model.end_tokens],
+    )
 
 
 def _projector(model: Model, config: Config) -> Projector | None:
