@@ -12,6 +12,7 @@ import umaserve
 
 ROOT = Path(umaserve.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+MODULES = {".".join(("umaserve", *path.relative_to(ROOT).with_suffix("").parts)): path for path in FILES}
 
 TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "outputs", "thoughts"}
 """The modules outside all rooms."""
@@ -63,6 +64,8 @@ ROOMS = {
 
 FOREIGN = {
     "llama_cpp": {"engine"},
+    "llguidance": {"engine"},
+    "jinja2": {"engine"},
     "socket": {"net", "system", "client", "commands", "daemon", "relay", "worker", "engine"},
     "ssl": {"net"},
     "selectors": {"net"},
@@ -80,6 +83,9 @@ FOREIGN = {
 }
 """Who may import what from elsewhere."""
 
+LOADS_LLAMA_CPP = {"__main__", "cli", "commands/tune"}
+"""The modules outside the engine that import ``llama_cpp`` by way of it: none of the daemon's, and ever fewer."""
+
 
 def imports(path: Path) -> set[str]:
     names: set[str] = set()
@@ -91,6 +97,7 @@ def imports(path: Path) -> set[str]:
             module = node.module or ""
             # "from umaserve import client" names a module; "from umaserve.client import Client" names a thing in one.
             names |= {f"umaserve.{alias.name}" for alias in node.names} if module == "umaserve" else {module}
+            names |= {name for alias in node.names if (name := f"{module}.{alias.name}") in MODULES}
     return names
 
 
@@ -119,6 +126,17 @@ def test_imports_go_one_way(path: Path):
             assert rest.split(".")[0] in ROOMS[room] | {room, "__version__"}, f"{path}: imports {name}"
         if top in FOREIGN:
             assert room in FOREIGN[top], f"{path}: imports {name}"
+
+
+def test_few_modules_outside_the_engine_load_llama_cpp():
+    imported = {path: imports(path) for path in FILES}
+    loading = {path for path in FILES if any(name.startswith("llama_cpp") for name in imported[path])}
+    before: set[Path] = set()
+    while loading != before:
+        before = loading
+        loading = before | {path for path in FILES if before & {MODULES.get(name) for name in imported[path]}}
+    outside = {str(path.relative_to(ROOT).with_suffix("")) for path in loading if part(path) != "engine"}
+    assert outside == LOADS_LLAMA_CPP
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in {"wire", "dialects"}], ids=lambda path: path.name)
