@@ -146,17 +146,19 @@ def saved_bytes(model: Model, batch: Batch) -> SavedBytes:
     each = second - first
     fixed = first - each - _divided_bytes(model) + 2 * MARGIN
     # Where all is full attention, llama.cpp leaves nothing out.
-    last = second_in_windows - first_in_windows if model.window and first_in_windows < first else 0
-    return SavedBytes(fixed, each - last + _rows_each(model, batch, first), last, model.window)
+    last = second_in_windows - first_in_windows if first_in_windows < first else 0
+    if model.window:
+        return SavedBytes(fixed, each - last, last, model.window)
+    if last and model.written_window:
+        # llama.cpp says nothing of a window before which it keeps several tokens together, in one row.
+        return SavedBytes(fixed, each - last + _rows_each(model, batch, first), last, model.written_window)
+    return SavedBytes(fixed, each)
 
 
 def _rows_each(model: Model, batch: Batch, first: int) -> int:
-    """What the rows take, for each token, in which some models also keep several tokens together. llama.cpp saves as
-    many as belong before the last token's position, so a single token there tells. ``first``: the bytes of a first
-    token."""
-    tokens = min(model.n_ctx, model.n_ctx_train) // CELLS_ROUNDED_TO * CELLS_ROUNDED_TO
-    if not model.has_recurrent_state or not tokens:
-        return 0
+    """What those rows take for each token. llama.cpp saves as many as belong before the last token's position, so a
+    single token there tells. ``first``: the bytes of a first token."""
+    tokens = max(CELLS_ROUNDED_TO, min(model.n_ctx, model.n_ctx_train) // CELLS_ROUNDED_TO * CELLS_ROUNDED_TO)
     size, _in_windows = _sizes(model, batch, Run(0, tokens - 1, [0], None))
     return -(-(size - first) // tokens)
 

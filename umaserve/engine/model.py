@@ -156,10 +156,11 @@ class Model:
     @property
     def window(self) -> int:
         """The tokens that sliding-window attention sees; 0 if the model has none."""
-        known = int(llama_cpp.llama_model_n_swa(self.native))
-        if known or not self.has_recurrent_state:
-            return known
-        # llama.cpp doesn't tell it where going back within the window takes a state too.
+        return int(llama_cpp.llama_model_n_swa(self.native))
+
+    @property
+    def written_window(self) -> int:
+        """The same as the file says, whether the model uses it or not."""
         written = self._metadata(f"{self.architecture}.attention.sliding_window".encode())
         return int(written) if written.isdecimal() else 0
 
