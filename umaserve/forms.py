@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 CDATA_OPEN, CDATA_CLOSE = "<![CDATA[", "]]>"
@@ -78,6 +78,10 @@ class ToolForm:
             inner = self.parameters
             parts += [inner.opens, *befores, inner.closes, inner.between, inner.quote]
         return " ".join([*parts, *(form.text() for form in self.also)])
+
+    def in_text(self) -> ToolForm:
+        """The form in an answer that goes on with a text, after a prompt that ends in it."""
+        return replace(self, opened="", text_opens="")
 
     @property
     def anywhere(self) -> bool:

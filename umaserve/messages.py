@@ -260,6 +260,14 @@ class Generate:
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None
 
+    @property
+    def continues_text(self) -> bool:
+        """Whether the answer goes on with text that the last turn begins."""
+        if not isinstance(self.prompt, tuple) or self.continue_final_message is False:
+            return False
+        last = self.prompt[-1]
+        return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from tool_forms import FORMS
 
 from umaserve.dialects.call_atoms import MAX_SPACES
-from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
+from umaserve.dialects.tool_calls import CallPiece, ToolCallParser, parser_for
 from umaserve.forms import TOLD_IN_WORDS, Slot, ToolForm
-from umaserve.messages import Tool
+from umaserve.messages import ChatTurn, Generate, Tool
+from umaserve.outputs import ModelInfo
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -148,6 +150,26 @@ def test_the_mark_of_a_text_is_no_content() -> None:
     assert whole("opened", "al", "l", "\nWell, >>> al", "l\n") == ("Well, >>> all\n", [])
     assert whole("opened", "all\nWell.", f">>>{TEXTS['opened']}") == ("Well.", [("f", ARGUMENTS["opened"])])
     assert whole("opened", "allow") == ("allow", [])
+
+
+def test_an_answer_that_goes_on_with_a_text_begins_with_no_call() -> None:
+    turns = (ChatTurn("user", "Hi"), ChatTurn("assistant", "The form is"))
+    model = ModelInfo("m", "llama", "Q8_0", 1, 1, 64, 64, 9, 8, None, "<s>", "</s>", tool_form=FORMS["opened"])
+    call = TEXTS["opened"]
+
+    def split(request: Generate) -> tuple[str, int]:
+        parser = parser_for(request, model, lambda: "c")
+        (said, pieces), (rest, more) = parser.push(f"{call}>>>{call}"), parser.finish()
+        return said + rest, sum(piece.whole for piece in [*pieces, *more])
+
+    continued = Generate("r", turns, tools=tuple(TOOLS))
+    assert split(continued) == (call, 1)
+    for other in (
+        replace(continued, continue_final_message=False),
+        replace(continued, prompt=turns[:1]),
+        replace(continued, prompt=(turns[0], ChatTurn("assistant", ""))),
+    ):
+        assert split(other) == ("", 2)
 
 
 def test_the_id_that_the_model_writes_before_the_arguments_is_the_calls_but_once() -> None:

@@ -54,8 +54,16 @@ def test_without_tools_a_prompt_that_opens_a_call_or_a_text_opens_a_text():
     source = "{# >>>${recipient} #}{% if tools %}{% endif %}{{ messages[-1].content }}|>>>"
     assert told(source) == "Hi|>>>all\n"
     assert told(source, tools=[WEATHER]).endswith("|>>>")
-    continued = ChatTemplate(source, "", "").render((*HI, ChatTurn("assistant", "Well")))
-    assert continued == "Hi|>>>all\nWell"
+    assert told(source, (*HI, ChatTurn("assistant", "Well")), continues=True) == "Hi|>>>all\nWell"
+
+
+def test_a_text_that_is_continued_is_no_call_though_there_are_tools():
+    source = "{# >>>${recipient} #}{% if tools %}{% endif %}{{ messages[-1].content }}|>>>"
+    well, nothing = (
+        told(source, (*HI, ChatTurn("assistant", begun)), tools=[WEATHER], continues=True) for begun in ("Well", "")
+    )
+    assert well.endswith("Hi|>>>all\nWell")
+    assert nothing.endswith("Hi|>>>")
 
 
 @pytest.mark.parametrize(
@@ -218,8 +226,8 @@ HI = (ChatTurn("user", "Hi"),)
 BRIEF = (ChatTurn("system", "Be brief."), *HI)
 
 
-def told(source: str, turns: tuple[ChatTurn, ...] = HI, **options: object) -> str:
-    return ChatTemplate(source, "<s>", "</s>").render(turns, continue_final_message=False, **options)
+def told(source: str, turns: tuple[ChatTurn, ...] = HI, *, continues: bool = False, **options: object) -> str:
+    return ChatTemplate(source, "<s>", "</s>").render(turns, continue_final_message=continues, **options)
 
 
 def test_the_mark_of_the_text_to_train_on_changes_nothing():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from umaserve.engine.engine import LlamaEngine, load
+from umaserve.engine.sampling import Sampler
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import Slot, ToolForm
 from umaserve.messages import (
@@ -295,6 +296,26 @@ def test_a_call_that_has_to_be_is_all_of_the_answer(plain: LlamaEngine, sampling
     assert stream.text.lstrip().startswith("<tool_call>")
     assert stream.text.endswith("</tool_call>")
     assert stream.ended
+
+
+def test_a_text_that_is_continued_comes_before_a_call_with_all_of_its_marks():
+    source = "{# >>>${recipient} #}{% if tools %}{% endif %}{{ messages[-1].content }}|>>>"
+    made = load(
+        Config(n_ctx=N_CTX, parallel=2, threads=1, weights="as-is"), lambda _fraction: True, chat_template=source
+    )
+    turns = (ChatTurn("user", "Is it warm in Rome?"), ChatTurn("assistant", "I'll ask: "))
+    fields = {"max_tokens": 60, "tools": TOOLS, "parallel_calls": False}
+    called = Stream(made, turns, must_call=True, **fields).run()
+    assert called.ended
+    assert called.text.lstrip().startswith((">>>weather\n", ">>>add\n"))
+    # What a text has is free, be it that of a call.
+    free = made.prepare(Generate("t", turns, **fields))
+    assert isinstance(free.sampler, Sampler)
+    assert free.sampler.constraint is None
+    begun = made.prepare(Generate("t", turns[:1], **fields))
+    assert isinstance(begun.sampler, Sampler)
+    assert begun.sampler.constraint is not None
+    made.close()
 
 
 def say(engine: LlamaEngine, script: str, **fields) -> tuple[str, bool]:

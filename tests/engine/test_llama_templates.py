@@ -35,7 +35,7 @@ BODIES = conversations()
 LIMITS = RequestLimits(max_prompt_bytes=1 << 20)
 
 CALLS = ("call", "call answered", "parallel", "parallel answered", "thoughts before a call")
-TOOLS = ("system and tool", "tools", *CALLS)
+TOOLS = ("system and tool", "tools", "continued with tools", *CALLS)
 NO_CALLS = (CALLS, "the template writes no calls of earlier turns: llama-server leaves them out, here they are text")
 DIFFERENCES: dict[str, tuple[tuple[str, ...], str]] = {
     "LFM2-8B-A1B": NO_CALLS,
@@ -150,9 +150,9 @@ def rendered(template: str, body: dict[str, Any], now: datetime) -> str:
 
 
 def differs(name: str, conversation: str) -> bool:
-    if conversation == "continued" and name in NO_EMPTY_THOUGHTS:
+    if conversation in ("continued", "continued with tools") and name in NO_EMPTY_THOUGHTS:
         return True
-    if name in CONTINUED_OTHERWISE and conversation in ("continued", "continued after thoughts"):
+    if name in CONTINUED_OTHERWISE and conversation.startswith("continued"):
         return True
     if name in TOLD_IN_WORDS and conversation in TOOLS:
         return True

@@ -101,6 +101,14 @@ def test_text_follows_the_mark_that_the_form_has_for_it() -> None:
     assert not accepts(FORMS["opened"], "all\nWell, {}", must_call=True)
 
 
+def test_after_a_text_a_call_has_all_of_its_marks() -> None:
+    form, call = FORMS["opened"].in_text(), called(FORMS["opened"])
+    assert accepts(form, call)
+    assert accepts(form, call + call)
+    assert not accepts(form, call.removeprefix(FORMS["opened"].opened))
+    assert not accepts(form, "all\nWell")
+
+
 @pytest.mark.parametrize("units", [[], [[1], [2, {"k": "v", "of": {"units": [3]}}]], {"units": {"units": 1}}])
 def test_elements_may_be_in_one_another(units: object) -> None:
     assert accepts(FORMS["elements"], called(FORMS["elements"], units=units))

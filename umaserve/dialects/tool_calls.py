@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from umaserve.dialects.call_atoms import CUT, Atoms, FormInAtoms, match, skip
 from umaserve.dialects.call_values import is_object, json_of, json_of_elements, json_text, string_parameters
-from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
-from umaserve.messages import Tool
+from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, TOLD_IN_WORDS, ParameterForm, Slot, ToolForm
+from umaserve.messages import Generate, Tool
+from umaserve.outputs import ModelInfo
 
 MAX_NAME = 256
 """Characters of a name, an id or a key."""
@@ -40,6 +41,14 @@ def short_ids(unique: str) -> Callable[[], str]:
     """Makes the ids of an answer's calls: nine letters and digits, since some chat templates refuse all others."""
     numbers = itertools.count()
     return lambda: hashlib.blake2s(f"{unique}_{next(numbers)}".encode()).hexdigest()[:9]
+
+
+def parser_for(request: Generate, model: ModelInfo | None, new_id: Callable[[], str]) -> ToolCallParser:
+    """Finds the calls in the answer to ``request``; ``new_id`` as in ``ToolCallParser``."""
+    form = TOLD_IN_WORDS if model is None else model.tool_form
+    if request.continues_text:
+        form = form.in_text()
+    return ToolCallParser(form, request.tools, new_id, only_first=not request.parallel_calls)
 
 
 class ToolCallParser:

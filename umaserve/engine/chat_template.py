@@ -98,7 +98,7 @@ class ChatTemplate:
         if enable_thinking is not None:
             values["enable_thinking"] = enable_thinking
         if _is_continued(turns, continue_final_message):
-            prompt = self._render(turns[:-1], tools, values, opens_answer=True)
+            prompt = self._render(turns[:-1], tools, values, opens_answer=True, is_text=bool(turns[-1].content))
             return prompt + self._begun(turns[-1], prompt)
         return self._render(turns, tools, values, opens_answer=add_generation_prompt)
 
@@ -125,13 +125,20 @@ class ChatTemplate:
         return answer + turn.content
 
     def _render(
-        self, turns: Sequence[ChatTurn], tools: Sequence[Tool], switches: Mapping[str, Any], *, opens_answer: bool
+        self,
+        turns: Sequence[ChatTurn],
+        tools: Sequence[Tool],
+        switches: Mapping[str, Any],
+        *,
+        opens_answer: bool,
+        is_text: bool = False,
     ) -> str:
+        """``is_text``: the answer is no call, though there are tools."""
         template = self._with_tools if tools else self._template
         if template is None:
             raise RequestError(Fault.BAD_REQUEST, "messages", self._problem)
         limit = _size(turns, tools) * 2 + MAX_GROWTH
-        opens_text = template.tool_form.text_opens if opens_answer and not tools else ""
+        opens_text = template.tool_form.text_opens if opens_answer and (is_text or not tools) else ""
         if not template.writes_calls:
             turns = with_calls_as_text(turns, template.tool_form, results=not template.tells_tools)
         if tools and not template.tells_tools:

@@ -152,9 +152,13 @@ class Preparation:
         if request.tools:
             if grammar is not None and (request.must_call or grammar.syntax is not Syntax.JSON_SCHEMA):
                 raise RequestError(Fault.BAD_REQUEST, "tools", f"expected to be absent where {grammar.field} is given")
-            field = "tools"
+            field, form = "tools", self._template.tool_form
+            if request.continues_text:
+                if form.opened and grammar is None and not request.must_call:
+                    return None
+                form = form.in_text()
             lark, after = of_tools(
-                self._template.tool_form,
+                form,
                 request.tools,
                 must_call=request.must_call,
                 several=request.parallel_calls,

@@ -13,9 +13,8 @@ from umaserve.dialects.anthropic.errors import error_body
 from umaserve.dialects.anthropic.requests import message_request
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.dialects.tool_calls import ToolCallParser, short_ids
+from umaserve.dialects.tool_calls import ToolCallParser, parser_for, short_ids
 from umaserve.errors import RequestError
-from umaserve.forms import TOLD_IN_WORDS
 from umaserve.messages import Generate
 from umaserve.outputs import Finished, FinishReason, ModelInfo, Output, Prefilled, Token, Usage
 
@@ -107,13 +106,7 @@ class MessageBody:
         if not request.tools:
             return None
         new_id = short_ids(self._unique)
-
-        def parser() -> ToolCallParser:
-            info = self._model()
-            form = TOLD_IN_WORDS if info is None else info.tool_form
-            return ToolCallParser(form, request.tools, new_id, only_first=not request.parallel_calls)
-
-        return parser
+        return lambda: parser_for(request, self._model(), new_id)
 
     def _begin(self, usage: Usage) -> Iterator[Event]:
         if not self._begun:

@@ -15,7 +15,7 @@ from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
 from umaserve.dialects.ollama.errors import error_body
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
-from umaserve.dialects.tool_calls import CallPiece, ToolCallParser, short_ids
+from umaserve.dialects.tool_calls import CallPiece, ToolCallParser, parser_for, short_ids
 from umaserve.errors import RequestError
 from umaserve.messages import Generate
 from umaserve.outputs import Finished, Logprobs, Output, Scored, Token
@@ -130,8 +130,8 @@ class _TextBody(ABC):
         info = self._facts.loaded()
         self._model = full_name(info)
         assert self._asked.request is not None
-        if tools := self._asked.request.tools:
-            self._parser = ToolCallParser(info.tool_form, tools, short_ids(self._new_id))
+        if self._asked.request.tools:
+            self._parser = parser_for(self._asked.request, info, short_ids(self._new_id))
 
     def _say(self, piece: Piece, elapsed_s: float) -> list[bytes]:
         if not (piece.text or piece.thoughts or piece.calls or piece.logprobs):

@@ -16,9 +16,8 @@ from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.openai.requests import CompletionRequest, chat_request, completion_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.timings import progress, timings
-from umaserve.dialects.tool_calls import ToolCallParser, short_ids
+from umaserve.dialects.tool_calls import parser_for, short_ids
 from umaserve.errors import RequestError
-from umaserve.forms import TOLD_IN_WORDS
 from umaserve.messages import Generate
 from umaserve.outputs import Finished, ModelInfo, Output, Prefilling, Spoken, Started, Token, Usage, VoiceInfo
 
@@ -186,17 +185,10 @@ class ChatBody(_OpenAIBody):
         if asked.audio is not None:
             return SpokenChoice(f"audio_{unique}", self._created, asked.audio)
         request = asked.choices[index]
-        tools, only_first = request.tools, not request.parallel_calls
-        if not tools:
+        if not request.tools:
             return ChatChoice(index, None)
         new_id = short_ids(f"{unique}_{index}")
-
-        def parser() -> ToolCallParser:
-            info = self._model()
-            form = TOLD_IN_WORDS if info is None else info.tool_form
-            return ToolCallParser(form, tools, new_id, only_first=only_first)
-
-        return ChatChoice(index, parser)
+        return ChatChoice(index, lambda: parser_for(request, self._model(), new_id))
 
 
 class CompletionBody(_OpenAIBody):

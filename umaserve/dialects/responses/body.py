@@ -16,9 +16,8 @@ from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.responses.kept import Kept
 from umaserve.dialects.responses.output import Event, OutputItems
 from umaserve.dialects.responses.requests import response_request
-from umaserve.dialects.tool_calls import ToolCallParser, short_ids
+from umaserve.dialects.tool_calls import ToolCallParser, parser_for, short_ids
 from umaserve.errors import Fault, RequestError
-from umaserve.forms import TOLD_IN_WORDS
 from umaserve.messages import Generate, Priority
 from umaserve.outputs import Finished, FinishReason, Output, Placed, Token, Usage
 
@@ -175,13 +174,7 @@ class ResponseBody:
         if not request.tools:
             return None
         new_id = short_ids(self._unique)
-
-        def parser() -> ToolCallParser:
-            info = self._facts.model()
-            form = TOLD_IN_WORDS if info is None else info.tool_form
-            return ToolCallParser(form, request.tools, new_id, only_first=not request.parallel_calls)
-
-        return parser
+        return lambda: parser_for(request, self._facts.model(), new_id)
 
     def _end(
         self,
