@@ -74,7 +74,7 @@ class Stream:
         self.tokens: list[int] = []
         self.logprobs: list[Logprobs] = []
         self.text = ""
-        self._text = text_of(self.request, self.prepared, engine.pieces)
+        self._text = text_of(self.request, self.prepared, engine)
         self.ended = False
         self._computed = 0
         engine.run(Tick(CLEAR, []))

@@ -84,19 +84,21 @@ class Preparation:
         if not tokens:
             raise RequestError(Fault.BAD_REQUEST, "prompt", "expected at least one token, got none")
         max_tokens = self._max_tokens(request.max_tokens, len(tokens))
-        thoughts = self._thoughts(request, tokens)
-        if request.sound_limit is not None and not self._may_think(request, tokens, thoughts):
+        in_thought = self._in_thought(request, tokens)
+        if request.sound_limit is not None and not self._may_think(request, tokens, in_thought):
             max_tokens = min(max_tokens, request.sound_limit.tokens(prompt.sound_s))
-        sampler = self._new_sampler(request, tokens, constraint, thoughts)
+        sampler = self._new_sampler(request, tokens, constraint, in_thought)
         adapters = self._adapters.resolve(request.lora)
-        return Prepared(tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, thoughts, prompt.sound_s)
+        return Prepared(
+            tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s
+        )
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         assert isinstance(first.sampler, Sampler)
         constraint = first.sampler.constraint
         grammar = constraint.grammar if isinstance(constraint, AfterThoughts) else constraint
         copied = None if grammar is None else grammar.copy()
-        return dataclasses.replace(first, sampler=self._new_sampler(request, first.tokens, copied, first.thoughts))
+        return dataclasses.replace(first, sampler=self._new_sampler(request, first.tokens, copied, first.in_thought))
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
@@ -130,16 +132,16 @@ class Preparation:
             case Embed():
                 raise AssertionError("embeddings are made by embed, on the compute thread")
 
-    def _thoughts(self, request: Generate, tokens: Sequence[int]) -> ThoughtSplitter | None:
-        """Tells the thoughts in the text after the prompt ``tokens`` apart. ``None``: that text is taken as it is,
-        since the prompt is no conversation and the request doesn't ask for it."""
+    def _in_thought(self, request: Generate, tokens: Sequence[int]) -> bool | None:
+        """Whether the prompt ``tokens`` end inside a thought. ``None``: the text after them is taken as it is, since
+        the prompt is no conversation and the request doesn't ask for it."""
         turns = isinstance(request.prompt, tuple)
         if not (turns or request.splits_thoughts or request.thought_budget is not None):
             return None
         opened = self._end_of(tokens).endswith(self._thought_form.opens.strip())
         if isinstance(request.prompt, tuple):
             opened |= self._template.continues_thought(request.prompt, request.continue_final_message)
-        return ThoughtSplitter(self._thought_form, opened=opened)
+        return opened
 
     def _end_of(self, tokens: Sequence[int]) -> str:
         """The end of a prompt's text, without white space."""
@@ -182,15 +184,16 @@ class Preparation:
         request: Generate,
         tokens: Sequence[int],
         constraint: Constraint | None,
-        thoughts: ThoughtSplitter | None,
+        in_thought: bool | None,
     ) -> Sampler:
         """A sampler for what follows the prompt ``tokens``, in which ``constraint`` begins after thoughts."""
         budget = self._thought_budget if request.thought_budget is None else request.thought_budget
         thinking: Thinking | None = None
         limited: Constraint | AfterThoughts | None = constraint
-        if thoughts is not None and (budget is not None or constraint is not None):
-            thinking = Thinking(self._model.pieces, thoughts.copy(), self._closing(request), budget)
-            if constraint is not None and self._may_think(request, tokens, thoughts):
+        if in_thought is not None and (budget is not None or constraint is not None):
+            thoughts = ThoughtSplitter(self._thought_form, opened=in_thought)
+            thinking = Thinking(self._model.pieces, thoughts, self._closing(request), budget)
+            if constraint is not None and self._may_think(request, tokens, in_thought):
                 more = bool(self._thought_form.turn or self._thought_form.answers)
                 limited = AfterThoughts(constraint, thinking, self._model.end_tokens, more_marks=more)
         sampler = self._sampler(request.sampling, limited, thinking)
@@ -204,13 +207,13 @@ class Preparation:
         mark = form.turn if request.tools else form.turn + "".join(form.answers[:1])
         return self._model.tokenize(form.closes + mark, begins=False)
 
-    def _may_think(self, request: Generate, tokens: Sequence[int], thoughts: ThoughtSplitter | None) -> bool:
+    def _may_think(self, request: Generate, tokens: Sequence[int], in_thought: bool | None) -> bool:
         """Whether the text after the prompt ``tokens`` may begin with thoughts, or with marks."""
-        if thoughts is None or not isinstance(request.prompt, tuple):
+        if in_thought is None or not isinstance(request.prompt, tuple):
             return False
         thinks = self._template.thinks and request.enable_thinking is not False
         closed = self._end_of(tokens).endswith(self._thought_form.closes.strip())
-        return thoughts.thinking or bool(self._thought_form.answers) or (thinks and not closed)
+        return in_thought or bool(self._thought_form.answers) or (thinks and not closed)
 
     def _sampler(
         self, sampling: Sampling, constraint: Constraint | AfterThoughts | None, thinking: Thinking | None

@@ -9,7 +9,7 @@ from umaserve.messages import Generate
 from umaserve.outputs import FinishReason
 from umaserve.serving.content_filter import FilteredStream
 from umaserve.serving.text import TextStream
-from umaserve.serving.ticks import Prepared
+from umaserve.serving.ticks import Engine, Prepared
 from umaserve.thoughts import ThoughtSplitter, split
 
 
@@ -81,9 +81,10 @@ class AnswerText:
 
 
 def text_of(
-    request: Generate, prepared: Prepared, pieces: Sequence[bytes], filtered: FilteredStream | None = None
+    request: Generate, prepared: Prepared, engine: Engine, filtered: FilteredStream | None = None
 ) -> AnswerText:
-    """The text of the answer to ``request``; ``pieces`` are the bytes of each token."""
-    counted, split = (None if prepared.thoughts is None else prepared.thoughts.copy() for _ in range(2))
-    text = TextStream(pieces, request.stop, counted, everywhere=request.stops_in_thoughts)
-    return AnswerText(text, filtered, split if request.splits_thoughts else None)
+    """The text of the answer to ``request``, which ``engine`` has ``prepared``."""
+    form, opened = engine.info.thought_form, prepared.in_thought
+    counted, told_apart = (None if opened is None else ThoughtSplitter(form, opened=opened) for _ in range(2))
+    text = TextStream(engine.pieces, request.stop, counted, everywhere=request.stops_in_thoughts)
+    return AnswerText(text, filtered, told_apart if request.splits_thoughts else None)

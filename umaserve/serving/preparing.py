@@ -99,7 +99,7 @@ class Preparing:
             session.prepared, session.repetition = result
             session.request = _without_media(session.request)
             filtered = None if self._filter is None else self._filter.stream()
-            session.text = text_of(session.request, session.prepared, self._engine.pieces, filtered)
+            session.text = text_of(session.request, session.prepared, self._engine, filtered)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:

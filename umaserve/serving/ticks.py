@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol, TypeVar
 from umaserve.errors import RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, Logprobs, ModelInfo
-from umaserve.thoughts import ThoughtSplitter
 
 T = TypeVar("T")
 
@@ -66,9 +65,8 @@ class Prepared:
     adapters: Adapters = ()
     spans: Sequence[Span] = ()
     """In the order of the prompt, which ends with text."""
-    thoughts: ThoughtSplitter | None = None
-    """Tells thoughts and answer apart, in its state after the prompt; to be copied, not used up. ``None``: the text is
-    taken as it is."""
+    in_thought: bool | None = None
+    """Whether the answer begins inside a thought; ``None``: its text is taken as it is, and has no thoughts."""
     sound_s: float = 0.0
     """The seconds of sound in the prompt."""
 
