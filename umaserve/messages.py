@@ -179,11 +179,13 @@ Prompt = str | tuple[ChatTurn, ...] | TokenIds | MixedText | Infill
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text."""
+    """A function that the model may call. ``parameters`` is its arguments' JSON schema as JSON text; ``bound`` is what
+    its only argument, a text, has to match (Lark or a regular expression)."""
 
     name: str
     description: str
     parameters: str
+    bound: Grammar | None = None
 
 
 SoundFormat = Literal["mp3", "opus", "aac", "flac"]

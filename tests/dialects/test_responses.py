@@ -818,27 +818,34 @@ def test_tools_of_openais_service_are_skipped(caplog: pytest.LogCaptureFixture):
 
 
 @pytest.mark.parametrize(
-    ("given", "told", "pattern"),
+    ("given", "told", "bound"),
     [
         (None, "edits", None),
         ({"type": "text"}, "edits", None),
         (
             {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'},
             'edits\n\nIts input is a text that matches this Lark grammar:\nstart: "a"',
-            None,
+            Grammar(Syntax.LARK, 'start: "a"', "tools[0].format.definition"),
         ),
         (
             {"type": "grammar", "syntax": "regex", "definition": "a|b"},
             "edits\n\nIts input is a text that matches this regular expression:\na|b",
-            "^(?:a|b)$",
+            Grammar(Syntax.REGEX, "a|b", "tools[0].format.definition"),
         ),
     ],
 )
-def test_a_custom_tool_is_a_function_of_one_text(given: Any, told: str, pattern: str | None):
+def test_a_custom_tool_is_a_function_of_one_text(given: Any, told: str, bound: Grammar | None):
     [tool] = request(tools=[{**PATCH, "format": given}]).tools
-    assert (tool.name, tool.description) == ("patch", told)
-    text = json.loads(tool.parameters)["properties"]["input"]
-    assert text == {"type": "string", **({} if pattern is None else {"pattern": pattern})}
+    assert (tool.name, tool.description, tool.bound) == ("patch", told, bound)
+    assert json.loads(tool.parameters)["properties"] == {"input": {"type": "string"}}
+    if bound is not None and tool.bound is not None:
+        assert tool.bound.field == bound.field
+
+
+def test_grammars_of_custom_tools_are_limited_with_the_schemas():
+    one = {"type": "grammar", "syntax": "lark", "definition": "start: " + '"a" ' * 9000}
+    tools = [{**PATCH, "name": f"patch{n}", "format": one} for n in range(2)]
+    assert refused(tools=tools).startswith("tools: expected names, schemas and grammars of at most 65536 bytes in all")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -26,6 +27,20 @@ WORD: Any = {
     "name": "say",
     "description": "Says a word.",
     "format": {"type": "grammar", "syntax": "regex", "definition": "(yes|no)!"},
+}
+LINES: Any = {
+    "type": "custom",
+    "name": "write",
+    "description": "Writes lines.",
+    "format": {
+        "type": "grammar",
+        "syntax": "lark",
+        "definition": r"""start: first LF ("> " word "\\o/" LF)~1..2 "end"
+first: "\"" word "\"" | "'" word "'"
+word: "yes" | "no"
+%import common.LF
+""",
+    },
 }
 
 
@@ -94,6 +109,23 @@ def test_a_custom_tool_gets_a_text_that_its_expression_binds(client: openai.Open
     [call] = create(client, input="Say yes.", tools=[WORD], tool_choice="required", max_output_tokens=60).output
     assert (call.type, call.name) == ("custom_tool_call", "say")
     assert call.input in ("yes!", "no!")
+
+
+def test_a_custom_tool_gets_a_text_of_its_grammar(client: openai.OpenAI):
+    fields: Any = {"tools": [LINES], "tool_choice": "required", "max_output_tokens": 200}
+    events = list(create(client, input="Write yes.", **fields, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    [call] = events[-1].response.output
+    assert (call.type, call.name, call.input) == ("custom_tool_call", "write", "".join(deltas))
+    assert re.fullmatch(r"""("(yes|no)"|'(yes|no)')\n(> (yes|no)\\o/\n){1,2}end""", call.input)
+
+
+def test_a_grammar_that_cant_be_taken_is_refused(client: openai.OpenAI):
+    wrong = {**LINES, "format": {**LINES["format"], "definition": 'start: "a" | %json {}'}}
+    with pytest.raises(
+        openai.BadRequestError, match=r"tools\[0\].format.definition: expected Lark .* line 1 goes wrong"
+    ):
+        create(client, tools=[wrong])
 
 
 def test_a_response_follows_another_and_is_fetched_listed_and_deleted(client: openai.OpenAI):

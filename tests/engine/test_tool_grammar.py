@@ -35,12 +35,12 @@ VALUES = {"city": "Zürich, 12", "days": -3, "unit": "C", "exact": True, "units"
 def accepts(
     form: ToolForm, text: str, *, must_call: bool = True, several: bool = True, or_schema: Grammar | None = None
 ) -> bool:
-    lark, after = of_tools(form, TOOLS, must_call=must_call, several=several, or_schema=or_schema)
-    matcher = LLMatcher(TOKENIZER, lark, log_level=0)
+    grammar = of_tools(form, TOOLS, must_call=must_call, several=several, or_schema=or_schema)
+    matcher = LLMatcher(TOKENIZER, grammar.lark, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     data = text.removeprefix(form.opened).encode()
-    if after:
-        _before, found, data = data.partition(after)
+    if grammar.after:
+        _before, found, data = data.partition(grammar.after)
         assert found
     return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
 

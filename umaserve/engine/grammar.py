@@ -8,13 +8,12 @@ import re
 from llguidance import regex_to_lark
 
 from umaserve.engine import gbnf, json_schema
+from umaserve.engine.rules import GrammarError, check_alternatives
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Grammar, Syntax
 
 MAX_RULES = 300
 """Of a client's Lark: llguidance takes minutes for thousands of terminals one in another."""
-MAX_TOOLS_BYTES = 256 * 1024
-"""All tools' schemas together: compiling a megabyte takes some seconds."""
 
 NESTED = (Syntax.GBNF, Syntax.LARK)
 """Where rules may contain themselves with nothing around."""
@@ -40,7 +39,7 @@ def of_gbnf(grammar: str, field: str = "grammar") -> str:
     """Lark for the texts of a GBNF grammar; raises ``RequestError``."""
     try:
         return gbnf.to_lark(grammar)
-    except gbnf.GbnfError as error:
+    except GrammarError as error:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected {error}") from None
 
 
@@ -69,8 +68,8 @@ def of_lark(grammar: str, field: str = "grammar") -> str:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected at most {MAX_RULES} lines of rules, got {rules}")
     rules_without_texts = re.split(r"\n(?!\s*\|)", _TEXTS.sub("", lark))
     try:
-        gbnf.check_alternatives(len(_ALTERNATIVE.findall(rule)) for rule in rules_without_texts)
-    except gbnf.GbnfError as error:
+        check_alternatives(len(_ALTERNATIVE.findall(rule)) for rule in rules_without_texts)
+    except GrammarError as error:
         raise RequestError(Fault.BAD_REQUEST, field, f"expected {error}") from None
     return lark
 

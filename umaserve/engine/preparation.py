@@ -150,7 +150,7 @@ class Preparation:
 
     def _constraint(self, request: Generate) -> Constraint | None:
         grammar = request.sampling.grammar
-        after = b""
+        after, nested = b"", False
         if request.tools:
             if grammar is not None and (request.must_call or grammar.syntax is not Syntax.JSON_SCHEMA):
                 raise RequestError(Fault.BAD_REQUEST, "tools", f"expected to be absent where {grammar.field} is given")
@@ -159,24 +159,24 @@ class Preparation:
                 if form.opened and grammar is None and not request.must_call:
                     return None
                 form = form.in_text()
-            lark, after = of_tools(
+            calls = of_tools(
                 form,
                 request.tools,
                 must_call=request.must_call,
                 several=request.parallel_calls,
                 or_schema=grammar,
             )
+            lark, after, nested = calls.lark, calls.after, calls.nested
         elif request.must_call:
             raise RequestError(Fault.BAD_REQUEST, "tools", "expected at least one where a call is required, got none")
         elif grammar is not None:
-            lark, field = lark_of(grammar), grammar.field
+            lark, field, nested = lark_of(grammar), grammar.field, grammar.syntax in NESTED
         else:
             return None
         if self._vocabulary is None:
             raise RequestError(
                 Fault.BAD_REQUEST, field, "can't be followed with this model's tokens (see the server's log)"
             )
-        nested = not request.tools and grammar is not None and grammar.syntax in NESTED
         return Constraint(self._vocabulary, lark, field, after, nested=nested)
 
     def _new_sampler(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from umaserve.engine import json_schema
+from umaserve.engine import bound_text, json_schema
+from umaserve.engine.rules import LarkRules
 from umaserve.errors import Fault, RequestError
-from umaserve.forms import ParameterForm, Slot, ToolForm
+from umaserve.forms import CDATA_CLOSE, CDATA_OPEN, ParameterForm, Slot, ToolForm
 from umaserve.messages import Grammar, Tool
 from umaserve.wire.schema_types import kinds, resolved
 
@@ -37,6 +39,15 @@ _BARE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """Lark for calls, which applies once the text has contained ``after``; ``nested`` as ``Constraint`` has it."""
+
+    lark: str
+    after: bytes
+    nested: bool
+
+
 def trigger(form: ToolForm) -> str:
     """The text after which a call has begun, where an answer may have other text before."""
     opens = _opening(form)
@@ -49,8 +60,8 @@ def trigger(form: ToolForm) -> str:
 
 def of_tools(
     form: ToolForm, tools: Sequence[Tool], *, must_call: bool, several: bool = True, or_schema: Grammar | None = None
-) -> tuple[str, bytes]:
-    """Lark for calls of ``tools``, and the text after which it applies; raises ``RequestError``.
+) -> CallGrammar:
+    """Lark for calls of ``tools``; raises ``RequestError``.
 
     It applies from the first token on where the answer must be calls, or may be a JSON text of ``or_schema`` instead;
     and where calls are only recognized at the beginning. ``several``: the answer may have more than one call.
@@ -73,12 +84,18 @@ def of_tools(
         f"calls: call {more} {_literal(form.closes)} {'' if must_call else 'WS?'}\n",
         f"call: {calls}\n",
     ]
+    nested = False
     for index, tool in enumerate(tools):
         rules += _tool(form, tool, index)
+        if tool.bound is not None:
+            bound, recursive = _bound(form.parameters, tool, tool.bound, index)
+            rules.append(bound)
+            nested |= recursive
         if sum(map(len, rules)) > MAX_TOOLS_BYTES:
             problem = f"expected at most {MAX_TOOLS_BYTES} characters once made a grammar, got more"
             raise RequestError(Fault.BAD_REQUEST, "tools", problem)
-    return "".join(rules) + _TERMINALS + (_texts(form.parameters) if form.parameters else ""), after.encode()
+    lark = "".join(rules) + _TERMINALS + (_texts(form.parameters) if form.parameters else "")
+    return CallGrammar(lark, after.encode(), nested)
 
 
 def _lead(form: ToolForm) -> str:
@@ -97,6 +114,8 @@ def _tool(form: ToolForm, tool: Tool, index: int) -> Iterator[str]:
         match part:
             case Slot.NAME:
                 parts.append(_quoted(tool.name))
+            case Slot.ARGUMENTS if tool.bound is not None:
+                parts.append(f"bound_{index}")
             case Slot.ARGUMENTS if form.parameters is None:
                 parts.append(f"%json {whole}")
             case Slot.ARGUMENTS:
@@ -106,8 +125,53 @@ def _tool(form: ToolForm, tool: Tool, index: int) -> Iterator[str]:
             case _:
                 parts.append(_literal(part))
     yield f"tool_{index}: {' '.join(parts)}\n"
-    if form.parameters is not None:
+    if form.parameters is not None and tool.bound is None:
         yield from _arguments(form.parameters, json.loads(tool.parameters), index, field)
+
+
+def _bound(form: ParameterForm | None, tool: Tool, bound: Grammar, index: int) -> tuple[str, bool]:
+    """Rules for ``bound_{index}``, the only argument of ``tool``, and whether they contain themselves."""
+    (key,) = json.loads(tool.parameters)["properties"]
+    quote = '"' if form is None else form.quote
+    if form is None:
+        opens, closes = f'{_literal("{")} WS? {_quoted(_quoted(key))} WS? ":" WS?', 'WS? "}"'
+    else:
+        opens, closes = f"{_quoted(form.opens + key)} {_before(form, 'string')}", _trailing(form)
+    if form is None or len(quote) == 1:
+        text = bound_text.as_written(bound, quote, f"b{index}_")
+        # A terminal with its quotes, since llguidance has no empty ones.
+        value = f"value_{index}" if text.recursive else f"VALUE_{index}"
+        rules = f"{value}: {_quoted(quote)} {text.root} {_quoted(quote)}\n"
+    else:
+        text = bound_text.as_written(bound, "", f"b{index}_")
+        value, rules = f"value_{index}", _unescaped(form, key, text, index)
+    return f"bound_{index}: {opens} {value} {closes}\n{rules}{text.lines}", text.recursive
+
+
+def _unescaped(form: ParameterForm, key: str, text: LarkRules, index: int) -> str:
+    """Rules for ``value_{index}``, a text that is written as it is, and what closes it, which is not in the text.
+
+    Where rules contain themselves, Lark can't leave texts out that have the closing mark in them: readers take the
+    first one as the end. And where the text may end, it can't go on with the mark's first two characters.
+    """
+    close = form.quote or form.closing(key)
+    mark = close.strip()
+    # Readers take away the white space around the mark where it stands around the text.
+    margin = close[: len(close) - len(close.lstrip())]
+    ways = {"plain": (form.quote + margin, margin, mark)}
+    if form.cdata:
+        ways["cdata"] = (margin + CDATA_OPEN, margin, CDATA_CLOSE + mark)
+    rules = f"value_{index}: {' | '.join(f'{way}_{index}' for way in ways)}\n"
+    for way, (opens, ends, closes) in ways.items():
+        name, inner = f"{way}_{index}", f"{_quoted(opens)} {text.root} {_quoted(ends)}"
+        if text.recursive:
+            rules += f"{name}: {inner} {_quoted(closes)}\n"
+            continue
+        # So does one that begins as a section of CDATA does.
+        other = f" & ~({_quoted(CDATA_OPEN)} ANY)" if form.cdata and way == "plain" else ""
+        body = f"{text.root} {_quoted(ends)} & ~(ANY {_quoted(closes)} ANY){other}"
+        rules += f"{name}[suffix={_quoted(closes)}]: {_quoted(opens)} ({body})\n"
+    return rules
 
 
 def _arguments(form: ParameterForm, schema: dict[str, Any], tool: int, field: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Tool
+from umaserve.messages import Grammar, Syntax, Tool
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,13 @@ _NAME = re.compile("[A-Za-z0-9_-]{1,128}")
 _FREE, _NAMED, _SEVERAL = ("none", "auto", "required"), ("function", "custom"), "allowed_tools"
 CUSTOM_INPUT = "input"
 """The one argument of a custom tool, as the model sees it: a text."""
+_SCHEMA = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string"}},
+    "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+_ONE_TEXT = orjson.dumps(_SCHEMA).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +94,12 @@ def tools(fields: Fields, limits: RequestLimits) -> tuple[tuple[OfferedTool, ...
             raise out_of_range(where, "a name that no other tool has", f'"{tool.tool.name}"')
         seen.add(tool.tool.name)
     # The schemas become a grammar, while the descriptions are only a part of the prompt.
-    n_bytes = sum(len(one.tool.name.encode()) + len(one.tool.parameters.encode()) for one in offered)
+    bounds = [one.tool.bound.text for one in offered if one.tool.bound is not None]
+    schemas = [part for one in offered for part in (one.tool.name, one.tool.parameters)]
+    n_bytes = sum(len(text.encode()) for text in schemas + bounds)
     if n_bytes > MAX_GRAMMAR_BYTES:
-        raise out_of_range(path, f"names and schemas of at most {MAX_GRAMMAR_BYTES} bytes in all", f"{n_bytes} bytes")
+        expected = f"names, schemas and grammars of at most {MAX_GRAMMAR_BYTES} bytes in all"
+        raise out_of_range(path, expected, f"{n_bytes} bytes")
     check_prompt_bytes(n_bytes + sum(len(one.tool.description.encode()) for one in offered), limits, path)
     return offered, shown
 
@@ -169,8 +179,9 @@ def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool
     name, description = _name(fields, "name"), _description(fields)
     shown: dict[str, Any] = {"type": kind, "name": name, "description": description}
     if kind == "custom":
-        told, parameters, shown["format"] = _format(fields)
-        description = "\n\n".join(filter(None, (description, told)))
+        bound, shown["format"] = _format(fields)
+        description = "\n\n".join(filter(None, (description, _told(bound))))
+        tool = Tool(name_for_model(name, namespace), description, _ONE_TEXT, bound)
     else:
         given = fields.object("parameters")
         parameters = NO_PARAMETERS
@@ -178,33 +189,28 @@ def _tool(fields: Fields, kind: str, namespace: str | None) -> tuple[OfferedTool
             parameters = dump_capped(given.values, fields.name("parameters"), MAX_GRAMMAR_BYTES).decode()
         # Not used further: all calls follow their schema.
         shown |= {"parameters": orjson.Fragment(parameters), "strict": fields.boolean("strict", True)}
-    tool = Tool(name_for_model(name, namespace), description, parameters)
+        tool = Tool(name_for_model(name, namespace), description, parameters)
     return OfferedTool(tool, name, namespace, kind == "custom"), shown
 
 
-def _format(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """What a custom tool's ``format`` adds to its description, the schema of its arguments, and what is repeated.
-
-    A regular expression binds the input. A Lark grammar is only told: inside of JSON its text would be another one.
-    """
+def _format(fields: Fields) -> tuple[Grammar | None, dict[str, Any]]:
+    """What a custom tool's input has to match by its ``format``, and what is repeated of that."""
     given = fields.object("format") or Fields({"type": "text"})
-    told, shape = "", dict[str, Any](type="string")
-    shown: dict[str, Any] = {"type": given.required_one_of("type", ("text", "grammar"))}
-    if shown["type"] == "grammar":
-        syntax = given.required_one_of("syntax", ("lark", "regex"))
-        rules = string(given.values.get("definition"), given.name("definition"), max_bytes=MAX_GRAMMAR_BYTES)
-        shown |= {"syntax": syntax, "definition": rules}
-        if syntax == "regex":
-            shape["pattern"] = f"^(?:{rules})$"
-        kind = "Lark grammar" if syntax == "lark" else "regular expression"
-        told = f"Its {CUSTOM_INPUT} is a text that matches this {kind}:\n{rules}"
-    schema: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: shape},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
-    return told, orjson.dumps(schema).decode(), shown
+    kind = given.required_one_of("type", ("text", "grammar"))
+    if kind == "text":
+        return None, {"type": kind}
+    syntax = given.required_one_of("syntax", ("lark", "regex"))
+    path = given.name("definition")
+    definition = string(given.values.get("definition"), path, max_bytes=MAX_GRAMMAR_BYTES)
+    return Grammar(Syntax(syntax), definition, path), {"type": kind, "syntax": syntax, "definition": definition}
+
+
+def _told(bound: Grammar | None) -> str:
+    """What the model is told of the grammar."""
+    if bound is None:
+        return ""
+    kind = "Lark grammar" if bound.syntax is Syntax.LARK else "regular expression"
+    return f"Its {CUSTOM_INPUT} is a text that matches this {kind}:\n{bound.text}"
 
 
 def _description(fields: Fields) -> str:
