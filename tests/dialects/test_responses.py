@@ -607,7 +607,7 @@ def respond(known: Facts, *said: Token | str, **wanted: Any) -> dict[str, Any]:
 
 
 def page(known: Facts, make: Any, response_id: str, tail: str = "", **query: str) -> Any:
-    status, _type, content = make(known, Request("GET", f"{pages.PATH}/{response_id}{tail}", query, (), b""))
+    status, _type, content = make(known.kept, Request("GET", f"{pages.PATH}/{response_id}{tail}", query, (), b""))
     assert status == 200
     return json.loads(content)
 
@@ -619,10 +619,10 @@ def test_a_response_is_kept_and_forgotten():
     assert page(known, pages.retrieve, "resp_1") == whole
     assert page(known, pages.delete, "resp_1") == {"id": "resp_1", "object": "response", "deleted": True}
     with pytest.raises(RequestError, match=r"^response_id: expected the id of a response of the last 60 minutes"):
-        pages.retrieve(known, Request("GET", f"{pages.PATH}/resp_1", {}, (), b""))
+        pages.retrieve(known.kept, Request("GET", f"{pages.PATH}/resp_1", {}, (), b""))
     assert respond(known, "a", store=False)["store"] is False
     with pytest.raises(RequestError) as raised:
-        pages.retrieve(known, Request("GET", f"{pages.PATH}/resp_2", {}, (), b""))
+        pages.retrieve(known.kept, Request("GET", f"{pages.PATH}/resp_2", {}, (), b""))
     assert raised.value.fault is Fault.NOT_FOUND
 
 
@@ -738,7 +738,7 @@ def test_through_a_relay_nothing_is_kept():
     known = replace(keeping(), kept=None)
     assert respond(known, "a")["store"] is False
     for wanted in ({"previous_response_id": "resp_1"}, {"background": True}):
-        with pytest.raises(RequestError, match=r"a relay gives each request a worker anew"):
+        with pytest.raises(RequestError, match=r"this relay gives each request a worker anew"):
             ResponseBody(known).receive(body(**wanted))
 
 

@@ -18,6 +18,7 @@ import openai
 import pytest
 import trustme
 from daemon import FAR_FROM_A_TIE, READY_S, Daemon
+from openai.types.responses import Response
 from program import Program
 from websockets.sync.client import connect
 
@@ -126,20 +127,110 @@ def test_errors_of_the_worker_come_through_untouched(pair: tuple[Relay, Daemon])
     assert (relayed.status_code, relayed.json()) == (direct.status_code, direct.json())
 
 
-def test_responses_come_through_the_relay_but_none_is_kept(pair: tuple[Relay, Daemon]) -> None:
+def ended(client: openai.OpenAI, response_id: str) -> Response:
+    deadline = time.monotonic() + READY_S
+    while (found := client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_a_conversation_of_responses_goes_on_through_the_relay(pair: tuple[Relay, Daemon]) -> None:
     relay, daemon = pair
-    fields = {"model": daemon.metrics()["model"], "input": "hello", "temperature": 0, "max_output_tokens": 8}
-    whole = relay.client.responses.create(**fields)
-    with relay.client.responses.stream(**fields) as stream:
-        kinds = [event.type for event in stream]
-    assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
-    assert whole.usage.output_tokens == 8
-    assert whole.store is False
-    for wanted in ({"previous_response_id": whole.id}, {"background": True}):
-        with pytest.raises(openai.BadRequestError, match="a relay gives each request a worker anew"):
-            relay.client.responses.create(**fields, **wanted)
-    with pytest.raises(openai.NotFoundError, match="a relay forwards"):
-        relay.client.responses.retrieve(whole.id)
+    client, fields = relay.client, {"model": "default", "temperature": 0, "max_output_tokens": 8}
+    first = client.responses.create(**fields, input="Name three colours.")
+    second = client.responses.create(**fields, input="And more?", previous_response_id=first.id)
+    said = [
+        {"role": "user", "content": "Name three colours."},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And more?"},
+    ]
+    direct = openai.OpenAI(base_url=f"http://{daemon.http}/v1", api_key="none").responses.create(**fields, input=said)
+    assert (second.output_text, second.usage.input_tokens) == (direct.output_text, direct.usage.input_tokens)
+    assert (second.previous_response_id, second.store, second.usage.output_tokens) == (first.id, True, 8)
+    assert client.responses.retrieve(second.id) == second
+    counted = client.responses.input_tokens.count(model="default", input="And more?", previous_response_id=first.id)
+    assert counted.input_tokens == second.usage.input_tokens
+    items = list(client.responses.input_items.list(second.id, limit=2))
+    assert [item.content[0].text for item in reversed(items)] == [item["content"] for item in said]
+    client.responses.delete(first.id)
+    for ask in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.create(**fields, input="x", previous_response_id=first.id),
+    ):
+        with pytest.raises(openai.NotFoundError, match="that is still kept"):
+            ask()
+
+
+def test_a_streamed_response_is_kept_by_the_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, _daemon = pair
+    client, fields = relay.client, {"model": "default", "temperature": 0, "max_output_tokens": 8}
+    with client.responses.stream(**fields, input="Name three colours.") as stream:
+        for event in stream:
+            if event.type == "response.incomplete":
+                whole = event.response
+                # Before the stream has ended.
+                follows = client.responses.create(**fields, input="And?", previous_response_id=whole.id)
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    assert follows.usage.input_tokens > whole.usage.input_tokens + 8
+    with client.responses.stream(**fields, input="And?", previous_response_id=whole.id) as stream:
+        *_events, last = stream
+    assert last.response.output_text == follows.output_text
+
+
+def test_a_response_goes_on_in_the_background_of_a_relay(pair: tuple[Relay, Daemon]) -> None:
+    relay, daemon = pair
+    client, fields = relay.client, {"model": "default", "temperature": 0, "input": "Name three colours."}
+    asked = client.responses.create(**fields, max_output_tokens=8, background=True)
+    assert (asked.status, asked.background, asked.output_text) == ("in_progress", True, "")
+    whole = ended(client, asked.id)
+    assert (whole.id, whole.status, whole.usage.output_tokens) == (asked.id, "incomplete", 8)
+    assert whole.output_text == client.responses.create(**fields, max_output_tokens=8).output_text
+    long = client.responses.create(**fields, background=True, extra_body={"ignore_eos": True})
+    daemon.wait_for(lambda values: values["active_sessions"] == 1)
+    assert client.responses.cancel(long.id).status == "cancelled"
+    daemon.wait_until_quiet()
+    assert client.responses.retrieve(long.id).status == "cancelled"
+    wrong = client.responses.create(model="default", input=[{"role": "user", "content": 5}], background=True)
+    assert "input[0].content" in ended(client, wrong.id).error.message
+
+
+def test_responses_are_their_keys_alone_and_outlive_their_worker(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:
+    _relay, daemon = pair
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-tests")
+    token.chmod(0o600)
+    front = Relay(tmp_path, "--client-keys", str(tmp_path / "keys.sqlite"), "--admin-token-file", str(token))
+    admin = {"Authorization": "Bearer a-token-of-the-tests"}
+    keys = [
+        httpx.post(f"{front.url}/admin/keys", json={"name": name}, headers=admin).json()["key"]
+        for name in ("ann", "bob")
+    ]
+    ann, bob = (openai.OpenAI(base_url=f"{front.url}/v1", api_key=key, max_retries=0) for key in keys)
+    behind = ("--relay", front.url, *SECRET_FLAGS, "--backend", f"http://{daemon.http}")
+    fields = {"model": daemon.metrics()["model"], "temperature": 0, "max_output_tokens": 4}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    worker = Program(tmp_path / "first", "worker", *behind)
+    front.wait_for_workers(1)
+    first = ann.responses.create(**fields, input="Name three colours.")
+    assert worker.stop() == 0, worker.logs
+    assert ann.responses.retrieve(first.id) == first
+    worker = Program(tmp_path / "second", "worker", *behind)
+    second = ann.responses.create(**fields, input="And?", previous_response_id=first.id)
+    assert second.usage.input_tokens > first.usage.total_tokens
+    for ask in (
+        lambda: bob.responses.retrieve(first.id),
+        lambda: bob.responses.delete(first.id),
+        lambda: bob.responses.input_items.list(first.id),
+        lambda: bob.responses.create(**fields, input="x", previous_response_id=first.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask()
+    assert ann.responses.retrieve(first.id) == first
+    assert worker.stop() == 0, worker.logs
+    assert front.stop() == 0, front.logs
+    assert "Traceback" not in worker.logs + front.logs, worker.logs + front.logs
 
 
 def test_a_client_that_leaves_ends_its_generation(pair: tuple[Relay, Daemon]) -> None:

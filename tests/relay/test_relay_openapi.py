@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_all_that_is_relayed_is_in_it() -> None:
 def test_each_path_has_the_methods_that_it_says(relay: Relay) -> None:
     client = relay.client()
     for path, item in DOCUMENT["paths"].items():
-        allowed = client.ask("OPTIONS", path.replace("{model}", "x").replace("{id}", "x")).headers["allow"]
+        allowed = client.ask("OPTIONS", re.sub(r"\{\w+\}", "x", path)).headers["allow"]
         assert set(allowed.split(", ")) - {"HEAD", "OPTIONS"} == {method.upper() for method in item}, path
 
 
@@ -90,6 +91,29 @@ def test_what_the_relay_answers_is_as_described(relay: Relay, method: str, path:
     described = resolved(operation["responses"][str(response.status)])
     jsonschema.validate(response.json, described["content"]["application/json"]["schema"])
     assert response.status < 300
+
+
+def test_what_the_relay_says_of_kept_responses_is_as_described(relay: Relay) -> None:
+    worker = relay.worker()
+    key = {"Authorization": f"Bearer {relay.admin('POST', '/keys', {'name': 'alice'}).json['key']}"}
+    client, path = relay.client(), "/v1/responses/{response_id}"
+    begun = client.ask("POST", "/v1/responses", {"input": "Hello", "background": True}, key).json
+    jsonschema.validate(begun, resolved(DOCUMENT["components"]["schemas"]["Response"]))
+    worker.request()
+    for method, tail in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("GET", ""), ("DELETE", "")):
+        url = f"/v1/responses/{begun['id']}{tail}"
+        response = client.ask(method, url, {} if method == "POST" else None, key)
+        described = resolved(DOCUMENT["paths"][path + tail][method.lower()]["responses"]["200"])
+        jsonschema.validate(response.json, described["content"]["application/json"]["schema"])
+        assert response.status == 200
+
+
+def test_models_in_anthropics_form_are_as_described(relay: Relay) -> None:
+    relay.worker()
+    key = {"x-api-key": relay.admin("POST", "/keys", {"name": "alice"}).json["key"], "anthropic-version": "2023-06-01"}
+    client, schemas = relay.client(), DOCUMENT["components"]["schemas"]
+    jsonschema.validate(client.ask("GET", "/v1/models", None, key).json, resolved(schemas["AnthropicModels"]))
+    jsonschema.validate(client.ask("GET", f"/v1/models/{MODEL}", None, key).json, resolved(schemas["AnthropicModel"]))
 
 
 def test_the_document_is_served(relay: Relay) -> None:

@@ -258,6 +258,32 @@ def test_one_model_is_described(relay: Relay) -> None:
     assert client.ask("POST", "/v1/models/default", WELL).status == 405
 
 
+def test_anthropics_clients_see_the_models_a_page_at_a_time(relay: Relay) -> None:
+    relay.worker("a", "b", "c", "d", "*")
+    client, headers = relay.client(), {"anthropic-version": "2023-06-01"}
+
+    def page(query: str) -> tuple[list[str], bool]:
+        told = client.ask("GET", f"/v1/models?{query}", None, headers).json
+        ids = [model["id"] for model in told["data"]]
+        assert (told["first_id"], told["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+        return ids, told["has_more"]
+
+    assert page("") == (["a", "b", "c", "d"], False)
+    assert page("limit=3") == (["a", "b", "c"], True)
+    assert page("limit=3&after_id=c") == (["d"], False)
+    assert page("limit=1&before_id=c") == (["b"], True)
+    assert page("before_id=c&after_id=a") == (["b"], False)
+    assert page("after_id=d") == ([], False)
+    assert page("after_id=gone") == (["a", "b", "c", "d"], False)
+    one = client.ask("GET", "/v1/models/b", None, headers).json
+    assert one == client.ask("GET", "/v1/models", None, headers).json["data"][1]
+    assert (one["type"], one["display_name"]) == ("model", "b")
+    for query in ("limit=0", "limit=x", f"limit={'0' * 5000}1", "after_id=", f"before_id={'x' * 1000}"):
+        response = client.ask("GET", f"/v1/models?{query}", None, headers)
+        assert (response.status, response.json["error"]["type"]) == (400, "invalid_request_error")
+    assert "object" in client.ask("GET", "/v1/models", None, {"x-api-key": "of another API"}).json
+
+
 def test_a_body_of_too_many_values_is_not_parsed(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_VALUES", 40)
     worker = relay.worker()
@@ -334,10 +360,11 @@ def test_who_asks_a_relay_for_what_only_daemons_have_is_told_what_it_carries(rel
     assert response.status == 404
     assert response.error["message"] == (
         "path: there is no /v1/generate: a relay forwards /api/chat, /api/embed, /api/embeddings, /api/generate, "
-        "/api/show, "
-        "/chat/completions, /completion, /completions, /detokenize, /embedding, /embeddings, /generate, /infill, "
-        "/tokenize, /v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
-        "/v1/completions, /v1/embeddings, /v1/messages, /v1/messages/count_tokens, /v1/responses, /ws/chat; "
+        "/api/show, /audio/transcriptions, /chat/completions, /chat/completions/input_tokens, /completion, "
+        "/completions, /detokenize, /embedding, /embeddings, /generate, /infill, /responses, /tokenize, "
+        "/v1/audio/speech, /v1/audio/transcriptions, /v1/audio/translations, /v1/chat/completions, "
+        "/v1/chat/completions/input_tokens, /v1/completions, /v1/embeddings, /v1/messages, "
+        "/v1/messages/count_tokens, /v1/responses, /v1/responses/input_tokens, /ws/chat; "
         "ask a daemon directly for anything else"
     )
 
@@ -378,11 +405,9 @@ def form(**fields: str) -> bytes:
     return file + "\r\n".join([*parts, "--b--"]).encode()
 
 
-def transcribe(relay: Relay, **fields: str) -> Client:
+def transcribe(relay: Relay, path: str = "/v1/audio/transcriptions", **fields: str) -> Client:
     content = form(**fields)
-    head = (
-        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     client = relay.client()
     client.send(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return client
@@ -406,11 +431,12 @@ def test_a_form_is_relayed_byte_by_byte_to_workers_that_take_them(relay: Relay, 
 
 
 @pytest.mark.parametrize("fields", [{"model": "default"}, {}])
-def test_a_form_gets_the_name_of_the_default_model(relay: Relay, fields: dict[str, str]) -> None:
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/audio/transcriptions", "/v1/audio/translations"])
+def test_a_form_gets_the_name_of_the_default_model(relay: Relay, path: str, fields: dict[str, str]) -> None:
     worker = relay.worker(features=["forms"])
-    client = transcribe(relay, **fields)
+    client = transcribe(relay, path, **fields)
     request = worker.request()
-    assert request["model"] == MODEL
+    assert (request["model"], request["endpoint_path"]) == (MODEL, path)
     sent = read_form(base64.b64decode(request["body"]), "multipart/form-data; boundary=b")
     assert {part.name: bytes(part.data) for part in sent.parts} == {"model": MODEL.encode(), "file": SOUND}
     client.close()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from umaserve.wire.event_stream import begins_event, end_of_events, is_event_stream
+from umaserve.wire.event_stream import EventData, begins_event, end_of_events, is_event_stream
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,38 @@ def test_an_event_ends_with_a_blank_line(first: str, second: str) -> None:
 def test_what_has_no_blank_line_is_no_whole_event() -> None:
     assert end_of_events("") == 0
     assert end_of_events("data: 1\r\ndata: 2\r\n") == 0
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_the_data_of_events_is_found_however_they_are_cut(end: str, size: int) -> None:
+    lines = [
+        "event: x",
+        "data: a",
+        "data:b\u2028",
+        ": ping",
+        "id: 1",
+        "",
+        "",
+        "data:  c ",
+        "",
+        ": no data",
+        "",
+        "data: d",
+    ]
+    text = end.join(lines)
+    events = EventData(100)
+    found = [data for start in range(0, len(text), size) for data in events.feed(text[start : start + size])]
+    assert found == ["a\nb\u2028", " c "], "the last one is not whole"
+
+
+@pytest.mark.parametrize("line", ["data: " + "x" * 20, "x" * 30, "data: x\n" * 4])
+def test_an_event_that_is_too_long_is_not_held(line: str) -> None:
+    events = EventData(20)
+    with pytest.raises(ValueError, match="at most 20 characters"):
+        [events.feed(one) for one in line]
+
+
+def test_many_events_are_not_one_long_one() -> None:
+    events = EventData(20)
+    assert sum(len(events.feed(one)) for _ in range(50) for one in "data: x\n\n: ping\n\n") == 50

@@ -28,11 +28,11 @@ class FailedAttempts:
         """The times of each address's last ``limit`` failures; addresses are ordered by their last failure."""
 
     def blocked(self, address: str) -> bool:
-        times = self._failures.get(_counted(address))
+        times = self._failures.get(counted_as(address))
         return times is not None and len(times) == self._max_failures and times[0] > self._clock() - self._window_s
 
     def failed(self, address: str) -> None:
-        counted = _counted(address)
+        counted = counted_as(address)
         times = self._failures.pop(counted, deque(maxlen=self._max_failures))
         times.append(self._clock())
         self._failures[counted] = times
@@ -60,7 +60,8 @@ def peer_address(socket_peer: str, forwarded_for: Sequence[str], trusted: Sequen
     return str(address)
 
 
-def _counted(address: str) -> str:
+def counted_as(address: str) -> str:
+    """What an address counts as: of an IPv6 address its /64."""
     ip = _ip(address)
     if isinstance(ip, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, 64), strict=False))

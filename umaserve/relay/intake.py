@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import orjson
 
@@ -18,7 +19,7 @@ from umaserve.wire.multipart import read_form
 from umaserve.wire.relay_messages import BYTES, FORMS, WEBSOCKET
 
 MESSAGES, SHOW, SPEECH = "/v1/messages", "/api/show", "/v1/audio/speech"
-FORM_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions", "/v1/audio/translations")
 """Whose bodies are forms with files."""
 STREAMS_BY_DEFAULT = ("/api/chat", "/api/generate")
 LATEST = ":latest"
@@ -65,16 +66,25 @@ class Intake:
         """A request from an HTTP request with a JSON body or a form; ``client_name`` is its key's name, or empty."""
         if request.path in FORM_PATHS:
             return self._form(request, client_name, client)
-        values = Fields.of(parse_json(request.body, MAX_VALUES), "body").values
-        fields = Fields(values)
+        return self.of_fields(request, fields_of(request.body), client_name, client)
+
+    def of_fields(
+        self,
+        request: Request,
+        fields: Fields,
+        client_name: str,
+        client: Client,
+        changed: Mapping[str, Any] | None = None,
+    ) -> RelayedRequest:
+        """A request from the fields of its JSON body; ``changed``: what the worker gets in place of them."""
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if request.path == SHOW and named is None:
             named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it.
         model = self._model(named, aliases=request.path.startswith(MESSAGES))
-        body = request.body.decode()
         if model != named:
             # Backends other than umaserve don't know the name "default".
-            body = orjson.dumps({**values, "model": model}, default=as_string).decode()
+            changed = {**(fields.values if changed is None else changed), "model": model}
+        body = request.body.decode() if changed is None else _written(changed)
         return RelayedRequest(
             id=self._new_id(),
             model=model,
@@ -146,6 +156,19 @@ class Intake:
         if client_name:
             passed[CLIENT_HEADER] = client_name
         return passed
+
+
+def fields_of(body: bytes) -> Fields:
+    """The fields of a JSON body; raises ``RequestError``."""
+    return Fields(Fields.of(parse_json(body, MAX_VALUES), "body").values)
+
+
+def _written(values: Mapping[str, Any]) -> str:
+    try:
+        return orjson.dumps(values, default=as_string).decode()
+    except orjson.JSONEncodeError:
+        # orjson reads deeper nesting than it writes.
+        raise RequestError(Fault.BAD_REQUEST, "body", "expected nesting less than 200 deep, got more") from None
 
 
 def _model_in(text: str) -> str:

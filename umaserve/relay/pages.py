@@ -1,4 +1,4 @@
-"""The relay's own pages: its models, also in Ollama's form, health, metrics and OpenAPI document."""
+"""The relay's own pages: its models, also in Anthropic's and Ollama's forms, health, metrics and OpenAPI document."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import resources
 
 import orjson
 
+from umaserve.dialects.anthropic import models as anthropic
 from umaserve.dialects.ollama import models as ollama
 from umaserve.errors import Fault, RequestError
 from umaserve.http.connection import JSON, HttpConnection, Serve
@@ -45,16 +46,23 @@ class Pages:
             return self._model
         return self._by_path.get(path)
 
-    def _models(self, connection: HttpConnection, _request: Request) -> None:
-        data = [self._described(model) for model in self._pool.workers.models()]
+    def _models(self, connection: HttpConnection, request: Request) -> None:
+        models = self._pool.workers.models()
+        if request.header(ANTHROPIC_HEADER) is not None:
+            page = anthropic.page([anthropic.described(model, self._started_at) for model in models], request.query)
+            connection.respond(200, [JSON], page)
+            return
+        data = [self._described(model) for model in models]
         connection.respond(200, [JSON], orjson.dumps({"object": "list", "data": data, "models": []}))
 
     def _model(self, connection: HttpConnection, request: Request) -> None:
         name = request.path.removeprefix(f"{MODELS}/")
-        model = self._intake.model_for(name, aliases=request.header(ANTHROPIC_HEADER) is not None)
+        anthropics = request.header(ANTHROPIC_HEADER) is not None
+        model = self._intake.model_for(name, aliases=anthropics)
         if model not in self._pool.workers.models():
             raise RequestError(Fault.NOT_FOUND, "model", f"expected one that {MODELS} lists, got {name[:64] or 'none'}")
-        connection.respond(200, [JSON], orjson.dumps(self._described(model)))
+        found = anthropic.described(model, self._started_at) if anthropics else self._described(model)
+        connection.respond(200, [JSON], orjson.dumps(found))
 
     def _described(self, model: str) -> dict[str, object]:
         return {"id": model, "object": "model", "created": int(time.time()), "owned_by": self._provider}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from umaserve.net.timers import Timer
-from umaserve.relay.states import TRANSITIONS, WITH_WORKER, Event, State, TransitionError
+from umaserve.relay.states import ENDED, TRANSITIONS, WITH_WORKER, Event, State, TransitionError
 from umaserve.wire.relay_codec import encode
 from umaserve.wire.relay_messages import WEBSOCKET, Request
 
@@ -83,6 +83,11 @@ class RelayedRequest:
     def in_flight(self) -> bool:
         """Whether a worker has it."""
         return self.state in WITH_WORKER
+
+    @property
+    def over(self) -> bool:
+        """Whether its client was told of the end, or has left."""
+        return self.state in ENDED
 
     @property
     def begun(self) -> bool:

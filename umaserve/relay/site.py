@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from umaserve.access.attempts import FailedAttempts, peer_address
+from umaserve.access.attempts import FailedAttempts, counted_as, peer_address
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json, unauthorized
 from umaserve.dialects.anthropic.errors import ERRORS as ANTHROPICS_ERRORS
@@ -25,6 +25,7 @@ from umaserve.relay.exchange import RelayExchange
 from umaserve.relay.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, SHOW, SPEECH, Intake
 from umaserve.relay.pages import Pages
 from umaserve.relay.pool import Pool
+from umaserve.relay.responses import RESPONSES, Responses
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
 from umaserve.settings.relay import RelayConfig
 from umaserve.wire.http_head import Headers, Refusal, Request, shown
@@ -36,11 +37,13 @@ CONNECT = "/v1/worker/connect"
 ADMIN = "/admin/"
 OLLAMAS = "/api/"
 ANTHROPIC_PATHS = frozenset((MESSAGES, f"{MESSAGES}/count_tokens"))
-RELAYED = ANTHROPIC_PATHS | frozenset(
+RELAYED = frozenset(
     (
+        *ANTHROPIC_PATHS,
+        *RESPONSES,
         "/v1/chat/completions",
+        "/v1/chat/completions/input_tokens",
         "/v1/completions",
-        "/v1/responses",
         "/v1/embeddings",
         "/api/chat",
         "/api/generate",
@@ -48,6 +51,7 @@ RELAYED = ANTHROPIC_PATHS | frozenset(
         "/api/embeddings",
         SHOW,
         "/chat/completions",
+        "/chat/completions/input_tokens",
         "/completion",
         "/completions",
         "/infill",
@@ -91,6 +95,7 @@ class RelaySite:
         self._doors = doors
         self._admin = admin
         self._intake = Intake(pool.workers, config.default_model, keyed=doors.keys is not None)
+        self._responses = Responses(loop, pool, self._intake, self.input_budget)
         self._pages = Pages(pool, self._intake, config.provider, metrics)
 
     def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
@@ -118,7 +123,7 @@ class RelaySite:
             self._check_key(head)
         if head.path in FORM_PATHS:
             check_form(head)
-        elif head.path in RELAYED:
+        elif head.method == "POST" and not head.path.startswith(ADMIN):
             check_json(head)
         return serve
 
@@ -132,6 +137,8 @@ class RelaySite:
             return ("GET",), self._connect_worker
         if path.startswith(ADMIN):
             return self._admin.methods(path), self._admin.serve
+        if found := self._responses.find(path, self._tenant):
+            return found
         page = self._pages.find(path)
         if page is None:
             carried = ", ".join(sorted(RELAYED | CONVERSATIONS))
@@ -154,12 +161,21 @@ class RelaySite:
             raise unauthorized(presented)
         return name
 
+    def _tenant(self, connection: HttpConnection, request: Request) -> str:
+        """Whose responses the request may see: its key's, or its address's."""
+        name = self._check_key(request)
+        return f"key:{name}" if name else f"ip:{counted_as(self._address(request, connection.peer))}"
+
     def _address(self, head: Request, peer: str) -> str:
         return peer_address(peer, head.header_values("x-forwarded-for"), self._config.trusted_proxy)
 
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _relay(self, connection: HttpConnection, request: Request) -> None:
+        if request.path in RESPONSES:
+            tenant = self._tenant(connection, request)
+            self._responses.relay(connection, request, self._check_key(request), tenant)
+            return
         exchange = RelayExchange(connection, self._pool)
         relayed = self._intake.request(request, self._check_key(request), exchange)
         connection.pending = exchange

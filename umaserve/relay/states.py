@@ -47,6 +47,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 }
 
 WITH_WORKER = frozenset({State.IN_FLIGHT, State.STREAMING})
+ENDED = frozenset({State.DONE, State.FAILED, State.LEFT})
 
 
 class TransitionError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import orjson
@@ -9,6 +10,7 @@ import orjson
 _FIELDS = ("data:", "event:", "id:", "retry:", ":")
 _BLANK_LINES = ("\n\n", "\n\r\n", "\n\r", "\r\r\n", "\r\r")
 """Two line endings in a row; each is LF, CRLF or CR."""
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def is_event_stream(headers: Mapping[str, str]) -> bool:
@@ -34,3 +36,41 @@ def late_error(path: str, error: str) -> str:
         data = orjson.dumps({"type": "error", "error": {"type": "api_error", "message": error}}).decode()
         return f"event: error\ndata: {data}\n\n"
     return f"data: {orjson.dumps({'error': error}).decode()}\n\n"
+
+
+class EventData:
+    """Finds the data of each event in a stream that comes in parts; holds up to ``max_chars`` characters of one."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+        self._rest: list[str] = []
+        """The line that is not whole."""
+        self._data: list[str] = []
+        """The data lines of the event that is not whole."""
+        self._held = 0
+        """Characters received since the last event."""
+        self._after_cr = False
+
+    def feed(self, text: str) -> list[str]:
+        """The data of the events that ``text`` completes; raises ``ValueError`` where one is too long."""
+        if self._after_cr and text.startswith("\n"):
+            text = text[1:]
+        self._after_cr = text.endswith("\r")
+        *lines, rest = _LINE_END.split(text)
+        self._held += len(text)
+        found = []
+        for end in lines:
+            line = "".join((*self._rest, end))
+            self._rest.clear()
+            if line.startswith("data:"):
+                self._data.append(line[5:].removeprefix(" "))
+            elif not line:
+                if self._data:
+                    found.append("\n".join(self._data))
+                    self._data.clear()
+                self._held = len(rest)
+        if rest:
+            self._rest.append(rest)
+        if self._held > self._max_chars:
+            raise ValueError(f"expected events of at most {self._max_chars} characters, got a longer one")
+        return found

@@ -1,7 +1,8 @@
-"""The loaded model in the form of Anthropic's API."""
+"""Models in the form of Anthropic's API."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,14 +24,28 @@ _ALIASES = "claude"
 
 def models(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     """The page of ``GET /v1/models``: one model, which is neither before nor after itself."""
-    info = facts.loaded()
-    limit = request.query.get("limit", "20")
-    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_LIMIT:
-        raise out_of_range("limit", f"a whole number from 1 to {MAX_LIMIT}", f'"{limit[:32]}"')
-    beyond = [string(request.query[key], key, max_bytes=MAX_ID_BYTES) for key in _CURSORS if key in request.query]
-    data = [] if info.name in beyond else [_model(info, facts)]
-    ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return 200, JSON, orjson.dumps({"data": data, "has_more": False, **ids})
+    return 200, JSON, page([_model(facts.loaded(), facts)], request.query)
+
+
+def page(all_: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
+    """The part of a list of models that a query wants: after ``after_id``, before ``before_id``, at most ``limit``.
+    Names that are not in the list cut nothing off. Raises ``RequestError``."""
+    text = query.get("limit", "20")
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_LIMIT:
+        raise out_of_range("limit", f"a whole number from 1 to {MAX_LIMIT}", f'"{text[:32]}"')
+    limit, ids = int(text), [model["id"] for model in all_]
+    before, after = (string(query[key], key, max_bytes=MAX_ID_BYTES) if key in query else None for key in _CURSORS)
+    start = ids.index(after) + 1 if after in ids else 0
+    rest = all_[start : ids.index(before) if before in ids else None]
+    # Before a model come those that are next to it.
+    data = rest[-limit:] if before in ids and after is None else rest[:limit]
+    told = {
+        "data": data,
+        "has_more": len(data) < len(rest),
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+    return orjson.dumps(told)
 
 
 def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
@@ -43,13 +58,20 @@ def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, orjson.dumps(_model(info, facts))
 
 
-def _model(info: ModelInfo, facts: Facts) -> dict[str, Any]:
+def described(name: str, since: int) -> dict[str, Any]:
+    """A model; ``since``: seconds since 1970."""
     return {
         "type": "model",
-        "id": info.name,
-        "display_name": info.name,
-        "created_at": datetime.fromtimestamp(facts.started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
+    }
+
+
+def _model(info: ModelInfo, facts: Facts) -> dict[str, Any]:
+    return {
+        **described(info.name, facts.started_at),
         "max_input_tokens": info.context_tokens,
         "max_tokens": facts.limits.max_tokens or info.context_tokens,
     }

@@ -29,6 +29,8 @@ class Kept:
     output: tuple[bytes, ...] = ()
     cancel: Callable[[], None] | None = None
     """Ends it, as long as it goes on in the background."""
+    refresh: Callable[[], None] | None = None
+    """Brings ``response`` up to date, where that does not happen by itself."""
     in_background: bool = False
     deleted: bool = False
     """Whether its client or its age has removed it."""

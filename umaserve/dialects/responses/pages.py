@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.dialects.http import JSON, Facts
+from umaserve.dialects.http import JSON
 from umaserve.dialects.responses.kept import Kept, TenantsResponses
 from umaserve.errors import Fault, RequestError
 from umaserve.wire.fields import Fields
@@ -16,24 +16,27 @@ MAX_PAGE, DEFAULT_PAGE = 100, 20
 Reply = tuple[int, str, bytes]
 
 
-def retrieve(facts: Facts, request: Request) -> Reply:
+def retrieve(all_kept: TenantsResponses, request: Request) -> Reply:
     """``GET /v1/responses/{id}``."""
     if request.query.get("stream", "false") not in ("false", "0", ""):
         problem = "expected false: a kept response comes as a whole, as often as it is asked for"
         raise RequestError(Fault.BAD_REQUEST, "stream", problem)
-    return 200, JSON, _found(facts, request).response
+    kept = _found(all_kept, request)
+    if kept.refresh is not None:
+        kept.refresh()
+    return 200, JSON, kept.response
 
 
-def delete(facts: Facts, request: Request) -> Reply:
+def delete(all_kept: TenantsResponses, request: Request) -> Reply:
     """``DELETE /v1/responses/{id}``."""
-    kept = _found(facts, request)
-    _all(facts).drop(kept.id)
+    kept = _found(all_kept, request)
+    all_kept.drop(kept.id)
     return 200, JSON, orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
 
 
-def cancel(facts: Facts, request: Request) -> Reply:
+def cancel(all_kept: TenantsResponses, request: Request) -> Reply:
     """``POST /v1/responses/{id}/cancel``; one that has ended stays as it is."""
-    kept = _found(facts, request)
+    kept = _found(all_kept, request)
     if not kept.in_background:
         problem = "expected one with background: the others are cancelled by closing their connection"
         raise RequestError(Fault.BAD_REQUEST, "response_id", problem)
@@ -42,14 +45,14 @@ def cancel(facts: Facts, request: Request) -> Reply:
     return 200, JSON, kept.response
 
 
-def input_items(facts: Facts, request: Request) -> Reply:
+def input_items(all_kept: TenantsResponses, request: Request) -> Reply:
     """``GET /v1/responses/{id}/input_items``: a page of the items before the response, the newest first."""
-    kept, query = _found(facts, request), Fields(request.query)
+    kept, query = _found(all_kept, request), Fields(request.query)
     items = [orjson.loads(item) for item in kept.input]
     if query.one_of("order", ("asc", "desc")) != "asc":
         items.reverse()
     if after := request.query.get("after"):
-        ids = [item["id"] for item in items]
+        ids = [item.get("id") for item in items]
         if after not in ids:
             raise RequestError(Fault.BAD_REQUEST, "after", f"expected the id of an item, got {after[:64]}")
         items = items[ids.index(after) + 1 :]
@@ -59,17 +62,12 @@ def input_items(facts: Facts, request: Request) -> Reply:
     told = {
         "object": "list",
         "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
+        "first_id": page[0].get("id") if page else None,
+        "last_id": page[-1].get("id") if page else None,
         "has_more": len(page) < len(items),
     }
     return 200, JSON, orjson.dumps(told)
 
 
-def _found(facts: Facts, request: Request) -> Kept:
-    return _all(facts).get(request.path.removeprefix(f"{PATH}/").partition("/")[0])
-
-
-def _all(facts: Facts) -> TenantsResponses:
-    assert facts.kept is not None, "a relay passes none of these paths on"
-    return facts.kept
+def _found(all_kept: TenantsResponses, request: Request) -> Kept:
+    return all_kept.get(request.path.removeprefix(f"{PATH}/").partition("/")[0])

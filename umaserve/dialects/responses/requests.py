@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +23,13 @@ from umaserve.dialects.parameters import (
     with_targets,
     with_thoughts,
 )
-from umaserve.dialects.responses.items import MAX_ITEMS, turns
-from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
+from umaserve.dialects.responses.items import turns
+from umaserve.dialects.responses.keeping import keeping
+from umaserve.dialects.responses.kept import Kept, TenantsResponses
 from umaserve.dialects.responses.tools import OfferedTool, chosen_tools, tools
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Grammar, Sampling, Syntax
-from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
-from umaserve.wire.long_texts import as_string
+from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ _SEALED, _LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprob
 _SUMMARIES = ("auto", "concise", "detailed")
 _VERBOSITY = ("low", "medium", "high")
 _TIERS = ("auto", "default", "flex", "priority", "scale")
-_ANEW = "a relay gives each request a worker anew, which knows no others"
 _NOT_KEPT = {
     "conversation": "this server keeps no conversations: use previous_response_id, or send all items",
     "prompt": "this server keeps no prompts: use instructions and input",
@@ -72,9 +71,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
             raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {why}")
     model = fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)  # Any name means the one that is loaded.
     instructions = _instructions(fields)
-    previous, earlier = _previous(fields, kept)
-    items = input_items(fields)
-    store, background = _keeping(fields, kept)
+    asked = keeping(fields, kept)
     offered, shown_tools = tools(fields, limits)
     choice = chosen_tools(fields, offered)
     text_format, shown_text = _text(fields)
@@ -89,7 +86,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
     wanted = fields.integer("max_output_tokens", 1)
     request = Generate(
         new_id,
-        turns(instructions, [*map(_earlier, earlier), *items], limits),
+        turns(instructions, asked.whole, limits),
         max_tokens=max_tokens(fields, "max_output_tokens", limits),
         sampling=chosen,
         stop=stops(fields),
@@ -106,14 +103,9 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
     # Never done without a word: a prompt that is too long is refused.
     fields.one_of("truncation", ("auto", "disabled"))
     fields.one_of("service_tier", _TIERS)
-    own = _own(new_id, earlier, items, len(body)) if store else None
-    if background and own is None:
-        problem = f"expected at most {MAX_BYTES} bytes with all items before where background is true, got more"
-        raise RequestError(Fault.PROMPT_TOO_LARGE, fields.name("input"), problem)
+    own = asked.own(new_id, len(body))
     shown = {
-        "background": background,
-        "previous_response_id": previous,
-        "store": own is not None,
+        **asked.shown(own),
         "instructions": instructions or None,
         "max_output_tokens": wanted,
         "max_tool_calls": fields.integer("max_tool_calls", 1),
@@ -134,77 +126,8 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
         "user": fields.string("user", max_bytes=MAX_VALUE_BYTES, empty=True),
     }
     called = {one.tool.name: one for one in choice.kept}
-    return ResponseRequest(request, fields.boolean("stream", False), called, own, background, _SEALED in include, shown)
-
-
-def input_items(fields: Fields) -> Sequence[Fields]:
-    """The items of ``input``; a text is one of the user."""
-    value, path = fields.values.get("input"), fields.name("input")
-    if isinstance(value, str | memoryview):
-        return [Fields({"role": "user", "content": string(value, path, empty=True)}, f"{path}.")]
-    if not isinstance(value, list):
-        raise bad_request(path, "a string or an array of items", value)
-    items = array(value, path, 1, MAX_ITEMS, "items")
-    return [Fields.of(item, f"{path}[{i}]") for i, item in enumerate(items)]
-
-
-def _previous(fields: Fields, kept: TenantsResponses | None) -> tuple[str | None, tuple[bytes, ...]]:
-    """The id of the response that this one follows, and all items up to its end."""
-    key = "previous_response_id"
-    previous = fields.string(key, max_bytes=MAX_ID_BYTES)
-    if previous is None:
-        return None, ()
-    if kept is None:
-        raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {_ANEW}; send all items")
-    found = kept.get(previous, fields.name(key))
-    if found.cancel is not None:
-        problem = "expected a response that has ended, got one that goes on in the background"
-        raise RequestError(Fault.BAD_REQUEST, fields.name(key), problem)
-    return previous, (*found.input, *found.output)
-
-
-def _keeping(fields: Fields, kept: TenantsResponses | None) -> tuple[bool, bool]:
-    """Whether to keep the response, and whether it goes on without its client."""
-    store, background = fields.boolean("store", True), fields.boolean("background", False)
-    if background and kept is None:
-        raise RequestError(Fault.BAD_REQUEST, fields.name("background"), f"expected false: {_ANEW}")
-    if background and not store:
-        raise RequestError(Fault.BAD_REQUEST, fields.name("store"), "expected true where background is, got false")
-    if background and fields.boolean("stream", False):
-        problem = "expected false where background is true, got true: fetch the response until it has ended"
-        raise RequestError(Fault.BAD_REQUEST, fields.name("stream"), problem)
-    return store and kept is not None, background
-
-
-def _earlier(item: bytes) -> Fields:
-    return Fields(orjson.loads(item), "previous_response_id.")
-
-
-def _own(new_id: str, earlier: tuple[bytes, ...], items: Sequence[Fields], n_bytes: int) -> Kept | None:
-    """What is kept of a body of ``n_bytes``; ``None``: it is too large for that."""
-    if n_bytes + sum(map(len, earlier)) > MAX_BYTES:
-        log.warning("response %s: not kept, since its input is larger than %d bytes", new_id, MAX_BYTES)
-        return None
-    unique = new_id.removeprefix("resp_")
-    return Kept(new_id, (*earlier, *(_kept_item(item, f"{unique}i{i:02x}") for i, item in enumerate(items))))
-
-
-def _kept_item(item: Fields, unique: str) -> bytes:
-    """An item as JSON, with what clients need that list items: its type, its id, and parts for its text."""
-    kind = item.values.get("type") or "message"
-    values = {"id": f"item_{unique}", **item.values, "type": kind}
-    if kind == "message":
-        values = {"status": "completed", **values}
-        if isinstance(text := values["content"], str | memoryview):
-            part: dict[str, Any] = {"type": "input_text", "text": text}
-            if values["role"] == "assistant":
-                part = {"type": "output_text", "text": text, "annotations": []}
-            values["content"] = [part]
-    try:
-        return orjson.dumps(values, default=as_string)
-    except orjson.JSONEncodeError:
-        # orjson reads deeper nesting than it writes.
-        raise out_of_range(item.name("type"), "an item nested less than 200 deep", "a deeper one") from None
+    stream, sealed = fields.boolean("stream", False), _SEALED in include
+    return ResponseRequest(request, stream, called, own, asked.background, sealed, shown)
 
 
 def _instructions(fields: Fields) -> str:

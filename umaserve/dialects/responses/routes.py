@@ -11,9 +11,12 @@ from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, KeptTextR
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
+from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.dialects.responses.requests import response_request
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import CountPrompt, Query
 from umaserve.outputs import Answer, Counted
+from umaserve.wire.http_head import Request
 
 
 def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
@@ -24,14 +27,23 @@ def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]
     return CountPrompt(response_request(body, facts.limits, "", facts.kept).request), render
 
 
+def _page(make: Callable[[TenantsResponses, Request], tuple[int, str, bytes]]) -> Page:
+    def made(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+        if facts.kept is None:
+            raise RequestError(Fault.NOT_FOUND, "response_id", "expected none: through this relay no response is kept")
+        return make(facts.kept, request)
+
+    return Page(made)
+
+
 DIALECT = HttpDialect(
     "responses",
     {
         pages.PATH: Route("POST", KeptTextReply(ResponseBody, media=True)),
         f"{pages.PATH}/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
-        f"{pages.PATH}/{{response_id}}": Route("GET", Page(pages.retrieve), also=Route("DELETE", Page(pages.delete))),
-        f"{pages.PATH}/{{response_id}}/input_items": Route("GET", Page(pages.input_items)),
-        f"{pages.PATH}/{{response_id}}/cancel": Route("POST", Page(pages.cancel)),
+        f"{pages.PATH}/{{response_id}}": Route("GET", _page(pages.retrieve), also=Route("DELETE", _page(pages.delete))),
+        f"{pages.PATH}/{{response_id}}/input_items": Route("GET", _page(pages.input_items)),
+        f"{pages.PATH}/{{response_id}}/cancel": Route("POST", _page(pages.cancel)),
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),

@@ -1,0 +1,124 @@
+"""What a request of OpenAI's Responses API follows, and what is to be kept of it: for daemons and relays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from umaserve.dialects.parameters import MAX_ID_BYTES
+from umaserve.dialects.responses.items import MAX_ITEMS
+from umaserve.dialects.responses.kept import MAX_BYTES, Kept, TenantsResponses
+from umaserve.errors import Fault, RequestError
+from umaserve.wire.fields import Fields, array, bad_request, out_of_range, string
+from umaserve.wire.long_texts import as_string
+
+log = logging.getLogger(__name__)
+
+_ANEW = "this relay gives each request a worker anew, which knows no others"
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a body asks for."""
+
+    previous: str | None
+    """The id of the response that it follows."""
+    earlier: tuple[bytes, ...]
+    """All items up to that response's end, as JSON."""
+    items: Sequence[Fields]
+    """Its own."""
+    store: bool
+    background: bool
+    """Whether it goes on without its client."""
+    field: str
+    """The name of its items' field."""
+
+    @property
+    def whole(self) -> list[Fields]:
+        """All items."""
+        return [*(Fields(orjson.loads(item), "previous_response_id.") for item in self.earlier), *self.items]
+
+    def own(self, new_id: str, n_bytes: int) -> Kept | None:
+        """What is kept of a body of ``n_bytes``; ``None``: nothing. Raises ``RequestError``."""
+        if not self.store:
+            return None
+        if n_bytes + sum(map(len, self.earlier)) > MAX_BYTES:
+            if self.background:
+                problem = f"expected at most {MAX_BYTES} bytes with all items before where background is true, got more"
+                raise RequestError(Fault.PROMPT_TOO_LARGE, self.field, problem)
+            log.warning("response %s: not kept, since its input is larger than %d bytes", new_id, MAX_BYTES)
+            return None
+        unique = new_id.removeprefix("resp_")
+        items = (_kept_item(item, f"{unique}i{i:02x}") for i, item in enumerate(self.items))
+        return Kept(new_id, (*self.earlier, *items))
+
+    def shown(self, own: Kept | None) -> dict[str, Any]:
+        """What a response repeats of this."""
+        return {
+            "background": self.background,
+            "previous_response_id": self.previous,
+            "store": own is not None,
+        }
+
+
+def keeping(fields: Fields, kept: TenantsResponses | None) -> Keeping:
+    """Read it from a body's fields; raises ``RequestError``. ``kept``: the caller's responses, if any are kept."""
+    previous, earlier = _previous(fields, kept)
+    items = _input_items(fields)
+    store, background = fields.boolean("store", True), fields.boolean("background", False)
+    if background and kept is None:
+        raise RequestError(Fault.BAD_REQUEST, fields.name("background"), f"expected false: {_ANEW}")
+    if background and not store:
+        raise RequestError(Fault.BAD_REQUEST, fields.name("store"), "expected true where background is, got false")
+    if background and fields.boolean("stream", False):
+        problem = "expected false where background is true, got true: fetch the response until it has ended"
+        raise RequestError(Fault.BAD_REQUEST, fields.name("stream"), problem)
+    return Keeping(previous, earlier, items, store and kept is not None, background, fields.name("input"))
+
+
+def _input_items(fields: Fields) -> Sequence[Fields]:
+    """The items of ``input``; a text is one of the user."""
+    value, path = fields.values.get("input"), fields.name("input")
+    if isinstance(value, str | memoryview):
+        return [Fields({"role": "user", "content": string(value, path, empty=True)}, f"{path}.")]
+    if not isinstance(value, list):
+        raise bad_request(path, "a string or an array of items", value)
+    items = array(value, path, 1, MAX_ITEMS, "items")
+    return [Fields.of(item, f"{path}[{i}]") for i, item in enumerate(items)]
+
+
+def _previous(fields: Fields, kept: TenantsResponses | None) -> tuple[str | None, tuple[bytes, ...]]:
+    """The id of the response that this one follows, and all items up to its end."""
+    key = "previous_response_id"
+    previous = fields.string(key, max_bytes=MAX_ID_BYTES)
+    if previous is None:
+        return None, ()
+    if kept is None:
+        raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {_ANEW}; send all items")
+    found = kept.get(previous, fields.name(key))
+    if found.cancel is not None:
+        problem = "expected a response that has ended, got one that goes on in the background"
+        raise RequestError(Fault.BAD_REQUEST, fields.name(key), problem)
+    return previous, (*found.input, *found.output)
+
+
+def _kept_item(item: Fields, unique: str) -> bytes:
+    """An item as JSON, with what clients need that list items: its type, its id, and parts for its text."""
+    kind = item.values.get("type") or "message"
+    values = {"id": f"item_{unique}", **item.values, "type": kind}
+    if kind == "message":
+        values = {"status": "completed", **values}
+        if isinstance(text := values.get("content"), str | memoryview):
+            part: dict[str, Any] = {"type": "input_text", "text": text}
+            if values.get("role") == "assistant":
+                part = {"type": "output_text", "text": text, "annotations": []}
+            values["content"] = [part]
+    try:
+        return orjson.dumps(values, default=as_string)
+    except orjson.JSONEncodeError:
+        # orjson reads deeper nesting than it writes.
+        raise out_of_range(item.name("type"), "an item nested less than 200 deep", "a deeper one") from None
