@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -85,6 +86,33 @@ def test_a_job_for_an_idle_urgent_thread_has_begun_when_it_is_submitted(monkeypa
     assert thread.stop(WAIT_S)
     thread.collect()
     assert results == [None] * 199 + [True, None]
+
+
+def test_the_next_job_of_an_urgent_thread_has_begun_when_results_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MAX_HANDOVER_S", -1)  # For ever.
+    begun, go_on = [threading.Event() for _ in range(100)], [threading.Semaphore(0) for _ in range(100)]
+    woken = threading.Semaphore(0)
+    thread = JobThread("worker", woken.release, urgent=True)
+
+    def job(n: int) -> int:
+        begun[n].set()
+        assert go_on[n].acquire(timeout=WAIT_S)
+        return n
+
+    results: list[int] = []
+
+    def done(n: int) -> None:
+        assert n + 1 == len(begun) or begun[n + 1].is_set()
+        results.append(n)
+
+    for n in range(len(begun)):
+        thread.submit(functools.partial(job, n), done)
+    for semaphore in go_on:
+        semaphore.release()
+        assert woken.acquire(timeout=WAIT_S)
+        thread.collect()
+    assert results == list(range(100))
+    assert thread.stop(WAIT_S)
 
 
 def test_an_error_in_a_pause_is_the_short_jobs_own() -> None:

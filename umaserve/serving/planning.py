@@ -26,7 +26,7 @@ from umaserve.serving.ticks import (
     Move,
     Span,
 )
-from umaserve.serving.work import Work, make_work, sequence
+from umaserve.serving.work import Work, make_work, next_work, sequence
 
 LOOKED_UP = 4
 """Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
@@ -98,6 +98,21 @@ class Planning:
             self.slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
         return self._work(snapshot, the_plan, threads)
+
+    def after(self, work: Work, cost: Cost, threads: int) -> Work | None:
+        """The tick after ``work``, whose tokens are not known yet: the same streams again, if that is what a plan of
+        now comes to, and none of them gets its last token or outgrows its cells; else ``None``."""
+        one_token_each = work.decode_rows == len(work.sessions) > 0 == work.prefill_rows
+        if not one_token_each or threads != work.tick.threads:
+            return None
+        if any(holder.state is not State.DECODE for holder in self.slots.holders):
+            return None
+        again = tuple([(session.id, 0) for session in work.sessions])
+        if plan(self._snapshot(cost)) != Plan(again, adapters=work.tick.adapters):
+            return None
+        if self.to_encode or self.slots.kv_operations:
+            return None
+        return next_work(work) if all(map(_goes_on, work.sessions)) else None
 
     def preempt(self, session: Session) -> None:
         """Take the slot of a running session, which then waits for another one."""
@@ -361,6 +376,12 @@ class Planning:
         room = Room(cells, sequence(session), self._scope(session), session.request.cache_prompt)
         self.slots.take(session, room)
         self._started(session)
+
+
+def _goes_on(stream: Session) -> bool:
+    """Whether it gets another token after the one that is computed now, and has a cell for that."""
+    assert stream.prepared is not None
+    return len(stream.generated) + 1 < stream.prepared.max_tokens and stream.cells > stream.length
 
 
 def _resumes(session: Session) -> bool:

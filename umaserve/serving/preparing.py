@@ -96,10 +96,11 @@ class Preparing:
     def _end(self, session: Session, result: Ready | BaseException) -> None:
         assert session.request is not None
         if isinstance(result, tuple):
-            session.prepared, session.repetition = result
+            prepared, repetition = result
             session.request = _without_media(session.request)
             filtered = None if self._filter is None else self._filter.stream()
-            session.text = text_of(session.request, session.prepared, self._engine, filtered)
+            text = text_of(session.request, prepared, self._engine, filtered)
+            self._sessions.prepared(session, prepared, text, repetition)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
@@ -30,6 +31,7 @@ from umaserve.serving.preparing import Preparing, has_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
+from umaserve.serving.submitted import Submitted
 from umaserve.serving.ticks import Engine, JobQueue, Outcome, Run, TickResult
 from umaserve.serving.work import Work
 from umaserve.system.cores import CoreUse
@@ -88,14 +90,16 @@ class Scheduler:
             sessions, engine.capacity, targets, clock, self._started, self.metrics, shared_prefixes=shared_prefixes
         )
         self._changes = Changes(sessions, engine, self._planning)
-        self._in_flight = False
+        self._submitted: deque[Submitted] = deque()
+        """The tick that runs, and perhaps the one after it."""
+        self._planned_at = 0
+        """``SessionManager.version`` when the latest was planned."""
 
     # -- one turn of the loop ------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Submit the next tick, unless one is in flight, and prepare the next request that arrived."""
-        if not self._in_flight:
-            self._submit()
+        """Submit what ticks can be, and prepare the next request that arrived."""
+        self._submit()
         arrived = self._sessions.take_arrived()
         for session in arrived:
             self._sessions.put(session, Started())
@@ -147,14 +151,35 @@ class Scheduler:
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
 
     def _submit(self) -> None:
+        """Submit the next tick unless one is in flight, and the one after it if it is certain."""
+        if self._submitted and self._planned_at != self._sessions.version and self._submitted[-1].take_back():
+            self._submitted.pop()
+        if not self._submitted:
+            self._submit_planned()
+        if len(self._submitted) == 1 and not self._submitted[0].continued:
+            self._submit_after(self._submitted[0])
+
+    def _submit_planned(self) -> None:
         self._changes.apply()
         work = self._planning.next(self._governor.cost, self._governor.threads)
         self._encoding.next(self._planning.to_encode)
         tick = work.tick
         if not tick.runs and not tick.kv_operations:
             return
-        self._in_flight = True
-        self._compute.submit(lambda: self._engine.run(tick), lambda result: self._finished(work, result))
+        self._run(Submitted(work))
+
+    def _submit_after(self, running: Submitted) -> None:
+        running.continued = True
+        # A stop string may end a stream in the meantime: its next token is then computed in vain, and must not stay.
+        if self._engine.capacity.takes_back:
+            work = self._planning.after(running.work, self._governor.cost, self._governor.threads)
+            if work is not None:
+                self._run(Submitted(work, running))
+
+    def _run(self, submitted: Submitted) -> None:
+        self._planned_at = self._sessions.version
+        self._submitted.append(submitted)
+        self._compute.submit(lambda: submitted.run(self._engine), lambda result: self._finished(submitted, result))
 
     def _started(self, session: Session) -> None:
         if session.started_at is None:
@@ -180,8 +205,14 @@ class Scheduler:
 
     # -- a finished tick -----------------------------------------------------------------------------------------
 
-    def _finished(self, work: Work, result: TickResult | BaseException) -> None:
-        self._in_flight = False
+    def _finished(self, submitted: Submitted, result: TickResult | BaseException | None) -> None:
+        if result is None:
+            if submitted in self._submitted:
+                self._submitted.remove(submitted)
+                self.pump()
+            return
+        self._submitted.remove(submitted)
+        work = submitted.work
         if isinstance(result, BaseException):
             log.error("a tick failed: requests %s", _ids(work.sessions), exc_info=result)
             result = TickResult(Outcome.FAILED, (), 0.0)
@@ -313,13 +344,13 @@ class Scheduler:
     @property
     def eager(self) -> bool:
         """Whether the next turn has work even without an event."""
-        return not self._in_flight and self._sessions.changing
+        return not self._submitted and self._sessions.changing
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs, and nothing is left to deliver or to take back."""
         running = any(True for _ in self._sessions.running()) or bool(self._planning.slots.holders)
-        return not (self._in_flight or running or self._sessions.undelivered) and self._encoding.idle
+        return not (self._submitted or running or self._sessions.undelivered) and self._encoding.idle
 
     def snapshot(self) -> dict[str, int | float | str]:
         """The scheduler's part of the metrics."""

@@ -163,6 +163,8 @@ class SessionManager:
         """``ended`` is called for each request that was refused or abandoned, with the reason."""
         self.totals = Totals()
         self.draining = False
+        self.version = 0
+        """Goes up with whatever may change the next tick: a request is prepared, changes its state or is steered."""
         self._ended = ended
         self._admit = admit
         self._now = clock
@@ -230,6 +232,7 @@ class SessionManager:
                 self.hold(session, Hold.PAUSE)
             case Resume():
                 self.release(session, Hold.PAUSE)
+        self.version += 1
         # The tick in flight uses the sampler, and may make one more token for a stream that has just been paused. The
         # scheduler applies and acknowledges the change after that tick.
         waiting = self._changes.setdefault(session.id, [])
@@ -257,10 +260,18 @@ class SessionManager:
         if session.holds:
             return
         session.waits_since = self._now()
+        self.version += 1
         if self._held.pop(session.id, None) is not None:
             session.held_s += self._now() - session.held_at
         if session.state is State.STREAM:
             self._move(session, Event.RELEASE)
+
+    def prepared(
+        self, session: Session, prepared: Prepared, text: AnswerText, repetition: Repetition | None = None
+    ) -> None:
+        """Its prompt can start."""
+        session.prepared, session.text, session.repetition = prepared, text, repetition
+        self.version += 1
 
     def prompt_done(self, session: Session) -> None:
         self._move(session, Event.PROMPT_DONE)
@@ -379,3 +390,4 @@ class SessionManager:
             raise TransitionError(f"session {session.id}: {event.value!r} in state {session.state.value}")
         log.debug("session %d: %s -> %s (%s)", session.id, session.state.value, state.value, event.value)
         session.state = state
+        self.version += 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from umaserve.serving.sessions import Session
 from umaserve.serving.snapshot import Plan, Snapshot
 from umaserve.serving.ticks import Draft, KVOperation, Prepared, Run, Span, Tick
+
+TO_COME = (-1,)
+"""The tokens of a run whose only token is sampled by the tick before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,13 @@ def make_work(
         budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
         throttled=plan.throttled,
     )
+
+
+def next_work(work: Work) -> Work:
+    """The tick after ``work``, which decodes streams only: each with the token that ``work`` samples."""
+    runs = [run._replace(start=run.start + 1, tokens=TO_COME) for run in work.tick.runs]
+    tick = replace(work.tick, kv_operations=(), runs=runs)
+    return replace(work, tick=tick, cached=work.cached + len(runs))
 
 
 def sequence(session: Session) -> Sequence[int]:

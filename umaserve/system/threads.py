@@ -25,7 +25,7 @@ MAX_JOB_S = 600.0
 """The default limit of a job's time: longer than any working resolver or disk takes."""
 
 MAX_HANDOVER_S = 0.001
-"""How long ``submit`` waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
+"""How long the loop waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
 
 
 class JobThread:
@@ -44,8 +44,8 @@ class JobThread:
     ) -> None:
         """``nice``: the thread's niceness, 0 to 19, as in nice(1). ``max_s``: how long a job, or a lengthy one between
         two pauses, may take before the thread counts as stuck. ``urgent``: a job for the idle thread begins before
-        ``submit`` returns. Otherwise it begins when the caller gives up Python's lock: in a system call, or when
-        ``sys.getswitchinterval`` is over."""
+        ``submit`` returns, and one behind a job that has finished before ``collect`` calls back. Otherwise it begins
+        when the loop gives up Python's lock: in a system call, or when ``sys.getswitchinterval`` is over."""
         self.name = name
         self._wake = wake
         self._nice = nice
@@ -81,6 +81,10 @@ class JobThread:
 
     def collect(self) -> None:
         """Call back for the jobs that have finished. A job that finishes during the call wakes the loop again."""
+        # The callbacks would keep Python's lock from an urgent thread that is about to begin its next job.
+        self._begun.acquire(blocking=False)
+        if self._urgent and self._advanced_at is None and not self._jobs.empty():
+            self._begun.acquire(timeout=MAX_HANDOVER_S)
         for _ in range(len(self._results)):
             done, result = self._results.popleft()
             done(result)
