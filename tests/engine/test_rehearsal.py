@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 
+import llama_cpp
 import pytest
 from engine_world import EngineWorld
 from program import run
-from tiny_models import tiny_model
+from tiny_models import WIDTH, tiny_model
 
 from umaserve.engine import rehearsal
 from umaserve.errors import ModelError, RequestError
@@ -31,12 +33,29 @@ def number(key: str, value: int) -> bytes:
     return key.encode() + struct.pack("<II", 4, value)
 
 
+def real(key: str, value: float) -> bytes:
+    return key.encode() + struct.pack("<If", 6, value)
+
+
+def norm(kind: int) -> bytes:
+    """The header of a tensor of this type."""
+    return b"output_norm.weight" + struct.pack("<IQI", 1, WIDTH, kind)
+
+
 DAMAGES = [
     (number("llama.block_count", 2), number("llama.block_count", 0)),
     (number("llama.block_count", 2), number("llama.block_count", 100_000)),
     (b"<0x", b"<1x"),
+    (real("llama.attention.layer_norm_rms_epsilon", 1e-5), real("llama.attention.layer_norm_rms_epsilon", math.nan)),
+    (norm(llama_cpp.GGML_TYPE_F32), norm(llama_cpp.GGML_TYPE_I32)),
 ]
-NAMES = ["no layers", "too many layers", "no tokens for bytes"]
+NAMES = [
+    "no layers",
+    "too many layers",
+    "no tokens for bytes",
+    "no number where it computes",
+    "weights of no such type",
+]
 
 
 @pytest.mark.parametrize(("before", "after"), DAMAGES, ids=NAMES)
@@ -45,6 +64,12 @@ def test_what_ends_llama_cpp_is_refused_in_one_line(tmp_path: Path, whole: bytes
     with pytest.raises(ModelError, match=r"damaged\.gguf: llama\.cpp can't take it.*ended by Aborted") as caught:
         rehearsal.check(path, lambda: True)
     assert str(caught.value).isprintable()
+
+
+def test_what_ends_llama_cpp_at_the_first_embedding_is_refused_too(tmp_path: Path):
+    path = tiny_model(tmp_path / "model.gguf", "bert", pooling_type=5)
+    with pytest.raises(ModelError, match="unknown pooling type"):
+        rehearsal.check(path, lambda: True)
 
 
 def test_the_daemon_ends_with_that_line_and_no_crash(tmp_path: Path, whole: bytes):

@@ -1,8 +1,9 @@
 """Loads the model in a process of its own first: some damaged or unusual files end or hang llama.cpp, each in another
-place (layers without heads, experts that are not there, a vocabulary without a newline), and no check of the header
-knows them all.
+place (layers without heads, experts that are not there, a vocabulary without a newline, weights of a type that it can't
+multiply), and no check of the header knows them all.
 
-As a program it does that with the file that its argument names, without reading the weights: that takes half a second.
+As a program it does that with the file that its argument names: loads it without reading the weights, which takes half
+a second, and then, unless they are many, computes a few tokens.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import os
 import string
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import llama_cpp
 
 from umaserve.engine import gguf, llama_log
+from umaserve.engine.servable import serves_text
 from umaserve.errors import ModelError
 from umaserve.system import program
 
 MAX_S = 120.0
 """The header of a large model on a slow disk takes some seconds."""
+MAX_COMPUTED = 4 << 30
+"""Bytes of weights, which are all read. With more, a slow disk would take minutes, and memory might not keep them until
+they are loaded."""
 _CELLS = 256
 _ROWS = 32
 _TEXT = string.printable + "é \U0001f600"
@@ -59,13 +65,26 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     of_context = llama_cpp.llama_context_default_params()
     of_context.n_ctx, of_context.n_batch, of_context.n_ubatch = _CELLS, _ROWS, _ROWS
-    llama_cpp.llama_init_from_model(native, of_context)
+    of_context.n_threads = of_context.n_threads_batch = 1
+    context = llama_cpp.llama_init_from_model(native, of_context)
     data = _TEXT.encode()
     tokens = (ctypes.c_int32 * (len(data) + 8))()
     vocabulary = llama_cpp.llama_model_get_vocab(native)
     for special in (True, False):
         llama_cpp.llama_tokenize(vocabulary, data, len(data), tokens, len(tokens), special, special)
+    if context and serves_text(native) and llama_cpp.llama_model_size(native) <= MAX_COMPUTED:
+        _compute(context, llama_cpp.llama_vocab_n_tokens(vocabulary))
     return 0
+
+
+def _compute(context: Any, n_vocab: int) -> None:
+    """Decode a prompt, and a token after it; and a text to be embedded, if the model does that."""
+    prompt = (ctypes.c_int32 * 2)(0, n_vocab - 1)
+    llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(prompt, 2))
+    llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(prompt, 1))
+    if llama_cpp.llama_pooling_type(context) != llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        llama_cpp.llama_set_embeddings(context, True)
+        llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(prompt, 2))
 
 
 if __name__ == "__main__":

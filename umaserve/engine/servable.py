@@ -36,13 +36,18 @@ def check_loaded(path: str, architecture: str, native: Any) -> None:
     if n_ctx < MIN_CONTEXT:
         expected = f"expected at least {MIN_CONTEXT}: download or convert it again"
         raise ModelError(f"model {path}: damaged, it was trained for {n_ctx} tokens, {expected}")
-    if llama_cpp.llama_model_has_encoder(native) or not llama_cpp.llama_model_has_decoder(native):
+    if not serves_text(native):
         problem = f"an encoder-decoder model ({architecture}), which does not go on with a text by itself"
         raise ModelError(f"model {path}: {problem}: choose a decoder-only model")
     if llama_cpp.llama_model_is_diffusion(native):
         problem = f"a diffusion model ({architecture}), which does not write its text from left to right"
         raise ModelError(f"model {path}: {problem}: choose a decoder-only model")
     _check_vocabulary(path, llama_cpp.llama_model_get_vocab(native))
+
+
+def serves_text(native: Any) -> bool:
+    """Whether texts can be decoded without an encoder."""
+    return bool(llama_cpp.llama_model_has_decoder(native) and not llama_cpp.llama_model_has_encoder(native))
 
 
 def _check_vocabulary(path: str, vocabulary: Any) -> None:
