@@ -25,6 +25,7 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.items import sealed
+from umaserve.dialects.responses.keeping import RELAY_HEADER, told_by_relay
 from umaserve.dialects.responses.kept import MAX_AGE_S, MAX_BYTES, MAX_RESPONSES, Kept, KeptResponses
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
@@ -740,6 +741,18 @@ def test_through_a_relay_nothing_is_kept():
     for wanted in ({"previous_response_id": "resp_1"}, {"background": True}):
         with pytest.raises(RequestError, match=r"this relay gives each request a worker anew"):
             ResponseBody(known).receive(body(**wanted))
+
+
+def test_what_a_relay_keeps_is_as_the_relay_says():
+    said = {"store": True, "previous_response_id": "resp_9", "background": False}
+    told = told_by_relay({RELAY_HEADER: json.dumps(said)})
+    known = replace(keeping(), kept=None, kept_by_relay=told)
+    assert {key: respond(known, "a")[key] for key in said} == said
+
+
+@pytest.mark.parametrize("wrong", ["", "{", "[]", '{"store":1}', '{"id":"x"}', '{"previous_response_id":false}'])
+def test_what_no_relay_says_is_nothing(wrong: str):
+    assert told_by_relay({RELAY_HEADER: wrong}) == {} == told_by_relay({})
 
 
 def test_what_is_too_large_to_be_kept_is_not_and_says_so(caplog: pytest.LogCaptureFixture):

@@ -171,11 +171,12 @@ def test_a_streamed_response_is_kept_by_the_relay(pair: tuple[Relay, Daemon]) ->
                 whole = event.response
                 # Before the stream has ended.
                 follows = client.responses.create(**fields, input="And?", previous_response_id=whole.id)
-    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    assert client.responses.retrieve(whole.id) == whole
     assert follows.usage.input_tokens > whole.usage.input_tokens + 8
     with client.responses.stream(**fields, input="And?", previous_response_id=whole.id) as stream:
         *_events, last = stream
     assert last.response.output_text == follows.output_text
+    assert (last.response.previous_response_id, last.response.store) == (whole.id, True)
 
 
 def test_a_response_goes_on_in_the_background_of_a_relay(pair: tuple[Relay, Daemon]) -> None:

@@ -203,6 +203,24 @@ def ended(relay: Relay, response_id: str) -> dict[str, Any]:
     return wait_until(whole)  # type: ignore[no-any-return]
 
 
+def test_a_worker_is_told_what_the_relay_keeps(relay: Relay) -> None:
+    worker = relay.worker()
+    ask(relay, worker)
+    fields = {"input": "x", "previous_response_id": "resp_1", "stream": True}
+    # What a client says in its place goes no further.
+    relay.client().send(encode("POST", PATH, fields, {"X-Relay-Response": "{}"}))
+    headers = worker.answer()["headers"]
+    told = {"background": False, "previous_response_id": "resp_1", "store": True}
+    assert json.loads(headers["x-relay-response"]) == told
+    assert "x-umaserve-priority" not in headers
+    begin(relay)
+    headers = worker.answer()["headers"]
+    assert (json.loads(headers["x-relay-response"])["background"], headers["x-umaserve-priority"]) == (
+        True,
+        "background",
+    )
+
+
 def test_a_response_in_the_background_is_polled(relay: Relay) -> None:
     worker = relay.worker()
     first = begin(relay, metadata={"a": "b"})

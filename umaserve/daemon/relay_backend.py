@@ -22,6 +22,7 @@ from umaserve.dialects.http import (
     SpeechReply,
     TextReply,
 )
+from umaserve.dialects.responses.keeping import told_by_relay
 from umaserve.errors import RequestError
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
@@ -68,7 +69,8 @@ class DaemonBackend:
                 404, _JSON, errors.of_http(404, f"path: there is no {path[:64]}: see /openapi.json").decode()
             )
             return None
-        client = (request.headers or {}).get(CLIENT_HEADER, "")
+        headers = {name.lower(): value for name, value in (request.headers or {}).items()}
+        client = headers.get(CLIENT_HEADER, "")
         caller = Caller(found.dialect.name, f"relay:{client}", several=not client)
         max_bytes = max_body_bytes(found.route, self._services.config)
         too_large = errors.of_http(413, f"body: expected at most {max_bytes} bytes, got more").decode()
@@ -77,12 +79,11 @@ class DaemonBackend:
             reply.complete(413, _JSON, too_large)
             return None
         # Nobody can come back: a relay gives each connection and each request a worker anew.
-        facts = replace(self._services.facts(), resumable=False)
+        facts = replace(self._services.facts(), resumable=False, kept_by_relay=told_by_relay(headers))
         match found.route.endpoint:
             case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
                 responder = _Responder(reply)
                 memory = self._services.input_budget.share(None)
-                headers = {name.lower(): value for name, value in (request.headers or {}).items()}
                 exchange = new_exchange(
                     self._services, facts, endpoint, found.dialect.errors, responder, caller, memory, headers
                 )

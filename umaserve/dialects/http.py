@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.parameters import RequestLimits
@@ -91,6 +91,8 @@ class Facts:
     """The answers that have a slot, the oldest first."""
     kept: TenantsResponses | None
     """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
+    kept_by_relay: Mapping[str, Any] = field(default_factory=dict)
+    """What a response says of what the relay keeps, where that keeps it."""
 
     def loaded(self) -> ModelInfo:
         """The model; raises ``RequestError`` while it loads."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from umaserve.dialects.responses.keeping import RELAY_HEADER
 from umaserve.errors import Fault, RequestError
 from umaserve.relay.registry import Registry
 from umaserve.relay.request import Client, RelayedRequest
@@ -34,7 +35,7 @@ CLIENT_HEADER = "x-relay-client"
 """Tells a worker the client's name, so that it separates the cached prefixes of clients."""
 _WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
 # accept-encoding: some workers treat a compressed body as text.
-_NOT_PASSED = _WEBSOCKET_HEADERS | {CLIENT_HEADER, "host", "expect", "accept-encoding"}
+_NOT_PASSED = _WEBSOCKET_HEADERS | {CLIENT_HEADER, RELAY_HEADER, "host", "expect", "accept-encoding"}
 _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"))
 
 

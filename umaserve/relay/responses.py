@@ -6,15 +6,15 @@ that is lost takes none with it.
 
 from __future__ import annotations
 
-import functools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses import pages
-from umaserve.dialects.responses.keeping import Keeping, keeping
+from umaserve.dialects.responses.keeping import RELAY_HEADER, Keeping, keeping
 from umaserve.dialects.responses.kept import KeptResponses, TenantsResponses
 from umaserve.errors import RequestError
 from umaserve.http.connection import JSON, HttpConnection, Serve
@@ -25,7 +25,7 @@ from umaserve.relay.exchange import RelayExchange
 from umaserve.relay.intake import Intake, fields_of
 from umaserve.relay.kept_reply import Keeper, KeptReply
 from umaserve.relay.pool import Pool
-from umaserve.relay.request import RelayedRequest
+from umaserve.relay.request import Client, RelayedRequest
 from umaserve.wire.http_head import Request
 
 COUNT = f"{pages.PATH}/input_tokens"
@@ -83,9 +83,16 @@ class Responses:
             self._send(connection, exchange, self._intake.of_fields(request, fields, client_name, exchange))
             return
         shown = asked.shown(own)
-        new_request = functools.partial(
-            self._intake.of_fields, request, fields, client_name, changed=_for_worker(fields.values, asked)
-        )
+
+        def new_request(client: Client) -> RelayedRequest:
+            changed = _for_worker(fields.values, asked)
+            relayed = self._intake.of_fields(request, fields, client_name, client, changed)
+            told = {RELAY_HEADER: orjson.dumps(shown).decode()}
+            # Nobody waits for it at a connection.
+            default = {PRIORITY_HEADER: "background"} if asked.background else {}
+            relayed.headers = {**default, **relayed.headers, **told}
+            return relayed
+
         if request.path == COUNT:
             self._send(connection, exchange, new_request(exchange))
         elif own is not None and asked.background:

@@ -89,7 +89,7 @@ class ResponseBody:
         parser = self._parser(asked.request)
         self._output = OutputItems(parser, asked.tools, self._unique, seals=asked.sealed)
         # Without the request, so as not to keep the prompt's media in memory.
-        self._stream, self._shown = asked.stream, asked.shown
+        self._stream, self._shown = asked.stream, {**asked.shown, **self._facts.kept_by_relay}
         self._kept, self._background = asked.kept, asked.background
         if asked.background:
             self._status = "queued"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import orjson
@@ -17,6 +18,14 @@ from umaserve.wire.fields import Fields, array, bad_request, out_of_range, strin
 from umaserve.wire.long_texts import as_string
 
 log = logging.getLogger(__name__)
+
+RELAY_HEADER = "x-relay-response"
+"""Tells a worker what a response says that its relay keeps, as JSON: streams pass through relays unchanged."""
+_TOLD: Mapping[str, tuple[type, ...]] = {
+    "background": (bool,),
+    "previous_response_id": (str, NoneType),
+    "store": (bool,),
+}
 
 _ANEW = "this relay gives each request a worker anew, which knows no others"
 
@@ -63,6 +72,16 @@ class Keeping:
             "previous_response_id": self.previous,
             "store": own is not None,
         }
+
+
+def told_by_relay(headers: Mapping[str, str]) -> Mapping[str, Any]:
+    """The fields that a relay sets in a response; none where the header, with its name in lower case, isn't well."""
+    try:
+        told = orjson.loads(headers.get(RELAY_HEADER, "{}"))
+    except orjson.JSONDecodeError:
+        return {}
+    well = isinstance(told, dict) and all(key in _TOLD and isinstance(told[key], _TOLD[key]) for key in told)
+    return told if well else {}
 
 
 def keeping(fields: Fields, kept: TenantsResponses | None) -> Keeping:
