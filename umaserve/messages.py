@@ -287,7 +287,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Modify:
-    """Continue the running request with this one's sampling, ``max_tokens`` and ``stop``.
+    """Continue the running request with this one's sampling, except the grammar, ``max_tokens`` and ``stop``.
 
     It is complete, and independent of earlier changes: of several that wait, only the last one is applied.
     """

@@ -22,7 +22,7 @@ from standin import (
 )
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ChatTurn, Pause, Priority, Resume, Sampling, TokenIds, Tool, ToolCall
+from umaserve.messages import ChatTurn, Grammar, Pause, Priority, Resume, Sampling, Syntax, TokenIds, Tool, ToolCall
 from umaserve.outputs import Finished, FinishReason, Placed, Prefilled, Prefilling, Started, Steered, Waiting
 from umaserve.serving import planning
 from umaserve.serving.policy import MAX_SHARE
@@ -666,6 +666,16 @@ def test_a_modification_leaves_the_id_and_the_class(world: SchedulerWorld) -> No
     world.cancel(client)
     world.finish()
     assert client.end is FinishReason.CANCELLED
+
+
+def test_a_modification_leaves_the_grammar_to_which_the_answer_holds(world: SchedulerWorld) -> None:
+    own, other = Grammar(Syntax.REGEX, "a+", "grammar"), Grammar(Syntax.REGEX, "b+", "grammar")
+    client = world.arrive(LONG, max_tokens=40, sampling=Sampling(grammar=own))
+    world.turn_until(lambda: client.text)
+    world.modify(client, sampling=Sampling(temperature=0.5, grammar=other))
+    world.turn_until(lambda: client.steered)
+    assert client.session.request.sampling == Sampling(temperature=0.5, grammar=own)
+    world.finish()
 
 
 @pytest.mark.parametrize("paused", [False, True])

@@ -57,8 +57,9 @@ class Changes:
         except RequestError as error:
             return error
         session.text.set_stops(wanted.stop)
-        # Its id and its class can't be changed.
-        session.request = replace(request, sampling=wanted.sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
+        # The id and the class can't be changed, and the grammar keeps its state.
+        sampling = replace(wanted.sampling, grammar=request.sampling.grammar)
+        session.request = replace(request, sampling=sampling, max_tokens=wanted.max_tokens, stop=wanted.stop)
         return None
 
     def _settle(self, session: Session) -> None:
