@@ -356,6 +356,10 @@ def test_units_fit_the_defaults() -> None:
     assert [float(limit) > config.drain_timeout for limit in directive(SERVICE, "TimeoutStopSec")] == [True]
 
 
+def test_the_daemon_outlives_a_decoder_that_the_kernel_kills() -> None:
+    assert directive(SERVICE, "OOMPolicy") == ["continue"]
+
+
 # The engine within the service's limits, those that a process can set for itself and its children: user,
 # capabilities, resources, system calls and their arguments. The rest is mounts and namespaces.
 
