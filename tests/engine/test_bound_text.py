@@ -69,10 +69,35 @@ NUMBER: "-"? "0".."9" ~ 1..3
 """
 TREES = ['"a\\"', " [1,\n\t-23 ,[ ],YeS] ", '[["é\\n", 7 ],no]\n']
 NO_TREES = ["[1", "[1 2]", '"a\nb"', "1234", "No", "1 2", ""]
+LISP = r"""
+start: list
+list: "(" item* ")"
+item: list | WORD | STRING
+WORD: /[a-z]+/ & ~"nil"
+STRING: "\"" /(?:[^"\\\n]|\\.)*/ "\""
+%import common.WS
+%ignore WS
+"""
+ELEMENTS = r"""
+start: element
+element: "<" NAME ">" (element | TEXT)* "</" NAME ">"
+NAME: /[a-z]+/
+TEXT: /[^<]+/
+"""
 LANGUAGES = {
     "patch": (PATCH, PATCHES, NO_PATCHES),
     "tree": (TREE, TREES, NO_TREES),
-    "empty": ('start: ""', [""], ["a", " ", "\n"]),
+    "lisp": (
+        LISP,
+        ["()", '\n(ab cd ( e"a b\\"\\n" nils)\n)\t', "(" + "some words " * 100 + ")"],
+        ["", "(nil)", "(ab", "(AB)", '("a)', '("\n")'],
+    ),
+    "elements": (
+        ELEMENTS,
+        ["<a></a>", "<a>" + 'x "y"\n\\' * 100 + "<b></b>\n</a>"],
+        ["", "<a>", "<a><</a>", "<A></A>", "<a></a> "],
+    ),
+    "empty": ('start: "b"~0 /c{0,0}d?/ | ""', ["", "d"], ["a", "b", "cd", " ", "\n"]),
     "blank": ("start: /[ \\n]*/", ["", "\n", " \n\n "], ["a", "\\n"]),
     "sets": (
         'start: WORD (" " WORD)*\nWORD: /[a-z"\\\\\\n]+/ & ~("end" | ANY "\\\\" ANY)\nANY: /(?s:.*)/',

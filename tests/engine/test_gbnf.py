@@ -30,7 +30,7 @@ MEANT: list[tuple[str, list[str], list[str]]] = [
     ("root ::= " + "(" * 900 + '"a"' + ")" * 900 + ' | "x" root', ["a", "xxa"], ["x"]),
     ('root ::= "日本" | ""\n', ["日本", ""], ["日"]),
     ('root ::= "a"{2}{2}{2}', ["a" * 8], ["a" * 7]),
-    ('root ::= "ab"{2}', ["abab"], ["abb"]),
+    ('root ::= "ab"{2} "c"{0} "d"{0,0} "e"{0,}', ["abab", "ababee"], ["abb", "ababc", "ababd"]),
     # Terminals would be read too far here.
     ('root ::= [a-z]* "b"', ["b", "aab"], ["a"]),
     ('root ::= ("a" | "ab") "b" root | "."', ["ab.", "abb.", "ababb."], ["a."]),
@@ -59,6 +59,7 @@ BAD = {
     'root ::= "a"{5,2}': r"not below the smallest in \{5,2\}",
     'root ::= "\\ud800"': r"Unicode characters, got U\+D800",
     "root ::= [\\U00110000]": "Unicode characters",
+    'root ::= "a"{' + "9" * 5000 + "}": "counts of at most 40 digits",
     'root ::= "\\xzz"': "hexadecimal digits",
     '"a"': "rules of the form",
     "root ::= " + "(" * 5000 + '"a"' + ' "b")*' * 5000: "nested at most 100 deep",

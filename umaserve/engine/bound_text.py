@@ -4,7 +4,9 @@ There the text may stand between quotes, with its line breaks, quotes and backsl
 the characters: each one, and each class of them, becomes a terminal that has the escapes of those that need one. Rules,
 groups and repetitions stay as they are.
 
-Lark is read as Lark's ``lexer="dynamic_complete"`` does: a text may be split into terminals in any way.
+A text may be split into terminals in any way, as by Lark's ``lexer="dynamic_complete"``. Where rules contain
+themselves, and no terminal goes on with what another one may be followed by, it is split into the longest, as
+llguidance does and so OpenAI's service.
 
 Syntax: Lark's documentation (Grammar Reference), llguidance's (``docs/syntax.md``), and the regex crate's.
 """
@@ -97,22 +99,26 @@ _SHORT = {"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r", "\\": "\\"}
 _ANY = r"[\s\S]"
 
 
-def as_written(grammar: Grammar, quote: str, prefix: str) -> LarkRules:
+def as_written(grammar: Grammar, quote: str, prefix: str, ends: str = "") -> LarkRules:
     """Lark for the texts of ``grammar`` as they are between two of ``quote``, a character, with what needs one escaped;
-    with an empty ``quote``, as they are. Names begin with ``prefix``. Raises ``RequestError``."""
+    with an empty ``quote``, as they are up to what begins with one of ``ends``. Names begin with ``prefix``. Raises
+    ``RequestError``."""
     reader = _Reader(_Characters(quote))
+
+    def are_apart(which: str, lines: str) -> bool:
+        # Escapes begin alike, and llguidance never goes back.
+        firsts = "".join(f"\\x{{{ord(character):x}}}" for character in ("\\" if quote else ends))
+        longer = f"({which}) /[{firsts}]/ /(?s:.*)/"
+        return _is_empty(f"start: LONGER\nLONGER: ({which}) & ({longer})\n{lines}")
+
     try:
         if grammar.syntax is Syntax.REGEX:
             reader.read_regex(grammar.text)
         else:
             reader.read_lark(grammar.text)
-        made = reader.rules.as_lark("start", prefix)
+        return reader.rules.as_lark("start", prefix, are_apart)
     except GrammarError as error:
         raise RequestError(Fault.BAD_REQUEST, grammar.field, f"expected {error}") from None
-    if made.recursive and reader.sets:
-        problem = "expected no & and ~ where a rule contains itself"
-        raise RequestError(Fault.BAD_REQUEST, grammar.field, problem)
-    return made
 
 
 class _Characters:
@@ -131,7 +137,7 @@ class _Characters:
         self._classes.add(characters)
         if len(self._classes) > MAX_CLASSES:
             raise GrammarError(f"at most {MAX_CLASSES} different classes of characters")
-        in_lark = re.sub(r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), characters)
+        in_lark = re.sub(r"(?s)\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), characters)
         has = _ascii_in(in_lark)
         escaped = [re.escape(escape).replace("/", r"\/") for plain, escape in self._escapes.items() if plain in has]
         if not escaped:
@@ -157,6 +163,13 @@ def _ascii_in(characters: str) -> str:
     return "".join(map(chr, np.flatnonzero(allowed)))
 
 
+def _is_empty(lark: str) -> bool:
+    """Whether a grammar surely has no text."""
+    matcher = LLMatcher(_bytes(), lark, log_level=0)
+    matcher.compute_bitmask()
+    return matcher.is_error() and "NoExtension" in matcher.get_error()
+
+
 @cache
 def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
@@ -165,8 +178,6 @@ def _bytes() -> LLTokenizer:
 class _Reader:
     def __init__(self, characters: _Characters) -> None:
         self.rules = Rules()
-        self.sets = False
-        """Whether there is a ``&`` or ``~``, which llguidance has in terminals only."""
         self._characters = characters
         self._brackets: list[tuple[str, bool]] = []
         """The open groups of Lark: which bracket began each, and whether a ``~`` is before it."""
@@ -265,10 +276,8 @@ class _Reader:
             self._regex(_COMMON[name], "")
 
     def _mark(self, mark: str) -> None:
-        if mark in "&~":
-            if self._in_rule:
-                raise GrammarError(f"{mark} in terminals alone, whose names are in capitals")
-            self.sets = True
+        if mark in "&~" and self._in_rule:
+            raise GrammarError(f"{mark} in terminals alone, whose names are in capitals")
         match mark:
             case "(" | "[":
                 self._brackets.append((mark, self._negated))
@@ -294,14 +303,18 @@ class _Reader:
             anything = self.rules.new(self._characters.some(_ANY), "*")
             part = self.rules.new("~", self.rules.new(part), "&", anything)
             self._negated = False
-        if is_terminal and self._in_rule and self._gap is not None:
-            part = self.rules.new(part, self._gap)
+        if is_terminal and self._in_rule:
+            part = part if isinstance(part, int) else self.rules.new(part)
+            self.rules.terminals.add(part)
+            if self._gap is not None:
+                part = self.rules.new(part, self._gap)
         self.rules.add(part)
 
     def _surround(self, gap: int) -> None:
         """Say what a gap is, and let one be before the first terminal too: after each there is already a place."""
         ways: list[int | str] = [NOTHING]
         for number, name in enumerate(self._ignored):
+            self.rules.terminals.add(self.rules.number(name))
             ways += ["|", NOTHING] * (number > 0) + [self.rules.number(name)]
         self.rules.bodies[gap] = [self.rules.new(*ways), "*"] if self._ignored else ways
         start = self.rules.number("start")

@@ -2,12 +2,13 @@
 
 llguidance reads a text in two stages: it splits it into terminals, always the longest that may come next, and parses
 these. So all rules become one terminal, which is fast, or, where a rule contains itself and therefore can't be in a
-terminal, each character becomes one, which reads every text that the rules stand for.
+terminal, each character becomes one, which reads every text that the rules stand for. Where the grammar names terminals
+and none can be taken for the beginning of a longer one, they stay, since they make for fewer readings of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
@@ -17,6 +18,9 @@ MAX_CUBES = 300_000
 llguidance may compare each alternative with two others, which takes 200 ms for a million."""
 MAX_NESTING = 100
 """Of rules that don't contain themselves: llguidance takes a minute for thousands of terminals one in another."""
+
+MAX_COUNT_DIGITS = 40
+"""Both together; Python doesn't read numbers of thousands of digits."""
 
 NOTHING = '""'
 """Lark for the empty text, with which each alternative begins: Lark has no alternative without an element."""
@@ -41,6 +45,8 @@ class Rules:
 
     def __init__(self) -> None:
         self.bodies: list[list[int | str]] = []
+        self.terminals: set[int] = set()
+        """Those that the grammar names as terminals: a text is split into the longest."""
         self._numbers: dict[str, int] = {}
         self._defined: set[str] = set()
         self._open: list[int] = []
@@ -93,28 +99,63 @@ class Rules:
         part = self.take()
         if part == NOTHING:
             raise GrammarError(f"something to repeat before {text}")
-        low, _comma, high = "".join(text.strip("{}").split()).partition(",")
+        low, comma, high = "".join(text.strip("{}").split()).partition(",")
+        if len(low + high) > MAX_COUNT_DIGITS:
+            raise GrammarError(f"counts of at most {MAX_COUNT_DIGITS} digits, got {text[:64]}")
         if high and int(high) < int(low):
             raise GrammarError(f"a largest count that is not below the smallest in {text[:64]}")
+        if (most := high if comma else low).isdigit() and not int(most):
+            self.add(self.new(NOTHING))
+            return
         # A rule of its own, since Lark has no repetition of a repetition.
         self.add(self.new(part, "".join(text.split())))
 
-    def as_lark(self, root: str, prefix: str = "r") -> LarkRules:
-        """Lark for all rules, each with a name that begins with ``prefix``. Raises ``GrammarError``."""
+    def as_lark(
+        self, root: str, prefix: str = "r", are_apart: Callable[[str, str], bool] = lambda _which, _lines: False
+    ) -> LarkRules:
+        """Lark for all rules, each with a name that begins with ``prefix``; raises ``GrammarError``.
+
+        ``are_apart``: whether each of the terminals can be told from the beginning of a longer one by the character
+        that follows it; asked with Lark for one of them, and the lines for that.
+        """
         self._check_closed()
         for name in (root, *self._numbers):
             if name not in self._defined:
                 raise GrammarError(f"a rule {name[:64]!r}")
-        recursive = self._is_recursive()
+        start = self._numbers[root]
+        upper = set(range(len(self.bodies)))
+        recursive = not self._can_be_terminals(upper)
         if recursive:
             check_alternatives(map(_alternatives, self.bodies))
             self._flatten()
-        prefix = prefix if recursive else prefix.upper()
-        lines = (
-            f"{prefix}{number}: {' '.join(f'{prefix}{part}' if isinstance(part, int) else part for part in body)}\n"
-            for number, body in enumerate(self.bodies)
-        )
-        return LarkRules(f"{prefix}{self._numbers[root]}", "".join(lines), recursive)
+            terminals = self.terminals & self._reached([start], self.terminals)
+            upper = self._reached(terminals)
+            which = " | ".join(f"{prefix.upper()}{number}" for number in sorted(terminals))
+            if not (upper and self._can_be_terminals(upper) and are_apart(which, self._lines(upper, upper, prefix))):
+                upper = set()
+        used = self._reached([start])
+        if any(part in ("&", "~") for number in used - upper for part in self.bodies[number]):
+            raise GrammarError("no & and ~ where a rule contains itself and terminals begin alike")
+        first = prefix if recursive else prefix.upper()
+        return LarkRules(f"{first}{start}", self._lines(used, upper, prefix), recursive)
+
+    def _lines(self, numbers: Iterable[int], upper: set[int], prefix: str) -> str:
+        """Lark for the rules ``numbers``, of which those in ``upper`` are terminals."""
+
+        def named(part: int | str) -> str:
+            return part if isinstance(part, str) else f"{prefix.upper() if part in upper else prefix}{part}"
+
+        return "".join(f"{named(number)}: {' '.join(map(named, self.bodies[number]))}\n" for number in sorted(numbers))
+
+    def _reached(self, first: Iterable[int], last: Collection[int] = ()) -> set[int]:
+        """The rules ``first``, and those that they refer to, though not by way of one in ``last``."""
+        found, waiting = set[int](), [*first]
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += [part for part in self.bodies[number] if isinstance(part, int) and number not in last]
+        return found
 
     def _flatten(self) -> None:
         """Make ``(a | b+)*`` ``(a | b)*``: the former has a reading for each way to divide what ``b`` stands for."""
@@ -130,14 +171,17 @@ class Rules:
 
     def _repeated(self, part: int | str, times: list[int | str]) -> int | str:
         """What ``part`` repeats, if that is all it does and ``times`` may stand for both; else ``part``."""
-        inner = part
+        inner, is_terminal = part, False
         while isinstance(inner, int):
+            is_terminal |= inner in self.terminals
             match [each for each in self.bodies[inner] if each != NOTHING]:
                 case [only]:
                     inner = only
-                case [repeated, "+"]:
-                    return repeated
-                case [repeated, "*"] if times == ["*"]:
+                case [repeated, sign] if sign == "+" or [sign] == times == ["*"]:
+                    if isinstance(repeated, str):
+                        repeated = self.new(repeated)
+                    if is_terminal:
+                        self.terminals.add(repeated)
                     return repeated
                 case _:
                     break
@@ -147,17 +191,18 @@ class Rules:
         if len(self._open) > 1:
             raise GrammarError("a closing parenthesis for each opening one")
 
-    def _is_recursive(self) -> bool:
-        uses = {number: {part for part in body if isinstance(part, int)} for number, body in enumerate(self.bodies)}
+    def _can_be_terminals(self, numbers: set[int]) -> bool:
+        """Whether none of the rules ``numbers`` contains itself; raises ``GrammarError`` for others of too many."""
+        uses = {number: {part for part in self.bodies[number] if isinstance(part, int)} for number in numbers}
         depths: dict[int, int] = {}
         try:
             for number in TopologicalSorter(uses).static_order():
                 depths[number] = 1 + max((depths[used] for used in uses[number]), default=0)
         except CycleError:
-            return True
+            return False
         if max(depths.values()) > MAX_NESTING:
             raise GrammarError(f"rules, groups and repetitions nested at most {MAX_NESTING} deep")
-        return False
+        return True
 
 
 def check_alternatives(alternatives: Iterable[int]) -> None:

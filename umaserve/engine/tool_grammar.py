@@ -143,7 +143,8 @@ def _bound(form: ParameterForm | None, tool: Tool, bound: Grammar, index: int) -
         value = f"value_{index}" if text.recursive else f"VALUE_{index}"
         rules = f"{value}: {_quoted(quote)} {text.root} {_quoted(quote)}\n"
     else:
-        text = bound_text.as_written(bound, "", f"b{index}_")
+        ends = (form.quote or form.closing(key))[0] + CDATA_CLOSE[0] * form.cdata
+        text = bound_text.as_written(bound, "", f"b{index}_", ends)
         value, rules = f"value_{index}", _unescaped(form, key, text, index)
     return f"bound_{index}: {opens} {value} {closes}\n{rules}{text.lines}", text.recursive
 
