@@ -57,7 +57,7 @@ def world(models: Callable[[str], str]) -> Iterator[Make]:
 
     def make(architecture: str, **settings: object) -> EngineWorld:
         # Other types of cells and other attention round otherwise by where a sequence lies.
-        exact = {"kv_type": "f32", "flash_attn": "off"}
+        exact = {"kv_type": "f32", "flash_attn": "off", "host_cache_bytes": 16 << 20}
         made.append(EngineWorld(models(architecture), **(exact | settings)))
         return made[-1]
 

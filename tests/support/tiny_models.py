@@ -59,6 +59,7 @@ _SSM: dict[str, Value] = {
     "ssm.time_step_rank": 2,
 }
 _SWA: dict[str, Value] = {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2}
+_SWA_FIRST: dict[str, Value] = _SWA | {"attention.sliding_window_pattern": [True, False]}
 _HYBRID: dict[str, Value] = {"attention.head_count": _PER_LAYER, "attention.head_count_kv": _PER_LAYER}
 _DELTA_NET: dict[str, Value] = {
     "ssm.inner_size": 64,
@@ -80,7 +81,14 @@ _MLA: dict[str, Value] = {
     "attention.q_lora_rank": 32,
     "rope.dimension_count": 32,
 }
-
+_MLA_SWA: dict[str, Value] = {
+    "attention.kv_lora_rank_swa": 64,
+    "attention.key_length_swa": 96,
+    "attention.value_length_swa": 64,
+    "attention.key_length_mla_swa": 64,
+    "attention.value_length_mla_swa": 32,
+    "rope.freq_base_swa": 10000.0,
+}
 _INDEXER: dict[str, Value] = {
     "attention.indexer.head_count": 2,
     "attention.indexer.key_length": 128,
@@ -99,6 +107,14 @@ _KDA: dict[str, Value] = _MLA | {
     "kda.head_dim": 32,
     "ssm.conv_kernel": 4,
 }
+_HYPER: dict[str, Value] = {
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+    "hyper_connection.low_rank": 8,
+    "swiglu_clamp_exp": 10.0,
+}
+"""Several residual streams."""
 _COMPRESSED: dict[str, Value] = {
     "block_count": 3,
     "attention.head_count_kv": 1,
@@ -113,13 +129,16 @@ _COMPRESSED: dict[str, Value] = {
     "rope.dimension_count": HEAD // 2,
     "expert_gating_func": 4,
     "expert_weights_norm": True,
-    "swiglu_clamp_exp": 10.0,
-    "hyper_connection.count": 4,
-    "hyper_connection.sinkhorn_iterations": 2,
-    "hyper_connection.epsilon": 1e-6,
     "hash_layer_count": 1,
 }
 """The tokens of a window, and before them a row for each 4 or 128 tokens, compressed."""
+_NEMOTRON_H: dict[str, Value] = _SSM | {
+    "ssm.group_count": 2,
+    "block_count": 3,
+    "attention.head_count": [HEADS, 0, 0],
+    "attention.head_count_kv": [HEADS, 0, 0],
+    "feed_forward_length": [0, 0, FF],
+}
 _RWKV7: dict[str, Value] = {
     "embedding_length": 128,
     "wkv.head_size": 64,
@@ -133,86 +152,161 @@ _SCALES: dict[str, Value] = {"logit_scale": 1.0, "residual_scale": 1.0, "embeddi
 _BERT: dict[str, Value] = {"attention.causal": False, "pooling_type": 1, "tokenizer.ggml.token_type_count": 2}
 
 FULL_ATTENTION: dict[str, dict[str, Value]] = {
+    "apertus": {"xielu.alpha_n": 1.0, "xielu.alpha_p": 1.0, "xielu.beta": 1.0, "xielu.eps": 1e-7},
+    "arcee": {},
+    "arctic": _MOE,
+    "baichuan": {},
+    "bailingmoe": _MOE,
+    "bailingmoe2": _MOE,
+    "bitnet": {},
     "bloom": {"attention.max_alibi_bias": 8.0},
+    "chatglm": {},
+    "codeshell": {},
     "command-r": {"logit_scale": 1.0},
+    "dbrx": _MOE | {"attention.clamp_kqv": 1.0},
+    "deci": {},
+    "deepseek": _MOE,
     "deepseek2": _MOE | _MLA,
+    "deepseek2-ocr": _MOE,
     "deepseek32": _MOE | _MLA | _INDEXER,
+    "dots1": _MOE,
     "ernie4_5": {},
+    "ernie4_5-moe": _MOE,
+    "exaone": {},
     "falcon": {},
     "gemma": {},
+    "glm-dsa": _MOE | _MLA | _INDEXER,
     "glm4": {},
     "glm4moe": _MOE,
     "gpt2": {},
     "gptneox": {"use_parallel_residual": True},
     "granite": _SCALES | {"attention.scale": 0.2},
     "granitemoe": _MOE | _SCALES | {"attention.scale": 0.2},
+    "grok": _MOE | {"logit_scale": 1.0},
+    "grovemoe": _MOE | {"expert_group_scale": 1.0, "experts_per_group": 1},
     "hunyuan-dense": {},
+    "hunyuan-moe": _MOE,
+    "hunyuan_vl": {},
+    "hy_v3": _MOE,
+    "hy_v4": _MOE
+    | _MLA
+    | _INDEXER
+    | _HYPER
+    | {"hyper_connection.magnitude": 2.0, "attention.indexer.types": [True, False]},
     "internlm2": {},
+    "jais": {"attention.max_alibi_bias": 8.0},
+    "jais2": {},
     "llama": {},
+    "maincoder": {},
     "minicpm": _SCALES,
     "minicpm3": _SCALES | _MLA | {"attention.head_count": HEADS, "attention.head_count_kv": HEADS},
     "minimax-m2": _MOE,
     "minimax-m3": _MOE | _INDEXER | _INDEXED_BLOCKS,
     "mistral3": {},
+    "mistral4": _MOE | _MLA,
+    "mpt": {"attention.clamp_kqv": 1.0, "attention.max_alibi_bias": 8.0},
+    "nanbeige": {},
     "nemotron": {},
+    "olmo": {"attention.clamp_kqv": 1.0},
     "olmo2": {},
     "olmoe": _MOE,
+    "openelm": {},
+    "orion": {},
+    "paddleocr": {"rope.dimension_sections": [4, 6, 6, 0]},
+    "pangu-embedded": {},
     "phi2": {},
     "phi3": {},
+    "phimoe": _MOE,
+    "plm": _MLA | {"attention.head_count": HEADS, "attention.head_count_kv": HEADS},
+    "qwen": {},
     "qwen2": {},
     "qwen2moe": _MOE,
     "qwen2vl": {"rope.dimension_sections": [4, 6, 6, 0]},
     "qwen3": {},
     "qwen3moe": _MOE,
     "qwen3vl": {"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+    "qwen3vlmoe": _MOE | {"rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 1},
+    "refact": {},
     "seed_oss": {},
     "smollm3": {},
     "stablelm": {"use_parallel_residual": False},
+    "starcoder": {},
     "starcoder2": {},
+    "talkie": {"logit_scale": 1.0},
+    "xverse": {},
 }
 SLIDING_WINDOW: dict[str, dict[str, Value]] = {
     "afmoe": _MOE | _SWA | {"block_count": 4},
     "cohere2": _SWA | {"logit_scale": 1.0},
+    "cohere2moe": _MOE | _SWA_FIRST | {"logit_scale": 1.0},
+    "dots3note": _MOE | _MLA | _INDEXER | _SWA_FIRST | _MLA_SWA | {"attention.indexer.types": [False, True]},
+    "exaone-moe": _MOE | _SWA_FIRST,
     "exaone4": _SWA,
     "gemma2": _SWA,
     "gemma3": _SWA,
-    "gemma4": _SWA
+    "gemma3n": _SWA | {"block_count": 22, "embedding_length_per_layer_input": 16},
+    "gemma4": _SWA_FIRST
     | {
-        "attention.sliding_window_pattern": [True, False],
         "attention.key_length_swa": HEAD,
         "attention.value_length_swa": HEAD,
         "embedding_length_per_layer_input": 16,
     },
     "gpt-oss": _MOE | _SWA,
+    "granite_swa": _SWA_FIRST | _SCALES | {"attention.scale": 0.2},
+    "laguna": _MOE | _SWA_FIRST,
     "llama4": _MOE | {"block_count": 4},
-    "mimo2": _MOE | _SWA | {"attention.sliding_window_pattern": [True, False]},
+    "maple": _MOE | _SWA_FIRST | {"swiglu_clamp_exp": 7.0},
+    "mellum": _MOE | _SWA,
+    "mimo2": _MOE | _SWA_FIRST,
+    "muse-glimmer": _SWA | {"logit_scale": 1.0},
+    "plamo3": _SWA,
+    "smallthinker": _MOE | {"attention.sliding_window": WINDOW, "block_count": 4},
+    "spark2_5": _SWA_FIRST,
+    "step35": _MOE | _SWA_FIRST,
 }
 RECURRENT: dict[str, dict[str, Value]] = {
     "bailingmoe3": _MOE | _KDA | {"kda.gate_lower_bound": -5.0},
-    "deepseek4": _MOE | _INDEXER | _COMPRESSED,
+    "deepseek4": _MOE | _INDEXER | _HYPER | _COMPRESSED,
     "falcon-h1": _SSM | {"ssm.group_count": 2},
+    "glm5-next": _MOE
+    | _KDA
+    | _INDEXER
+    | _HYPER
+    | {
+        "kda.gate_lower_bound": -5.0,
+        "attention.head_count": 1,
+        "attention.key_length": 64,
+        "attention.indexer.kpool": 4,
+        "attention.indexer.kpool_select_tail": True,
+        "rope.dimension_count": 0,
+    },
     "granitehybrid": _HYBRID | _SSM | {"ssm.group_count": 2},
     "jamba": _HYBRID | _SSM,
+    "kimi-k3": _MOE
+    | _KDA
+    | {
+        "kda.gate_lower_bound": -5.0,
+        "attn_res.block_size": 12,
+        "activation.situ_beta": 4.0,
+        "activation.situ_linear_beta": 25.0,
+    },
     "kimi-linear": _MOE | _KDA,
     "lfm2": _HYBRID | {"shortconv.l_cache": 3},
     "lfm2moe": _MOE | _HYBRID | {"shortconv.l_cache": 3},
     "mamba": _SSM,
     "mamba2": _SSM | {"ssm.group_count": 2},
     "minimax-01": _MOE | {"residual_scale": 1.0, "full_attention_interval": 2},
-    "nemotron_h": _SSM
-    | {
-        "ssm.group_count": 2,
-        "block_count": 3,
-        "attention.head_count": [HEADS, 0, 0],
-        "attention.head_count_kv": [HEADS, 0, 0],
-        "feed_forward_length": [0, 0, FF],
-    },
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H | _MOE,
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET | _MOE,
     "qwen3next": _DELTA_NET | _MOE,
+    "qwen4exp": _DELTA_NET | _MOE | _INDEXER | _HYPER | {"attention.compress_ratios": [4, 4]},
     "rwkv6": {"wkv.head_size": HEAD, "time_mix_extra_dim": 16, "time_decay_extra_dim": 16},
     "rwkv7": _RWKV7,
 }
+"""Absent from these, since llama-server has no certain answer of theirs: arwkv7 (another one beside other prompts),
+cogvlm (another one each time), plamo2 and rwkv6qwen2 (it ends)."""
 EMBEDDING: dict[str, dict[str, Value]] = {"bert": _BERT, "modern-bert": _BERT | _SWA, "nomic-bert": _BERT}
 OTHERS: dict[str, dict[str, Value]] = {
     "dream": {},
@@ -258,7 +352,7 @@ def _write(
 ) -> None:
     writer = GGUFWriter(path, architecture)
     for key, value in values.items():
-        name = key if key.startswith("tokenizer.") else f"{architecture}.{key}"
+        name = key if key.startswith(("tokenizer.", "xielu.")) else f"{architecture}.{key}"
         match value:
             case bool():
                 writer.add_bool(name, value)
