@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -222,3 +224,12 @@ def test_resident_bytes_are_whole_pages_of_this_process() -> None:
     # An interpreter with its libraries is at least so large, and no test needs more than the most.
     assert 5 * 2**20 < resident < 2**40
     assert resident % os.sysconf("SC_PAGE_SIZE") == 0
+
+
+def test_resident_bytes_of_children_count_until_they_end() -> None:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert resident_bytes([child.pid]) > resident_bytes() + 2**20
+    assert resident_bytes([child.pid]) < resident_bytes() + 2**20

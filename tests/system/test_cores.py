@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from umaserve.system.cores import CoreCounter, processor, usable_cores
+from umaserve.system.cores import CoreCounter, child_ticks, processor, usable_cores
 
 
 class Box:
@@ -137,6 +139,11 @@ class Kernel:
     def count(self, idle: int, waiting: int = 0, user: int = 0, stolen: int = 0) -> None:
         self.stat.write_text(f"cpu  {user} 9 9 {idle} {waiting} 0 0 {stolen} 7 7\ncpu0 9 9 9 9 9 0 0 0 0 0\n")
 
+    def child(self, pid: int, user: int, system: int) -> None:
+        (self.stat.parent / str(pid)).mkdir(exist_ok=True)
+        zeros = " 0" * 9
+        (self.stat.parent / f"{pid}/stat").write_text(f"{pid} (a) 1 (b) S 1{zeros} {user} {system} 99 99{zeros}\n")
+
 
 def test_cores_are_counted_over_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(tmp_path, monkeypatch)
@@ -157,6 +164,34 @@ def test_a_process_that_counts_finer_than_the_kernel_has_no_negative_others(
     use = CoreCounter(lambda: kernel.now, tmp_path)
     kernel.now, kernel.own = 1.0, 0.009
     assert use() == (0.0, 0.0)
+
+
+def test_children_that_compute_for_this_process_are_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(tmp_path, monkeypatch)
+    children = [10, 11]
+    kernel.child(10, 500, 100)
+    use = CoreCounter(lambda: kernel.now, tmp_path, lambda: children)
+    kernel.now, kernel.own, _ = 1.0, 0.25, kernel.count(0, user=200)
+    kernel.child(10, 550, 125)
+    assert use() == pytest.approx((0.0, 1.0)), "the second child has not begun"
+    kernel.now, kernel.own, _ = 2.0, 0.5, kernel.count(0, user=400)
+    kernel.child(11, 75, 25)
+    kernel.child(10, 550, 150)
+    assert use() == pytest.approx((0.0, 0.5))
+    kernel.now, _ = 3.0, kernel.count(0, user=600)
+    children.remove(10)
+    kernel.child(11, 150, 50)
+    assert use() == pytest.approx((0.0, 1.0)), "the first child has ended"
+
+
+def test_a_child_as_the_kernel_shows_it() -> None:
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        stat = Path(f"/proc/{child.pid}/stat").read_bytes()
+    assert 0.25 < child_ticks(stat) / os.sysconf("SC_CLK_TCK") < 5
 
 
 def test_cores_are_unknown_where_the_kernel_hides_them(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,13 +73,20 @@ class CoreUse(NamedTuple):
 
 
 class CoreCounter:
-    """How the machine's cores were used over the last ``WINDOW_S`` or more, from the kernel's counters (proc(5))."""
+    """How the machine's cores were used over the last ``WINDOW_S`` or more, from the kernel's counters (proc(5)).
+
+    ``children`` names the processes that compute for this one, and so are no other programs. All others are, also those
+    that this one started: they take cores away from its computing.
+    """
 
     WINDOW_S = 0.25
 
-    def __init__(self, clock: Callable[[], float], proc: Path = PROC) -> None:
+    def __init__(
+        self, clock: Callable[[], float], proc: Path = PROC, children: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         self._clock = clock
         self._proc = proc
+        self._children = children
         self._read_at, self._counted = clock(), self._count()
         self._use: CoreUse | None = None
 
@@ -91,13 +99,13 @@ class CoreCounter:
             if counted is None or before is None:
                 self._use = None
             else:
-                idle_s, busy_s, own_s = (late - early for late, early in zip(counted, before, strict=True))
-                self._use = CoreUse(idle_s / window_s, max(0.0, busy_s - own_s) / window_s)
+                own_s = sum(own_s - before.own_s.get(pid, 0.0) for pid, own_s in counted.own_s.items())
+                others_s = max(0.0, counted.busy_s - before.busy_s - own_s)
+                self._use = CoreUse((counted.idle_s - before.idle_s) / window_s, others_s / window_s)
             self._read_at, self._counted = now, counted
         return self._use
 
-    def _count(self) -> tuple[float, float, float] | None:
-        """Core seconds: idle, busy, and busy with this process."""
+    def _count(self) -> _Counted | None:
         try:
             fields = (self._proc / "stat").read_text().partition("\n")[0].split()
         except OSError:
@@ -107,4 +115,24 @@ class CoreCounter:
         ticks = [int(field) for field in fields[1:9]]
         idle = ticks[3] + ticks[4]
         hertz = os.sysconf("SC_CLK_TCK")
-        return idle / hertz, (sum(ticks) - idle) / hertz, time.process_time()
+        own_s = {os.getpid(): time.process_time()}
+        for pid in self._children():
+            # What a child did in the window in which it ended is counted as others'.
+            with contextlib.suppress(OSError):
+                own_s[pid] = child_ticks((self._proc / str(pid) / "stat").read_bytes()) / hertz
+        return _Counted(idle / hertz, (sum(ticks) - idle) / hertz, own_s)
+
+
+class _Counted(NamedTuple):
+    """Core seconds: idle, busy, and busy with each process of ours, by its id."""
+
+    idle_s: float
+    busy_s: float
+    own_s: Mapping[int, float]
+
+
+def child_ticks(stat: bytes) -> int:
+    """The clock ticks of all threads of a process, in user mode and in the kernel, from the text of its stat. Its
+    second field is the program's name, which may contain anything."""
+    fields = stat.rpartition(b")")[2].split()
+    return int(fields[11]) + int(fields[12])

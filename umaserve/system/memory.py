@@ -3,11 +3,12 @@ memory says little."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -34,13 +35,22 @@ def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     return min(left, default=sys.maxsize)
 
 
-def resident_bytes() -> int:
-    """Resident set size of this process in bytes (proc(5), statm); the largest so far where no descriptor is left to
-    read it."""
+def resident_bytes(children: Iterable[int] = (), proc: Path = PROC) -> int:
+    """Resident set size of this process and of these ``children`` in bytes (proc(5), statm). This process's is the
+    largest so far where no descriptor is left to read it. Pages that several of them map, such as those of libraries,
+    count more than once; a child that has ended has none."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident = _resident(proc / "self")
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for pid in children:
+        with contextlib.suppress(OSError):
+            resident += _resident(proc / str(pid))
+    return resident
+
+
+def _resident(process: Path) -> int:
+    return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryPressure:
