@@ -314,6 +314,46 @@ def test_calls():
     assert len({call["call_id"], patch["call_id"], call["id"], patch["id"]}) == 4
 
 
+@untimed
+@given(st.text(), st.booleans(), st.lists(st.integers(0, 99)), st.booleans())
+def test_a_custom_tools_input_comes_as_it_is_while_it_is_written(
+    text: str, ascii: bool, cuts: list[int], cut_off: bool
+):
+    call = PATCH_CALL.replace('"a\\nb"', json.dumps(text, ensure_ascii=ascii))
+    call = call[:-15] if cut_off else call
+    places = sorted({0, *cuts})
+    told = ordered(
+        events(answer(*(call[i:j] for i, j in zip(places, [*places[1:], None], strict=True))), tools=[PATCH])
+    )
+    item = told.items[0]
+    assert (item["type"], item["input"]) == ("custom_tool_call", text)
+    assert item["status"] == ("incomplete" if cut_off else "completed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ('{"input": "a\\nb\\"\\\\"}', ["a", "\n", "b", '"', "\\"]),
+        ('{ "input" :"\\ud83e\\udd99\\u0001"}', ["🦙", "\x01"]),
+        ('{"input": ""}', []),
+        ('{"text": "a"}', ['{"text": "a"}']),
+        ('{"input": 1}', ['{"input": 1}']),
+    ],
+)
+def test_a_custom_tools_input_comes_in_parts(arguments: str, parts: list[str]):
+    call = PATCH_CALL.replace('{"input": "a\\nb"}', arguments)
+    told = events(answer(*call), tools=[PATCH])
+    assert [event["delta"] for event in told if event["type"] == "response.custom_tool_call_input.delta"] == parts
+    assert ordered(told).items[0]["input"] == "".join(parts)
+
+
+@pytest.mark.parametrize("rest", ['\\q"}', '\\ud83eb"}', "\\u00", ""])
+def test_a_custom_tools_input_that_is_no_text_ends_before_that(rest: str):
+    begun = PATCH_CALL.partition("\\n")[0]
+    told = ordered(events(answer(begun, rest), tools=[PATCH]))
+    assert (told.items[0]["input"], told.items[0]["status"]) == ("a", "incomplete")
+
+
 def test_a_call_in_a_namespace_comes_back_with_both_names():
     space = {"type": "namespace", "name": "mcp__disk", "description": "", "tools": [F_TOOL]}
     assert [tool.name for tool in request(tools=[space, F_TOOL]).tools] == ["mcp__disk__f", "f"]

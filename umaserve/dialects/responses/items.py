@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from umaserve.dialects.content import check_media, joined, turn_bytes
 from umaserve.dialects.openai.turns import BETWEEN, DETAILS, call_arguments, image_data, recording
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes
-from umaserve.dialects.responses.tools import custom_arguments, name_for_model
+from umaserve.dialects.responses.custom_input import custom_arguments
+from umaserve.dialects.responses.tools import name_for_model
 from umaserve.messages import Attachment, ChatTurn, Image, Media, ToolCall
 from umaserve.wire.fields import Fields, array, bad_request, string
 

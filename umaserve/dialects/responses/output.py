@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from umaserve.dialects.responses.custom_input import CustomInput
 from umaserve.dialects.responses.items import sealed
-from umaserve.dialects.responses.tools import OfferedTool, custom_input, shown_name
+from umaserve.dialects.responses.tools import OfferedTool, shown_name
 from umaserve.dialects.tool_calls import CallPiece, ToolCallParser
 
 Event = dict[str, Any]
@@ -27,6 +28,8 @@ class _Item:
     begun: dict[str, Any]
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    input: CustomInput = field(default_factory=CustomInput)
+    """Of a custom tool's call."""
 
     @property
     def kind(self) -> str:
@@ -126,13 +129,17 @@ class OutputItems:
                 yield from self._begin(piece.index, {"type": "function_call", **call, "arguments": ""})
         item = self._open
         assert item is not None
-        if piece.arguments:
-            item.texts.append(piece.arguments)
-            # A custom tool's input is inside of the arguments: it is told once they are complete.
-            if item.kind == "function_call":
-                yield {"type": _ARGUMENTS + ".delta", **item.place, "delta": piece.arguments}
+        if piece.arguments and item.kind == "function_call":
+            yield from self._say(item, _ARGUMENTS, piece.arguments)
+        elif piece.arguments:
+            yield from self._say(item, _INPUT, item.input.push(piece.arguments))
         if piece.whole:
             yield from self._close(whole=True)
+
+    def _say(self, item: _Item, kind: str, text: str) -> Iterator[Event]:
+        if text:
+            item.texts.append(text)
+            yield {"type": kind + ".delta", **item.place, "delta": text}
 
     def _begin(self, key: str | int, begun: dict[str, Any]) -> Generator[Event, None, _Item]:
         """Go on with the item that is open, if it has this key, or start one."""
@@ -153,15 +160,14 @@ class OutputItems:
         if item is None:
             return
         status = {"status": "completed" if whole else "incomplete"}
+        if item.kind == "custom_tool_call":
+            yield from self._say(item, _INPUT, item.input.finish(whole=whole))
         text = "".join(item.texts)
         match item.kind:
             case "function_call":
                 yield {"type": _ARGUMENTS + ".done", **item.place, "name": item.begun["name"], "arguments": text}
                 done = {**item.begun, "arguments": text, **status}
             case "custom_tool_call":
-                text = custom_input(text) if whole else text
-                if text:
-                    yield {"type": _INPUT + ".delta", **item.place, "delta": text}
                 yield {"type": _INPUT + ".done", **item.place, "input": text}
                 done = {**item.begun, "input": text, **status}
             case kind:

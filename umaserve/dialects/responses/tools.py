@@ -13,6 +13,7 @@ import orjson
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.openai.turns import NO_PARAMETERS
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
+from umaserve.dialects.responses.custom_input import CUSTOM_INPUT
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Grammar, Syntax, Tool
 from umaserve.wire.fields import Fields, array, bad_request, dump_capped, out_of_range, string
@@ -22,8 +23,6 @@ log = logging.getLogger(__name__)
 MAX_TOOLS = 256
 _NAME = re.compile("[A-Za-z0-9_-]{1,128}")
 _FREE, _NAMED, _SEVERAL = ("none", "auto", "required"), ("function", "custom"), "allowed_tools"
-CUSTOM_INPUT = "input"
-"""The one argument of a custom tool, as the model sees it: a text."""
 _SCHEMA = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
@@ -130,17 +129,6 @@ def chosen_tools(fields: Fields, offered: tuple[OfferedTool, ...]) -> ToolChoice
     kept = offered if names is None else tuple(one for one in offered if one.tool.name in names)
     # Small models that have to call go on calling: unless asked for more, one call is enough.
     return ToolChoice(kept, must_call, fields.boolean("parallel_tool_calls", not must_call), shown)
-
-
-def custom_input(arguments: str) -> str:
-    """The text that a custom tool's whole arguments hold."""
-    value = orjson.loads(arguments).get(CUSTOM_INPUT)
-    return value if isinstance(value, str) else arguments
-
-
-def custom_arguments(text: str) -> str:
-    """The arguments of a custom tool's call, as the model writes them."""
-    return orjson.dumps({CUSTOM_INPUT: text}).decode()
 
 
 def _shown_choice(one: OfferedTool) -> dict[str, Any]:
