@@ -70,6 +70,10 @@ def test_what_ends_llama_cpp_at_the_first_embedding_is_refused_too(tmp_path: Pat
     path = tiny_model(tmp_path / "model.gguf", "bert", pooling_type=5)
     with pytest.raises(ModelError, match="unknown pooling type"):
         rehearsal.check(path, lambda: True)
+    pooled = tiny_model(tmp_path / "pooled.gguf", "deepseek4")
+    rehearsal.check(pooled, lambda: True)
+    with pytest.raises(ModelError, match=r"can't take it with --pooling mean, .*tensor read out of bounds"):
+        rehearsal.check(pooled, lambda: True, pooling="mean")
 
 
 def test_the_daemon_ends_with_that_line_and_no_crash(tmp_path: Path, whole: bytes):
@@ -114,6 +118,13 @@ def test_a_context_without_room_for_an_answer_is_refused(tmp_path: Path, whole: 
     path = damaged(tmp_path / "model.gguf", whole, number(key, 1024), number(key, length))
     with pytest.raises(ModelError, match=rf"trained for {found} tokens, expected at least 2: download or convert"):
         EngineWorld(path)
+
+
+def test_tokens_that_attend_to_those_behind_them_are_computed_in_one_pass(tmp_path: Path):
+    path = tiny_model(tmp_path / "model.gguf", "llama", attention__causal=False)
+    world = EngineWorld(path, n_batch=64, n_ubatch=32)
+    assert len(world.answer("abc " * 20).tokens) == 12
+    world.close()
 
 
 def test_a_text_that_has_no_tokens_fails_its_own_request(tmp_path: Path):

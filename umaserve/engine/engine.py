@@ -71,8 +71,9 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
 def load_checked(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """As ``load``, of files that another process has loaded before, which some of them would end; not of the default
     model, which is known."""
-    for path in filter(None, (config.model, config.draft_model)):
-        rehearsal.check(path, wanted=lambda: progress(0.0))
+    for path, pooling in ((config.model, config.pooling), (config.draft_model, "model")):
+        if path:
+            rehearsal.check(path, wanted=lambda: progress(0.0), pooling=pooling)
     return load(config, progress, chat_template)
 
 
@@ -109,7 +110,8 @@ class LlamaEngine:
             slots=min(config.parallel, model.n_seq_max - embeds),
             cells=model.n_ctx,
             sequence_tokens=min(model.n_ctx, model.n_ctx_train),
-            batch_tokens=config.n_batch,
+            # llama.cpp ends the process where tokens that attend to those behind them are in several passes.
+            batch_tokens=config.n_batch if model.is_causal else config.n_ubatch,
             threads=max(model.n_threads, model.n_threads_batch),
             sequences=model.n_seq_max - embeds,
             # Embeddings need free cells too, and the scheduler evicts nothing for them.

@@ -48,7 +48,7 @@ FLASH_ATTN = {
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-_POOLING = {
+POOLING = {
     "model": llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
     "mean": llama_cpp.LLAMA_POOLING_TYPE_MEAN,
     "cls": llama_cpp.LLAMA_POOLING_TYPE_CLS,
@@ -332,7 +332,7 @@ class Model:
         params.n_seq_max = self.n_seq_max
         # llama.cpp ignores the number for models of which it can keep none.
         params.n_rs_seq = KEPT_STATES if self._keeps_states else 0
-        params.pooling_type = _POOLING[config.pooling]
+        params.pooling_type = POOLING[config.pooling]
         # The full size would serve to cut sequences; but only the window is ever saved (figures in bench/README.md).
         params.swa_full = False
         params.kv_unified = not self.parts

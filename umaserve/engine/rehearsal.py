@@ -18,6 +18,7 @@ from typing import Any
 import llama_cpp
 
 from umaserve.engine import gguf, llama_log
+from umaserve.engine.model import POOLING
 from umaserve.engine.servable import serves_text
 from umaserve.errors import ModelError
 from umaserve.system import program
@@ -32,24 +33,26 @@ _ROWS = 32
 _TEXT = string.printable + "é \U0001f600"
 
 
-def check(path: str, wanted: Callable[[], bool]) -> None:
-    """Raise ``ModelError`` if llama.cpp ends the process at the model at ``path``, or hangs. What it refuses in an
-    orderly way is left to the loading itself, which says more. Blocks while it is ``wanted``."""
+def check(path: str, wanted: Callable[[], bool], pooling: str = "model") -> None:
+    """Raise ``ModelError`` if llama.cpp ends the process at the model at ``path`` with this ``pooling`` of embeddings
+    (as in ``Config``), or hangs. What it refuses in an orderly way is left to the loading itself, which says more.
+    Blocks while it is ``wanted``."""
     gguf.check(path)
     try:
-        program.run("umaserve.engine.rehearsal", path, wanted=wanted, max_s=MAX_S)
+        program.run("umaserve.engine.rehearsal", path, pooling, wanted=wanted, max_s=MAX_S)
     except (program.Cancelled, OSError):
         return  # Loading stops too; and where no process can be started, there is none to try it in.
     except program.ProgramError as error:
+        how = "" if pooling == "model" else f" with --pooling {pooling}"
         raise ModelError(
-            f"model {path}: llama.cpp can't take it, and would end this process: it is damaged, of an unusual form or "
-            f"made for another version; download or convert it again ({error})"
+            f"model {path}: llama.cpp can't take it{how}, and would end this process: it is damaged, of an unusual "
+            f"form or made for another version; download or convert it again ({error})"
         ) from error
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns 0 also for a file that llama.cpp refuses."""
-    (path,) = arguments
+    path, pooling = arguments
     program.begin()
     # ggml would have a debugger print where it ends.
     os.environ["GGML_NO_BACKTRACE"] = "1"
@@ -65,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     of_context = llama_cpp.llama_context_default_params()
     of_context.n_ctx, of_context.n_batch, of_context.n_ubatch = _CELLS, _ROWS, _ROWS
+    of_context.pooling_type = POOLING[pooling]
     of_context.n_threads = of_context.n_threads_batch = 1
     context = llama_cpp.llama_init_from_model(native, of_context)
     data = _TEXT.encode()
