@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
+import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import llama_cpp
 import numpy as np
@@ -86,6 +87,8 @@ class Stream:
             tokens = self.tokens[-1:] if self.tokens else prepared.tokens
             result = self.engine.run(Tick([], [Run(0, self._computed, tokens, prepared.sampler, prepared.logprobs)]))
             self._computed += len(tokens)
+            while result.late:
+                result = self.engine.run(Tick([], [Run(0, self._computed, [], prepared.sampler, prepared.logprobs)]))
             ((token,),) = result.tokens
             if token in self.engine.end_tokens:
                 self.ended = True
@@ -252,19 +255,90 @@ def test_a_choice_says_what_it_would_say_if_it_were_prepared_alone(plain: LlamaE
 def test_a_grammar_that_becomes_too_complex_fails_its_run_alone(plain: LlamaEngine, monkeypatch):
     bound = plain.prepare(Generate("t", STORY, 5, sampling=Sampling(grammar=gbnf("root ::= [0-9]+"))))
     free = plain.prepare(Generate("u", STORY, 5))
-    matcher = SimpleNamespace(
-        is_stopped=lambda: False,
-        try_consume_tokens=lambda _tokens: 0,
-        is_error=lambda: True,
-        get_error=lambda: "Too many items",
-    )
-    monkeypatch.setattr(bound.sampler.constraint, "_matcher", matcher)
+    refused = RequestError(Fault.BAD_REQUEST, "grammar", "expected less")
+
+    def refuse(_token: int) -> bool:
+        raise refused
+
+    monkeypatch.setattr(bound.sampler.constraint, "accept", refuse)
     plain.run(Tick(CLEAR, []))
     result = plain.run(Tick([], [Run(0, 0, bound.tokens, bound.sampler), Run(1, 0, free.tokens, free.sampler)]))
+    while result.late:
+        assert [len(tokens) for tokens in result.tokens[1:]] in ([], [1])
+        result = plain.run(Tick([], [Run(0, len(bound.tokens), [], bound.sampler)]))
     assert result.outcome is Outcome.DONE
-    assert result.failed[0].message.startswith("grammar: expected a grammar that llguidance can follow in a few millis")
-    assert [len(tokens) for tokens in result.tokens] == [0, 1]
-    assert list(result.failed) == [0]
+    assert result.failed == {0: refused}
+    assert result.tokens[0] == ()
+
+
+# -- slow grammars ---------------------------------------------------------------------------------------------------
+
+LETTERS = Sampling(grammar=gbnf("root ::= [a-zA-Z ,.]+"))
+
+
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def slow_from(call: int, plain: LlamaEngine, go_on: threading.Event) -> Prepared:
+    """A request whose grammar decides about no token, from this one on, before the event is set."""
+    prepared = plain.prepare(Generate("t", STORY, 9, sampling=LETTERS))
+    accept, calls = prepared.sampler.constraint.accept, itertools.count()
+    prepared.sampler.constraint.accept = lambda token: (next(calls) < call or go_on.wait()) and accept(token)
+    plain.run(Tick(CLEAR, []))
+    return prepared
+
+
+def test_a_slow_grammar_keeps_no_other_stream_waiting(plain: LlamaEngine, go_on: threading.Event):
+    alone = [Stream(plain, max_tokens=4, sampling=sampling).run().tokens for sampling in (LETTERS, Sampling())]
+    free = plain.prepare(Generate("u", STORY, 9))
+    slow = slow_from(0, plain, go_on)
+    length = len(slow.tokens)
+    result = plain.run(Tick([], [Run(0, 0, slow.tokens, slow.sampler), Run(1, 0, free.tokens, free.sampler)]))
+    others = [*result.tokens[1]]
+    for start in range(length, length + 3):
+        assert (result.tokens[0], result.late) == ([], {0})
+        result = plain.run(Tick([], [Run(0, length, [], slow.sampler), Run(1, start, others[-1:], free.sampler)]))
+        others += result.tokens[1]
+    assert others == alone[1]
+    go_on.set()
+    assert slow.sampler.step.ended.wait(60)
+    result = plain.run(Tick([], [Run(0, length, [], slow.sampler)]))
+    assert (result.tokens, result.late) == ([alone[0][:1]], set())
+    assert plain.run(Tick([], [Run(0, length, alone[0][:1], slow.sampler)])).tokens == [alone[0][1:2]]
+
+
+def test_a_late_token_comes_though_its_sequence_has_lost_its_slot(plain: LlamaEngine, go_on: threading.Event):
+    alone = Stream(plain, max_tokens=1, sampling=LETTERS).run().tokens
+    slow = slow_from(0, plain, go_on)
+    assert plain.run(Tick([], [Run(0, 0, slow.tokens, slow.sampler)])).late
+    assert plain.run(Tick([Release(0)], [Run(1, 0, slow.tokens, slow.sampler)])).late
+    go_on.set()
+    assert slow.sampler.step.ended.wait(60)
+    assert plain.run(Tick([Release(1)], [Run(0, 0, slow.tokens, slow.sampler)])).tokens == [alone]
+
+
+def test_draft_tokens_before_a_late_token_are_taken_and_none_behind_it(plain: LlamaEngine, go_on: threading.Event):
+    alone = Stream(plain, max_tokens=5, sampling=LETTERS).run().tokens
+    slow = slow_from(2, plain, go_on)
+    length = len(slow.tokens)
+    result = plain.run(Tick([], [Run(0, 0, slow.tokens, slow.sampler)]))
+    while result.late:
+        result = plain.run(Tick([], [Run(0, length, [], slow.sampler)]))
+    first = [*result.tokens[0]]
+    result = plain.run(Tick([], [Run(0, length, [*first, *alone[1:4]], slow.sampler, draft_tokens=3)]))
+    # Whether the tick waits for the token before the slow one is a matter of time.
+    taken = [*first, *result.tokens[0]]
+    assert taken in (alone[:1], alone[:2])
+    assert result.late == {0}
+    assert llama_cpp.llama_memory_seq_pos_max(plain._model.memory, 0) == length + len(taken) - 1
+    go_on.set()
+    assert slow.sampler.step.ended.wait(60)
+    result = plain.run(Tick([], [Run(0, length + len(taken), [], slow.sampler)]))
+    assert result.tokens == [alone[len(taken) : len(taken) + 1]]
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------

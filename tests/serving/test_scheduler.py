@@ -177,6 +177,39 @@ def test_one_tick_is_in_flight_at_a_time(world: SchedulerWorld) -> None:
     world.finish()
 
 
+# Tokens that are late.
+
+
+def test_a_late_stream_keeps_no_other_waiting(world: SchedulerWorld) -> None:
+    slow, other = (world.arrive(name, max_tokens=30) for name in ("slow", "other"))
+    world.engine.slow = lambda slot: slot == slow.session.slot
+    world.turn_until(lambda: other.end is not None)
+    assert slow.outputs[-1] is not slow.end
+    assert slow.text == ""
+    world.engine.slow = lambda _slot: False
+    world.finish()
+    assert (slow.text, other.text) == (slow.expected, other.expected)
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [{}, {"slots": 2}, {"cells": 130, "sequence_tokens": 120}, {"cached_cells": 200, "sequences": 8}],
+    ids=str,
+)
+def test_tokens_that_are_late_now_and_then_are_the_same(capacity: dict[str, int]) -> None:
+    world = SchedulerWorld(**capacity)
+    ticks = world.engine.ticks
+    world.engine.slow = lambda slot: (len(ticks) + slot) % 3 == 0
+    for number in range(12):
+        world.arrive(f"{SHORT * (number % 2)}{number} {LONG[: 3 * number]}", max_tokens=1 + 7 * number % 40)
+        world.turns(number % 3)
+    world.cancel(world.clients[0])
+    world.turn_until(lambda: all(client.end for client in world.clients))
+    for client in world.clients[1:]:
+        assert client.text == client.expected
+    world.finish()
+
+
 # Cancelling and leaving, at every moment.
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from umaserve.engine.constraint import Constraint
 
@@ -15,6 +15,7 @@ BYTES: Any = SimpleNamespace(
     tokenizer=_TOKENIZER,
     pieces=[bytes([token]) if token < 256 else b"" for token in range(_TOKENIZER.vocab_size)],
     end_tokens=frozenset(_TOKENIZER.eos_tokens),
+    any_text=LLMatcher(_TOKENIZER, "start: /(?s:.*)/\n", log_level=0),
 )
 (END,) = BYTES.end_tokens
 

@@ -245,6 +245,10 @@ class StandInEngine:
         self.chunks: dict[tuple[str, str], StandInChunk] = {}
         """By tenant and data."""
         self.failures: deque[Outcome | type[EngineFailure] | None] = deque()
+        self.slow: Callable[[int], bool] = lambda _slot: False
+        """Whether the next token of a slot is late."""
+        self._late: list[object] = []
+        """Samplers whose token is late."""
 
     @property
     def info(self) -> ModelInfo:
@@ -360,13 +364,15 @@ class StandInEngine:
         assert sum(len(run.tokens) for run in runs if run.span is None) <= self.capacity.batch_tokens
         for run in runs:
             self.memory.add(run.slot, run.tokens, tick.adapters)
-        sampled = [self._sample(run) for run in runs]
+        late = {index for index, run in enumerate(runs) if run.sampler is not None and self.slow(run.slot)}
+        sampled = [self._make_late(run) if index in late else self._sample(run) for index, run in enumerate(runs)]
         logprobs = {
             index: [_logprobs(run, token) for token in tokens]
             for index, (run, tokens) in enumerate(zip(runs, sampled, strict=True))
             if tokens and run.logprobs is not None
         }
-        return TickResult(Outcome.DONE, sampled, 0.01 * bool(runs), logprobs, drafted, 0.001 * len(drafted))
+        seconds = 0.01 * bool(runs)
+        return TickResult(Outcome.DONE, sampled, seconds, logprobs, drafted, 0.001 * len(drafted), late=late)
 
     def _draft(self, draft: Draft, runs: list[Run]) -> int:
         """Guesses of which some are right, and then one is wrong."""
@@ -380,12 +386,19 @@ class StandInEngine:
         runs[draft.run] = run._replace(tokens=[*run.tokens, *draft_tokens], draft_tokens=len(draft_tokens))
         return len(draft_tokens)
 
+    def _make_late(self, run: Run) -> list[int]:
+        self._late.append(run.sampler)
+        if run.draft_tokens:
+            self.memory.move([Release(run.slot, len(self.memory.tokens(run.slot)) - run.draft_tokens)])
+        return []
+
     def _sample(self, run: Run) -> list[int]:
         """The next token and, as long as it had been guessed, the one after it; wrong guesses are forgotten."""
         if run.sampler is None:
             assert not run.draft_tokens
             return []
         assert isinstance(run.sampler, StandInSampler)
+        self._late = [sampler for sampler in self._late if sampler is not run.sampler]
         sequence = self.memory.tokens(run.slot)
         assert tuple(sequence[: len(run.sampler.prompt)]) == run.sampler.prompt, "sampled with another one's sampler"
         made = {cell.made for cell in self.memory.sequences[run.slot]}
@@ -405,7 +418,8 @@ class StandInEngine:
         lengths = {slot: len(self.memory.sequences[slot]) for slot in slots}
         texts = set()
         for run in tick.runs:
-            assert len(run.tokens) > run.draft_tokens >= 0, "a run of nothing but guesses"
+            late = any(sampler is run.sampler for sampler in self._late)
+            assert len(run.tokens) > run.draft_tokens >= 0 or (late and not run.tokens), "a run of nothing but guesses"
             # A slot that was not cleared before its next use fails this as well.
             assert run.start == lengths[run.slot], "positions have a gap or go back"
             lengths[run.slot] += len(run.tokens)
@@ -413,7 +427,7 @@ class StandInEngine:
             assert run.slot not in texts, "more of a sequence behind its text, which is computed last"
             if run.span is None:
                 texts.add(run.slot)
-                assert min(run.tokens) >= 0, "media decoded as text"
+                assert min(run.tokens, default=0) >= 0, "media decoded as text"
             else:
                 self._check_span(run, run.span)
 

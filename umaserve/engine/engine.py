@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from umaserve.engine.model import Model, find
 from umaserve.engine.preparation import Preparation
 from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.sampling import Sampler
+from umaserve.engine.steps import Sampled, Step, StepThread
 from umaserve.engine.thought_form import marks_in
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import THINK_TAGS
@@ -56,6 +58,11 @@ KEPT_ON_CPU = 16
 used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
 
+MIN_WAIT_S = 0.005
+"""For the grammars of a tick's streams, and as long as the decode took where that is more: none of them makes a tick
+more than twice as long."""
+IDLE_WAIT_S = 0.02
+"""The same where no other stream runs."""
 
 MAX_KEPT_STATES_BYTES = 512 << 20
 """For the earlier states of all sequences, without which recurrent models have no draft tokens. They come to twice the
@@ -87,6 +94,7 @@ class LlamaEngine:
         model.show(template.tool_form, thought_form)
         self._batch = Batch(config.n_batch)
         self._candidates = Candidates(model.n_vocab)
+        self._step_thread = StepThread(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
         embeds = pools(model)
         generates = bool(model.memory)
@@ -228,6 +236,7 @@ class LlamaEngine:
         logprobs: dict[int, list[Logprobs]] = {}
         failed: dict[int, RequestError] = {}
         decoded: list[Run] = []
+        begun: list[Step] = []
         for group in self._groups(runs):
             of_group = [runs[index] for index in group]
             code, outputs = self._decode(of_group)
@@ -237,22 +246,30 @@ class LlamaEngine:
                 unchanged = code == 1 and not any(run.sampler for run in decoded) and self._undo(decoded)
                 return TickResult(Outcome.NO_CELLS if unchanged else Outcome.FAILED, (), 0.0)
             decoded += of_group
-            rows = iter(self._logits(outputs))
-            for index, run in zip(group, of_group, strict=True):
-                if run.sampler is not None:
-                    scores: list[Logprobs] = []
-                    of_run = [next(rows) for _ in range(1 + run.draft_tokens)]
-                    try:
-                        tokens[index] = self._sampled(run, of_run, scores)
-                    except RequestError as error:
-                        failed[index] = error
-                        self._cells.move([Release(run.slot, run.start + len(run.tokens) - run.draft_tokens)])
-                    if run.logprobs is not None:
-                        logprobs[index] = scores
-        ended = time.perf_counter()
-        return TickResult(
-            Outcome.DONE, tokens, ended - drafted, logprobs, draft_tokens, drafted - started, moving_s, failed
-        )
+            begun += self._begin_steps(of_group, self._logits(outputs))
+        if decoded:
+            self._step_thread.wait(begun, max(MIN_WAIT_S, time.perf_counter() - drafted))
+        else:
+            unfinished = (run.sampler.step for run in runs if isinstance(run.sampler, Sampler))
+            self._step_thread.wait([step for step in unfinished if step is not None], IDLE_WAIT_S)
+        late: set[int] = set()
+        for index, run in enumerate(runs):
+            if run.sampler is None:
+                continue
+            try:
+                sampled, ended = self._taken(run)
+            except RequestError as error:
+                failed[index] = error
+                self._cells.move([Release(run.slot, run.start + len(run.tokens) - run.draft_tokens)])
+                continue
+            tokens[index] = [token for token, _scores in sampled]
+            if run.logprobs is not None:
+                logprobs[index] = [scores for _token, scores in sampled if scores is not None]
+            if not ended:
+                late.add(index)
+        seconds = time.perf_counter() - drafted
+        drafting_s = drafted - started
+        return TickResult(Outcome.DONE, tokens, seconds, logprobs, draft_tokens, drafting_s, moving_s, failed, late)
 
     def _on_new_context(self) -> None:
         """The cells were divided: what was set on the context, and what the drafter knows by slot, is gone."""
@@ -266,7 +283,7 @@ class LlamaEngine:
         """The indices of the runs of each decode, in order: each run of media; then the others, or on a CPU first all
         streams, then each prompt."""
         media = [[index] for index, run in enumerate(runs) if run.span is not None]
-        text = [index for index, run in enumerate(runs) if run.span is None]
+        text = [index for index, run in enumerate(runs) if run.span is None and run.tokens]
         if not self.capacity.prompts_apart:
             return [*media, text] if text else media
         streams = [index for index in text if len(runs[index].tokens) == 1 + runs[index].draft_tokens]
@@ -310,30 +327,69 @@ class LlamaEngine:
         native = llama_cpp.llama_get_logits(self._model.context)
         return list(np.ctypeslib.as_array(native, (outputs, self._model.n_vocab)))
 
-    def _sampled(self, run: Run, rows: Sequence[Logits], scores: list[Logprobs]) -> Sequence[int]:
-        """The accepted draft tokens and the token after them; rejected draft tokens are removed from the KV cache.
-        Raises ``RequestError`` as ``Sampler.sample``."""
-        assert isinstance(run.sampler, Sampler)
-        tokens: list[int] = []
-        for offset, logits in enumerate(rows):
-            before = None if run.logprobs is None or run.sampler.scores_after else Scores(logits)
-            token = run.sampler.sample(logits, self._candidates)
-            if before is not None and run.logprobs is not None:
-                scores.append(before.report(token, run.logprobs, self._model.written))
-            elif run.logprobs is not None:
-                left = self._candidates.only(token) if run.sampler.left is None else run.sampler.left
-                scores.append(scores_after(left, token, run.logprobs, self._model.written))
-            tokens.append(token)
-            row = len(run.tokens) - run.draft_tokens + offset
-            if token in self.end_tokens or (offset < run.draft_tokens and token != run.tokens[row]):
-                break
+    def _begin_steps(self, runs: Sequence[Run], logits: Sequence[Logits]) -> list[Step]:
+        """Sample what no grammar holds, and begin with the rest; returns the steps of that."""
+        rows = iter(logits)
+        held: list[Sampler] = []
+        for run in runs:
+            if run.sampler is None:
+                continue
+            assert isinstance(run.sampler, Sampler)
+            of_run = [next(rows) for _ in range(1 + run.draft_tokens)]
+            # It may have lost its slot while a step was late: the token of that step comes next.
+            if run.sampler.step is None:
+                sample, is_last = functools.partial(self._sample, run), functools.partial(self._is_last, run)
+                if run.sampler.constraint is None:
+                    run.sampler.step = Step(of_run, sample, is_last)
+                    run.sampler.step.run(self._candidates)
+                else:
+                    # The next decode overwrites the rows.
+                    copies = [row.copy() for row in of_run]
+                    run.sampler.step = Step(copies, sample, is_last, run.sampler.constraint.field)
+                    held.append(run.sampler)
+        held.sort(key=lambda sampler: sampler.was_late)
+        steps = [sampler.step for sampler in held if sampler.step is not None]
+        if steps:
+            self._step_thread.begin(steps)
+        return steps
+
+    def _sample(self, run: Run, logits: Logits, candidates: Candidates) -> Sampled:
+        """The next token; raises ``RequestError`` as ``Sampler.sample``."""
+        sampler = run.sampler
+        assert isinstance(sampler, Sampler)
+        before = None if run.logprobs is None or sampler.scores_after else Scores(logits)
+        token = sampler.sample(logits, candidates)
+        if run.logprobs is None:
+            return token, None
+        if before is not None:
+            return token, before.report(token, run.logprobs, self._model.written)
+        left = candidates.only(token) if sampler.left is None else sampler.left
+        return token, scores_after(left, token, run.logprobs, self._model.written)
+
+    def _is_last(self, run: Run, row: int, token: int) -> bool:
+        """Whether ``token``, sampled from this row of the run, is no accepted draft token."""
+        draft = len(run.tokens) - run.draft_tokens + row
+        return token in self.end_tokens or row == run.draft_tokens or token != run.tokens[draft]
+
+    def _taken(self, run: Run) -> tuple[list[Sampled], bool]:
+        """As ``Step.take``: the accepted draft tokens and, if that is all, the token after them; rejected draft tokens
+        are removed from the KV cache."""
+        sampler = run.sampler
+        assert isinstance(sampler, Sampler)
+        assert sampler.step is not None
+        sampled, ended = sampler.step.take()
+        if ended:
+            sampler.step = None
+        else:
+            sampler.was_late = True
         if run.draft_tokens:
-            right = len(run.tokens) - run.draft_tokens + len(tokens) - 1
+            right = len(run.tokens) - run.draft_tokens + len(sampled) - ended
             if not self._cells.move([Release(run.slot, run.start + right)]):
                 raise RuntimeError(f"rejected draft tokens can't be removed from sequence {run.slot}")
-        return tokens
+        return sampled, ended
 
     def close(self) -> None:
+        self._step_thread.close()
         if self._drafter is not None:
             self._drafter.free()
         self._adapters.free()

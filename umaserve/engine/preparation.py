@@ -110,6 +110,8 @@ class Preparation:
         sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
         window = sampler.penalty_window
         sampler.accept_prompt([*_text_tokens(prepared.tokens, window), *generated[max(0, len(generated) - window) :]])
+        # A slow grammar may still be at the next token.
+        sampler.step = prepared.sampler.step
         return dataclasses.replace(prepared, max_tokens=max_tokens, sampler=sampler)
 
     def answer(self, query: Query) -> Answer:

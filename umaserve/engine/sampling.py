@@ -13,6 +13,7 @@ import numpy as np
 
 from umaserve.engine.candidates import Candidates, Left, Logits
 from umaserve.engine.constraint import Constraint
+from umaserve.engine.steps import Step
 from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Sampling
@@ -60,6 +61,10 @@ class Sampler:
         plain = sampling.temperature < MIN_TEMPERATURE and not _penalizes(sampling)
         self._chain = None if plain else _chain(n_vocab, sampling)
         self._draws = sampling.temperature >= MIN_TEMPERATURE
+        self.step: Step | None = None
+        """What samples its next token, until that is taken."""
+        self.was_late = False
+        """Whether a tick did not wait for its token to the end."""
         self.left: Left | None = None
         """The candidates of the latest token, until the next one; ``None`` if that was certain."""
         self.scores_after = sampling.scores_after

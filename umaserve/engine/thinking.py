@@ -64,6 +64,7 @@ class AfterThoughts:
     ) -> None:
         """``more_marks``: whether other marks, or another thought, may follow a thought."""
         self.grammar = grammar
+        self.field = grammar.field
         self._thinking = thinking
         self._ends = list(end_tokens)
         self._more_marks = more_marks

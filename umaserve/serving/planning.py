@@ -259,7 +259,8 @@ class Planning:
         assert prepared is not None
         spare = self._promises.extend(session)
         draft_tokens, acceptance, drafts = 0, 0.0, False
-        if session.repetition is not None:
+        session.draft_tokens = ()
+        if session.repetition is not None and not session.is_late:
             # Less one: the tick samples a token besides the draft tokens.
             left = prepared.max_tokens - len(session.generated) - 1
             limit = max(0, min(MAX_DRAFT_TOKENS, self._capacity.max_draft_tokens, left, spare))
@@ -381,6 +382,8 @@ class Planning:
 def _goes_on(stream: Session) -> bool:
     """Whether it gets another token after the one that is computed now, and has a cell for that."""
     assert stream.prepared is not None
+    if stream.is_late:
+        return False
     return len(stream.generated) + 1 < stream.prepared.max_tokens and stream.cells > stream.length
 
 

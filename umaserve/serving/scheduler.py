@@ -226,7 +226,7 @@ class Scheduler:
             self._fail_all(work.sessions)
         self.pump()
         # After the next tick was submitted, so that learning does not delay it.
-        if work.tick.runs and result.outcome is Outcome.DONE:
+        if work.decode_rows + work.prefill_rows and result.outcome is Outcome.DONE:
             not_drafted = sum(draft.limit for draft in work.tick.drafts) - sum(result.drafted)
             rows = work.decode_rows - not_drafted, work.prefill_rows
             now = self._now()
@@ -252,13 +252,14 @@ class Scheduler:
                 now = self._now()
                 for index, (session, run) in enumerate(zip(work.sessions, work.tick.runs, strict=True)):
                     try:
-                        self._advance(session, run, result.tokens[index], result.logprobs.get(index), now)
+                        late = index in result.late
+                        self._advance(session, run, result.tokens[index], result.logprobs.get(index), now, late=late)
                         if index in result.failed:
                             raise result.failed[index]
                     except RequestError as error:
                         self._sessions.fail(session, error)
                 for draft, draft_tokens in zip(work.tick.drafts, result.drafted, strict=True):
-                    right = len(result.tokens[draft.run]) - 1
+                    right = max(0, len(result.tokens[draft.run]) - 1)
                     self._count_draft_tokens(work.sessions[draft.run], draft_tokens, right, drafted=True)
                 self._planning.drafted(sum(result.drafted), result.drafting_s)
 
@@ -269,20 +270,30 @@ class Scheduler:
                 self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode", "llama.cpp failed"))
 
     def _advance(
-        self, session: Session, run: Run, tokens: Sequence[int], logprobs: Sequence[Logprobs] | None, now: float
+        self,
+        session: Session,
+        run: Run,
+        tokens: Sequence[int],
+        logprobs: Sequence[Logprobs] | None,
+        now: float,
+        *,
+        late: bool,
     ) -> None:
         if session.state is State.PREFILL:
             if session.generated:
                 self.metrics.recomputed_tokens += len(run.tokens)
             else:
                 self.metrics.prompt_tokens += len(run.tokens)
-        # Of its draft tokens, the sequence holds the accepted ones: all sampled tokens but the last.
-        session.computed += len(run.tokens) - run.draft_tokens + max(0, len(tokens) - 1)
+        # Of its draft tokens, the sequence holds the accepted ones: all sampled tokens but the last, which may be late.
+        accepted = len(tokens) if late else max(0, len(tokens) - 1)
+        session.computed += len(run.tokens) - run.draft_tokens + accepted
         if session.state is State.PREFILL:
             self._planning.prefilled(session)
             self._tell_progress(session)
+            if late:
+                self._sessions.prompt_done(session)
         if tokens and (run.draft_tokens or session.draft_tokens):
-            self._count_draft_tokens(session, run.draft_tokens, len(tokens) - 1, drafted=False)
+            self._count_draft_tokens(session, run.draft_tokens, accepted, drafted=False)
         for index, token in enumerate(tokens):
             if session.running:
                 self._take(session, token, None if logprobs is None else logprobs[index], now)

@@ -123,6 +123,11 @@ class Session:
         return len(self.prepared.tokens) + len(self.generated)
 
     @property
+    def is_late(self) -> bool:
+        """Whether a slow grammar is still at its next token."""
+        return self.state is State.DECODE and self.computed == self.length
+
+    @property
     def running(self) -> bool:
         return self.state in RUNNING
 

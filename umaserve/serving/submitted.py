@@ -45,9 +45,9 @@ class Submitted:
         return self._result
 
     def next_runs(self, runs: Sequence[Run], end_tokens: frozenset[int]) -> list[Run] | None:
-        """``runs`` with the tokens that this tick has sampled; ``None`` if one of them is missing or an end."""
+        """``runs`` with the tokens that this tick has sampled; ``None`` if one of them is missing, late or an end."""
         result = self._result
-        if result is None or result.outcome is not Outcome.DONE or result.failed:
+        if result is None or result.outcome is not Outcome.DONE or result.failed or result.late:
             return None
         filled = [run._replace(tokens=tokens) for run, tokens in zip(runs, result.tokens, strict=True)]
         return None if any(run.tokens[0] in end_tokens for run in filled) else filled

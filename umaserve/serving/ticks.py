@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -72,8 +72,9 @@ class Prepared:
 
 
 class Run(NamedTuple):
-    """Consecutive tokens of one sequence to decode. With a ``sampler``, the token after them is sampled. A named tuple,
-    since each stream has one in each tick, and a frozen dataclass takes three times as long to make."""
+    """Consecutive tokens of one sequence to decode. With a ``sampler``, the token after them is sampled. There are none
+    where that token was late (``TickResult``). A named tuple, since each stream has one in each tick, and a frozen
+    dataclass takes three times as long to make."""
 
     slot: int
     start: int
@@ -203,6 +204,9 @@ class TickResult:
     """Time for the KV operations."""
     failed: Mapping[int, RequestError] = field(default_factory=dict)
     """The errors of runs whose next token could not be chosen, by the run's index; they have no tokens."""
+    late: Collection[int] = ()
+    """The indices of runs whose next token is still being chosen, by a slow grammar. The token comes with the next run
+    of that sampler, which has no tokens if the sequence is still in its slot."""
 
 
 class SavedBytes(NamedTuple):

@@ -61,7 +61,7 @@ def make_work(
     return Work(
         tick=Tick(kv_operations, runs, threads, plan.adapters, drafts),
         sessions=sessions,
-        decode_rows=sum([1 + draft_tokens for _, draft_tokens in streams]),
+        decode_rows=sum([1 + draft_tokens for session, draft_tokens in streams if not session.is_late]),
         prefill_rows=sum([len(run.tokens) for run in runs[len(streams) :]]),
         decodes=_decodes(runs) if prompts_apart else 1,
         cached=_attended(snapshot, runs) if prompts_apart else snapshot.cached,
@@ -87,7 +87,7 @@ def sequence(session: Session) -> Sequence[int]:
 def _decodes(runs: Sequence[Run]) -> int:
     """Of the streams one, and of each prompt one."""
     prompts = _prompts(runs)
-    return len(prompts) + (len(prompts) < len(runs))
+    return len(prompts) + any(len(run.tokens) == 1 + run.draft_tokens for run in runs)
 
 
 def _attended(snapshot: Snapshot, runs: Sequence[Run]) -> int:
@@ -103,7 +103,7 @@ def _attended(snapshot: Snapshot, runs: Sequence[Run]) -> int:
 
 def _prompts(runs: Sequence[Run]) -> list[Run]:
     """Those with more than a token and its draft tokens, which have decodes of their own on a CPU."""
-    return [run for run in runs if len(run.tokens) != 1 + run.draft_tokens]
+    return [run for run in runs if len(run.tokens) > 1 + run.draft_tokens]
 
 
 def _of_stream(session: Session, n_draft_tokens: int) -> tuple[Run, int]:
@@ -112,7 +112,7 @@ def _of_stream(session: Session, n_draft_tokens: int) -> tuple[Run, int]:
     assert prepared is not None
     assert session.slot is not None
     draft_tokens = session.draft_tokens[:n_draft_tokens]
-    tokens = [session.generated[-1], *draft_tokens]
+    tokens = [] if session.is_late else [session.generated[-1], *draft_tokens]
     run = Run(session.slot, session.computed, tokens, prepared.sampler, prepared.logprobs, len(draft_tokens))
     return run, n_draft_tokens - len(draft_tokens)
 
