@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from bench import hard_grammars
+from bench import grammar_sides, hard_grammars
 from bench.report import load_average, machine, number, progress, table
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.errors import ConfigError, ModelError
@@ -59,10 +59,17 @@ def main() -> int:
         metavar="FILE",
         help="instead, the hardest grammars known, with the vocabularies of these GGUF files",
     )
+    parser.add_argument(
+        "--llama-server",
+        metavar="PATH",
+        help="instead, the same grammars for the daemon and for this binary of llama.cpp's server",
+    )
     arguments = parser.parse_args()
     try:
         if arguments.vocabulary:
             return _hardest(arguments.vocabulary)
+        if arguments.llama_server:
+            return _beside(arguments.llama_server)
         config = SETTINGS.load({}, dict(os.environ)).config
         most = max(arguments.streams)
         config = dataclasses.replace(config, parallel=most, n_ctx=most * 256)
@@ -86,6 +93,26 @@ def _hardest(paths: Sequence[str]) -> int:
     for path in paths:
         print(f"{path}\n\n{table(hard_grammars.COLUMNS, list(hard_grammars.rows(path)))}\n")
     print(hard_grammars.NOTES.format(steps=hard_grammars.STEPS, repeats=hard_grammars.REPEATS))
+    return 0
+
+
+def _beside(binary: str) -> int:
+    print(f"{machine()}\nload before: {load_average()}\n")
+    grammars = {
+        "three properties": Grammar(Syntax.JSON_SCHEMA, json.dumps(_SCHEMA), "json_schema"),
+        "JSON in GBNF": Grammar(Syntax.GBNF, grammar_sides.JSON_IN_GBNF, "grammar"),
+        **{
+            f"schema of {kib} KiB": Grammar(Syntax.JSON_SCHEMA, json.dumps(_schema_of(1024 * kib)), "json_schema")
+            for kib in KIB
+        },
+        **{name: one for name, one in hard_grammars.grammars().items() if one.syntax is not Syntax.LARK},
+    }
+    print(table(grammar_sides.COLUMNS, list(grammar_sides.rows(binary, grammars))))
+    print(
+        grammar_sides.NOTES.format(
+            tokens=grammar_sides.TOKENS, rounds=grammar_sides.ROUNDS, patience=grammar_sides.PATIENCE_S
+        )
+    )
     return 0
 
 
