@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import pytest
 from grammars import BYTES, END
+from llama_templates import NAMES, needs_templates, template_source
 from tool_forms import FORMS
 
 from umaserve.dialects.tool_calls import ToolCallParser, short_ids
 from umaserve.engine.constraint import Constraint
+from umaserve.engine.template import Template
 from umaserve.engine.tool_grammar import of_tools
 from umaserve.engine.written_calls import written
 from umaserve.errors import RequestError
@@ -129,7 +131,7 @@ def accepts(form: ToolForm, given: tuple[Constraint, bytes], text: str) -> bool:
     whole, after = given
     data = text.removeprefix(form.opened).encode()
     left = whole.copy()
-    return all(map(left.accept, [*data.removeprefix(after), END]))
+    return all(map(left.accept, [*data[data.index(after) + len(after) :], END]))
 
 
 def read(form: ToolForm, tool: Tool, text: str, size: int) -> str:
@@ -139,10 +141,8 @@ def read(form: ToolForm, tool: Tool, text: str, size: int) -> str:
     return json.loads("".join(piece.arguments for _content, pieces in told for piece in pieces))["input"]
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", FORMS)
-def test_each_form_takes_the_texts_of_a_grammar_and_gives_them_back(name: str, language: str):
-    form, (grammar, inside, outside) = FORMS[name], LANGUAGES[language]
+def check(form: ToolForm, language: str) -> None:
+    grammar, inside, outside = LANGUAGES[language]
     tool = bound(grammar)
     for must_call in (True, False):
         given = constraint(form, tool, must_call=must_call)
@@ -151,6 +151,18 @@ def test_each_form_takes_the_texts_of_a_grammar_and_gives_them_back(name: str, l
     for text in inside:
         assert read(form, tool, call(form, text), 1) == text
         assert read(form, tool, call(form, text), 5) == text
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", FORMS)
+def test_each_form_takes_the_texts_of_a_grammar_and_gives_them_back(name: str, language: str):
+    check(FORMS[name], language)
+
+
+@needs_templates
+@pytest.mark.parametrize("name", NAMES)
+def test_the_forms_of_llama_cpps_templates(name: str):
+    check(Template(template_source(name), "<s>", "</s>").tool_form, "patch")
 
 
 @pytest.mark.parametrize("name", ["tags", "pairs", "typed", "quoted", "elements"])

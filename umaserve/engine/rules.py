@@ -126,7 +126,6 @@ class Rules:
         upper = set(range(len(self.bodies)))
         recursive = not self._can_be_terminals(upper)
         if recursive:
-            check_alternatives(map(_alternatives, self.bodies))
             self._flatten()
             terminals = self.terminals & self._reached([start], self.terminals)
             upper = self._reached(terminals)
@@ -134,6 +133,8 @@ class Rules:
             if not (upper and self._can_be_terminals(upper) and are_apart(which, self._lines(upper, upper, prefix))):
                 upper = set()
         used = self._reached([start])
+        if recursive:
+            check_alternatives(_alternatives(self.bodies[number]) for number in used - upper)
         if any(part in ("&", "~") for number in used - upper for part in self.bodies[number]):
             raise GrammarError("no & and ~ where a rule contains itself and terminals begin alike")
         first = prefix if recursive else prefix.upper()
