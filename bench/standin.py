@@ -66,7 +66,7 @@ class StandInEngine:
     def shed(self) -> None:
         """There is nothing."""
 
-    def embed(self, query: Embed) -> Embedded:
+    def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
         raise RequestError(Fault.NOT_SUPPORTED, "model", "a stand-in makes no embeddings")
 
     def run(self, tick: Tick) -> TickResult:

@@ -12,7 +12,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from engine_world import EngineWorld
+from engine_world import EngineWorld, no_pause
 from gguf import GGUFWriter
 from llama_server import LlamaServer
 from tiny_models import FULL_ATTENTION, N_CTX, RECURRENT, SLIDING_WINDOW, tiny_model
@@ -286,7 +286,7 @@ def test_a_long_text_whose_last_token_counts_is_computed_in_parts(world: Make, a
         world(architecture, pooling="last", n_batch=n, n_ubatch=n, speculation=False).engine for n in (256, 32)
     )
     query = Embed((TokenIds(PROMPTS[2]), TokenIds(PROMPTS[1])))
-    pairs = zip(whole.embed(query).vectors, parts.embed(query).vectors, strict=True)
+    pairs = zip(whole.embed(query, no_pause).vectors, parts.embed(query, no_pause).vectors, strict=True)
     assert all(np.allclose(one, other, atol=1e-5) for one, other in pairs)
 
 
@@ -294,7 +294,7 @@ def test_a_long_text_whose_last_token_counts_is_computed_in_parts(world: Make, a
 def test_a_text_that_must_be_computed_at_once_is_refused_with_what_to_set(world: Make, architecture: str, pooling: str):
     engine = world(architecture, pooling=pooling, n_batch=32, n_ubatch=32).engine
     with pytest.raises(RequestError, match=r"at most 32 tokens, got 150: .* more --n-batch and --n-ubatch"):
-        engine.embed(Embed((TokenIds(PROMPTS[2]),)))
+        engine.embed(Embed((TokenIds(PROMPTS[2]),)), no_pause)
 
 
 @pytest.mark.parametrize(("kind", "divisions"), [("longrope", [(2, 512)]), ("yarn", [(4, 256), (2, 512)])])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from engine_world import EngineWorld
+from engine_world import EngineWorld, no_pause
 from tiny_models import tiny_model
 
 from umaserve.engine.model import Model
@@ -29,28 +30,28 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineWorld]:
 
 
 def test_each_pair_has_a_score_that_does_not_depend_on_the_others(ranks: EngineWorld) -> None:
-    together = ranks.engine.embed(Embed(PAIRS, ranks=True))
+    together = ranks.engine.embed(Embed(PAIRS, ranks=True), no_pause)
     assert [len(vector) for vector in together.vectors] == [1, 1, 1]
     assert len({score for [score] in together.vectors}) == 3
-    alone = [ranks.engine.embed(Embed((pair,), ranks=True)) for pair in PAIRS]
-    assert [vector for one in alone for vector in one.vectors] == together.vectors
+    alone = [ranks.engine.embed(Embed((pair,), ranks=True), no_pause) for pair in PAIRS]
+    assert np.allclose([vector for one in alone for vector in one.vectors], together.vectors, atol=1e-5)
     assert together.prompt_tokens == sum(one.prompt_tokens for one in alone)
 
 
 def test_a_pair_is_tokenized_apart_as_it_is_for_its_score(ranks: EngineWorld) -> None:
     tokens = ranks.engine.answer(Tokenize(PAIRS[0], special=True))
     assert isinstance(tokens, Tokenized)
-    assert len(tokens.ids) == ranks.engine.embed(Embed(PAIRS[:1], ranks=True)).prompt_tokens
+    assert len(tokens.ids) == ranks.engine.embed(Embed(PAIRS[:1], ranks=True), no_pause).prompt_tokens
     assert b"".join(tokens.pieces).count(b"abc") == 1
 
 
 def test_texts_have_no_score_and_pairs_no_vector(ranks: EngineWorld, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="makes no embeddings") as caught:
-        ranks.engine.embed(Embed(("abc",)))
+        ranks.engine.embed(Embed(("abc",)), no_pause)
     assert caught.value.fault is Fault.NOT_SUPPORTED
     other = EngineWorld(tiny_model(tmp_path / "other.gguf", "bert"))
     with pytest.raises(RequestError, match="ranks no documents; load a reranking model") as caught:
-        other.engine.embed(Embed(PAIRS, ranks=True))
+        other.engine.embed(Embed(PAIRS, ranks=True), no_pause)
     assert caught.value.fault is Fault.NOT_SUPPORTED
     other.close()
 

@@ -1,4 +1,4 @@
-"""Questions: embeddings one text at a time and in turns, answers rendered on their thread, and what a client sees."""
+"""Questions: embeddings together and in turns, answers rendered on their thread, and what a client sees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from umaserve.messages import (
     Tokenize,
 )
 from umaserve.outputs import Answer, Counted, Detokenized, Embedded, Tokenized
-from umaserve.serving.questions import Question, Questions
+from umaserve.serving.questions import BYTES_AT_ONCE, TEXTS_AT_ONCE, Question, Questions
+from umaserve.serving.ticks import YieldPoint
 
 MOST = 4
 
@@ -36,9 +37,14 @@ class QuestionWorld:
         self.questions = Questions(self.engine, self.compute, self.preparing, self.media, MOST)
         self.answers: list[tuple[str, bytes | RequestError]] = []
         self.rendered: list[Answer] = []
-        self.embedded: list[bytes] = []
-        embed = self.engine.embed
-        self.engine.embed = lambda query: (self.embedded.append(bytes(query.inputs[0].ids)), embed(query))[1]
+        self.embedded: list[list[bytes]] = []
+        """The texts of each call of the engine."""
+        self._embed = self.engine.embed
+        self.engine.embed = self._noted
+
+    def _noted(self, query: Embed, pause: YieldPoint) -> Embedded:
+        self.embedded.append([bytes(one.ids) for one in query.inputs if isinstance(one, TokenIds)])
+        return self._embed(query, pause)
 
     def ask(self, query: Query, name: str = "", render: Callable[[Answer], bytes] | None = None) -> Question:
         def note(answer: Answer) -> bytes:
@@ -121,32 +127,56 @@ def test_an_answer_is_rendered_on_the_preparing_thread(world: QuestionWorld, que
 # Embeddings of several askers.
 
 
-def test_askers_have_their_texts_embedded_in_turns_and_one_at_a_time(world: QuestionWorld) -> None:
-    world.embed("a1", "a2", "a3", "a4", name="a")
+def test_texts_of_several_askers_are_embedded_together(world: QuestionWorld) -> None:
+    world.embed("a1", "a2", "a3", name="a")
     world.embed("b1", name="b")
     world.embed(TokenIds(tuple(b"c1")), TokenIds(tuple(b"c2")), name="c")
-    while not world.questions.idle:
-        assert len(world.compute.jobs) <= 1, "a tick may come between any two texts"
-        world.preparing.step()
-        world.compute.step()
-    assert world.embedded == [b"a1", b"b1", b"c1", b"a2", b"c2", b"a3", b"a4"]
-    assert [name for name, _answer in world.answers] == ["b", "c", "a"]
+    world.finish()
+    assert world.embedded == [[b"a1", b"a2", b"a3"], [b"b1", b"c1", b"c2"]]
+    assert sorted(world.answers) == [
+        (name, repr(Embedded([vector(f"{name}{i + 1}".encode()) for i in range(n)], 2 * n)).encode())
+        for name, n in (("a", 3), ("b", 1), ("c", 2))
+    ]
 
 
-def test_ticks_may_come_between_the_texts(world: QuestionWorld) -> None:
+@pytest.mark.parametrize(("size", "at_once"), [(1, TEXTS_AT_ONCE), (BYTES_AT_ONCE // 4, 4), (2 * BYTES_AT_ONCE, 1)])
+def test_no_asker_waits_for_all_texts_of_another(world: QuestionWorld, size: int, at_once: int) -> None:
+    many, one = [bytes([index]) * size for index in range(33, 33 + 2 * TEXTS_AT_ONCE)], "z" * size
+    world.embed(*(text.decode() for text in many), name="many")
+    world.embed(one, name="one")
+    world.finish()
+    assert max(map(len, world.embedded)) == at_once
+    assert one.encode() in [text for together in world.embedded[:3] for text in together]
+    assert [text for together in world.embedded for text in together if text != one.encode()] == many
+    assert [name for name, _answer in world.answers] == ["one", "many"]
+
+
+def test_scores_are_not_asked_for_together_with_vectors(world: QuestionWorld) -> None:
+    asked: list[bool] = []
+    embed = world.engine.embed
+    world.engine.embed = lambda query, pause: (asked.append(query.ranks), embed(query, pause))[1]
+    for ranks in (False, False, True, True):
+        world.ask(Embed((TokenIds((1,)),), ranks))
+    world.finish()
+    assert asked == [False, False, True]
+
+
+def test_ticks_run_while_texts_are_embedded(world: QuestionWorld) -> None:
     world.embed("one", "two", "three")
-    while not world.answers:
-        world.preparing.step()
-        world.compute.submit(lambda: world.embedded.append(b"tick"), lambda _result: None)
-        world.compute.step()
-        world.compute.step()
-    assert world.embedded[:5] == [b"one", b"tick", b"two", b"tick", b"three"]
+    world.preparing.step()
+    done: list[str] = []
+    world.compute.submit(lambda: done.append("tick"), lambda _result: None)
+    embed = world.engine.embed
+    world.engine.embed = lambda query, pause: (embed(query, pause), done.append("embedded"))[0]
+    world.compute.step()
+    assert done == ["tick", "embedded"]
 
 
 @pytest.mark.parametrize("when", ["tokenizing", "embedding", "waiting"])
 def test_the_texts_of_who_has_left_are_embedded_no_more(world: QuestionWorld, when: str) -> None:
     other = world.embed("b1", "b2", name="b") if when == "waiting" else None
-    gone = world.embed("a1", "a2", "a3", name="a")
+    many = [f"a{index}" for index in range(2 * TEXTS_AT_ONCE)]
+    gone = world.embed(*many, name="a")
     if when == "embedding":
         world.preparing.step()
     gone.forgotten = True
@@ -154,8 +184,21 @@ def test_the_texts_of_who_has_left_are_embedded_no_more(world: QuestionWorld, wh
         world.embed("b1", "b2", name="b")
     world.finish()
     assert [name for name, _answer in world.answers] == ["b"]
-    assert world.embedded == ([] if when == "waiting" else [b"a1"]) + [b"b1", b"b2"]
+    begun = [[text.encode() for text in many[:TEXTS_AT_ONCE]]] if when == "embedding" else []
+    assert world.embedded == [*begun, [b"b1", b"b2"]]
     assert len(world.rendered) == 1
+
+
+def test_who_left_while_its_last_texts_were_embedded_is_not_counted_any_more(world: QuestionWorld) -> None:
+    gone = world.embed("a1", "a2")
+    world.preparing.step()
+    ((job, done),) = world.compute.jobs
+    world.compute.jobs.clear()
+    result = job()
+    gone.forgotten = True
+    done(result)
+    assert world.questions.idle
+    assert world.answers == world.rendered == []
 
 
 # Leaving, and too many.
@@ -224,7 +267,8 @@ def test_the_first_text_that_fails_ends_it_and_is_named(world: QuestionWorld, ba
     assert world.error().fault is fault
     expected = f"input[{at}]: too long" if bad == "refuse" else "request: the server failed; its log says why"
     assert world.error().message == expected
-    assert len(world.embedded) == at + 1
+    texts = [text.encode() for text in inputs]
+    assert world.embedded == [texts, *([text] for text in texts[: at + 1])]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +281,7 @@ def test_the_first_text_that_fails_ends_it_and_is_named(world: QuestionWorld, ba
     ],
 )
 def test_the_engine_sees_one_text_and_the_client_its_number(world: QuestionWorld, said: str, seen: str) -> None:
-    def embed(query: Embed) -> Embedded:
+    def embed(query: Embed, _pause: YieldPoint) -> Embedded:
         if query.inputs == (TokenIds((1,)),):
             return Embedded([vector(b"")], 1)
         raise RequestError.of_text(Fault.BAD_REQUEST, said)
@@ -254,7 +298,7 @@ def test_one_askers_failure_is_nobody_elses(world: QuestionWorld) -> None:
     world.embed("refuse", "c2", name="c")
     world.finish()
     assert {name: type(answer) for name, answer in world.answers} == {"a": bytes, "b": RequestError, "c": RequestError}
-    assert world.embedded == [b"a1", b"raise", b"refuse", b"a2"]
+    assert world.embedded[1] == [b"raise", b"refuse", b"b2", b"c2"]
 
 
 @pytest.mark.parametrize("query", [Tokenize("x", special=False), Embed(("x",))], ids=["tokenize", "embed"])

@@ -23,6 +23,10 @@ GREEDY = Sampling(temperature=0.0)
 Prompt = str | Sequence[int] | tuple[ChatTurn, ...]
 
 
+def no_pause() -> None:
+    """For a lengthy job that nothing waits for."""
+
+
 class Answer:
     """What came of one request."""
 

@@ -332,7 +332,8 @@ class StandInEngine:
             case Embed():
                 raise AssertionError("embeddings are asked of embed")
 
-    def embed(self, query: Embed) -> Embedded:
+    def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
+        pause()
         texts = [bytes(one.ids) if isinstance(one, TokenIds) else one.encode() for one in query.inputs]
         if b"raise" in texts:
             raise EngineFailure("told to")

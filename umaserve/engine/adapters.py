@@ -75,8 +75,12 @@ class LoraAdapters:
 
         After a change, the next decode rebuilds its graph, which takes some milliseconds.
         """
-        if adapters == self._applied:
-            return
+        if adapters != self._applied:
+            self.set(context, adapters)
+            self._applied = adapters
+
+    def set(self, context: Any, adapters: Adapters) -> None:
+        """As ``apply``, of a context whose adapters the caller keeps in mind."""
         natives = [self._natives[name] for name, _ in adapters]
         scales = [scale for _, scale in adapters]
         llama_cpp.llama_set_adapters_lora(
@@ -85,7 +89,6 @@ class LoraAdapters:
             len(natives),
             (ctypes.c_float * len(scales))(*scales),
         )
-        self._applied = adapters
 
     def forget_applied(self) -> None:
         """The context is a new one, without adapters."""

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
 from umaserve.engine.batch import Batch
-from umaserve.engine.model import Model
-from umaserve.errors import Fault, RequestError
-from umaserve.serving.ticks import Run
+from umaserve.engine.embedding_pauses import EmbeddingPauses
+from umaserve.engine.model import CELLS_ROUNDED_TO, Model
+from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.serving.ticks import Run, YieldPoint
+
+TEXTS_AT_ONCE = 32
+"""The most in one decode; each costs the memory of a row of logits."""
 
 
 class Embedder:
-    """Decodes one text at a time, on the context's last sequence: at once, or, where only its last token counts and no
-    token attends to those behind it, in parts of ``n_ubatch`` tokens."""
+    """Decodes several texts at a time, as many as ``n_ubatch`` tokens hold, in a context of its own: so ticks can run
+    while a text is computed, and take none of its cells.
 
-    def __init__(self, model: Model, batch: Batch, n_ubatch: int, sequence_tokens: int) -> None:
+    A longer text is computed in parts of ``n_ubatch`` tokens where only its last token counts and no token attends to
+    those behind it; its cells are there for this time only.
+    """
+
+    def __init__(self, model: Model, adapt: Callable[[Any], None], n_ubatch: int, sequence_tokens: int) -> None:
+        """``adapt`` sets the LoRA adapters of a new context. Raises ``ModelError``."""
         self._model = model
-        self._batch = batch
+        self._adapt = adapt
         pooling = llama_cpp.llama_pooling_type(model.context)
         last = pooling == llama_cpp.LLAMA_POOLING_TYPE_LAST
         self.ranks = pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK
         """Whether the vectors are scores of pairs."""
-        self._n_ubatch = n_ubatch
+        self._rows = min(n_ubatch, sequence_tokens)
         self._sequence_tokens = sequence_tokens
-        self._max_tokens = sequence_tokens if last and model.is_causal else min(n_ubatch, sequence_tokens)
-        self._memory = llama_cpp.llama_get_memory(model.context)
-        self._sequence = model.n_seq_max - 1
+        self._max_tokens = sequence_tokens if last and model.is_causal else self._rows
+        # A recurrent state takes its memory whether it is used or not.
+        self._texts_at_once = 1 if model.has_recurrent_state else min(TEXTS_AT_ONCE, self._rows)
         self._length: int = 1 if self.ranks else llama_cpp.llama_model_n_embd_out(model.native)
+        self._batch = Batch(self._rows)
+        self._pauses = EmbeddingPauses()
+        self._context = self._new_context(self._rows)
 
-    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of unit length, or a score, for each of ``inputs`` (token ids); on the compute thread, between
-        ticks.
-
-        Raises ``RequestError`` before anything is computed where an input is empty or too long.
-        """
+    def check(self, inputs: Sequence[Sequence[int]]) -> None:
+        """Raises ``RequestError`` where an input is empty or too long."""
         for tokens in inputs:
             if not tokens:
                 raise RequestError(Fault.BAD_REQUEST, "input", "expected at least one token, got none")
@@ -46,42 +54,82 @@ class Embedder:
                 if len(tokens) <= self._sequence_tokens:
                     problem += ": this model computes a text at once, so the server needs more --n-batch and --n-ubatch"
                 raise RequestError(Fault.CONTEXT_EXCEEDED, "input", problem)
-        llama_cpp.llama_set_embeddings(self._model.context, True)
-        try:
-            return [self._vector(tokens) for tokens in inputs]
-        finally:
-            llama_cpp.llama_set_embeddings(self._model.context, False)
 
-    def _vector(self, tokens: Sequence[int]) -> list[float]:
+    def vectors(self, inputs: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[list[float]]:
+        """A vector of unit length, or a score, for each of ``inputs`` (token ids). ``pause`` is called every few
+        milliseconds and may run ticks.
+
+        Raises ``RequestError`` before anything is computed where an input is empty or too long.
+        """
+        self.check(inputs)
+        vectors: list[list[float]] = []
+        for texts in self._decodes(inputs):
+            if vectors:
+                pause()
+            vectors += self._vectors(texts, threads, pause)
+        return vectors
+
+    def _decodes(self, inputs: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+        """The inputs in order, grouped by decode."""
+        texts: list[Sequence[int]] = []
+        rows = 0
+        for tokens in inputs:
+            if texts and (rows + len(tokens) > self._rows or len(texts) == self._texts_at_once):
+                yield texts
+                texts, rows = [], 0
+            texts.append(tokens)
+            rows += len(tokens)
+        yield texts
+
+    def _vectors(self, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint) -> list[list[float]]:
+        longest = max(map(len, texts))
+        if longest <= self._rows:
+            return self._pooled(self._context, texts, threads, pause)
         try:
-            code = self._decode(tokens)
-            if code == 1:
-                raise RequestError(
-                    Fault.MEMORY_PRESSURE,
-                    "input",
-                    f"no room in the KV cache for {len(tokens)} tokens now; try again later",
-                )
-            if code:
-                raise RequestError(Fault.DECODE_FAILED, "input", "llama.cpp failed to compute it")
-            pooled: Any = llama_cpp.llama_get_embeddings_seq(self._model.context, self._sequence)
-            vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
+            context = self._new_context(longest)
+        except ModelError:
+            problem = f"no memory for {longest} tokens now; try again later"
+            raise RequestError(Fault.MEMORY_PRESSURE, "input", problem) from None
+        try:
+            return self._pooled(context, texts, threads, pause)
         finally:
-            llama_cpp.llama_memory_seq_rm(self._memory, self._sequence, -1, -1)
+            llama_cpp.llama_free(context)
+
+    def _pooled(
+        self, context: Any, texts: Sequence[Sequence[int]], threads: int, pause: YieldPoint
+    ) -> list[list[float]]:
+        """Of several texts that fit into one decode, or of one."""
+        llama_cpp.llama_set_n_threads(context, threads, threads)
+        try:
+            for start in range(0, max(map(len, texts)), self._rows):
+                parts = [tokens[start : start + self._rows] for tokens in texts]
+                self._batch.fill([Run(i, start, part, None) for i, part in enumerate(parts)], every_row=True)
+                code = self._pauses.decode(
+                    sum(map(len, parts)), pause, lambda: int(llama_cpp.llama_decode(context, self._batch.native))
+                )
+                if code:
+                    raise RequestError(Fault.DECODE_FAILED, "input", "llama.cpp failed to compute it")
+            return [self._vector(llama_cpp.llama_get_embeddings_seq(context, i)) for i in range(len(texts))]
+        finally:
+            if memory := llama_cpp.llama_get_memory(context):
+                llama_cpp.llama_memory_clear(memory, False)
+
+    def _vector(self, pooled: Any) -> list[float]:
+        vector = np.ctypeslib.as_array(pooled, (self._length,)).astype(np.float64)
         if self.ranks:
             return [float(vector[0])]
         length = np.linalg.norm(vector)
         unit: list[float] = (vector / (length or 1.0)).astype(np.float32).tolist()
         return unit
 
-    def _decode(self, tokens: Sequence[int]) -> int:
-        """The code of ``llama_decode``, which is 0 once all are decoded."""
-        for start in range(0, len(tokens), self._n_ubatch):
-            part = tokens[start : start + self._n_ubatch]
-            self._batch.fill([Run(self._sequence, start, part, None)], every_row=True)
-            code = int(llama_cpp.llama_decode(self._model.context, self._batch.native))
-            if code:
-                return code
-        return 0
+    def _new_context(self, cells: int) -> Any:
+        rounded = -(-cells // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
+        context = self._model.pooling_context(rounded, self._rows, self._texts_at_once, self._pauses.native)
+        self._adapt(context)
+        return context
+
+    def free(self) -> None:
+        llama_cpp.llama_free(self._context)
 
 
 def pools(model: Model) -> bool:

@@ -96,7 +96,6 @@ class LlamaEngine:
         self._candidates = Candidates(model.n_vocab)
         self._step_thread = StepThread(model.n_vocab)
         self._adapters = LoraAdapters(model, config.lora)
-        embeds = pools(model)
         generates = bool(model.memory)
         cuttable = generates and model.sequences_can_be_cut
         takes_back = generates and _takes_back(model, config)
@@ -114,16 +113,14 @@ class LlamaEngine:
             )
             model.divide(0)
         self.capacity = Capacity(
-            # Embeddings need a sequence too; where llama.cpp's limit leaves no spare one, there is one slot less.
-            slots=min(config.parallel, model.n_seq_max - embeds),
+            slots=min(config.parallel, model.n_seq_max),
             cells=model.n_ctx,
             sequence_tokens=min(model.n_ctx, model.n_ctx_train),
             # llama.cpp ends the process where tokens that attend to those behind them are in several passes.
             batch_tokens=config.n_batch if model.is_causal else config.n_ubatch,
             threads=max(model.n_threads, model.n_threads_batch),
-            sequences=model.n_seq_max - embeds,
-            # Embeddings need free cells too, and the scheduler evicts nothing for them.
-            cached_cells=max(1, _cached_cells(model, host_bytes) - embeds * config.n_ubatch) if cuttable else 0,
+            sequences=model.n_seq_max,
+            cached_cells=max(1, _cached_cells(model, host_bytes)) if cuttable else 0,
             max_draft_tokens=max_draft_tokens,
             takes_back=takes_back,
             host_bytes=host_bytes,
@@ -135,9 +132,7 @@ class LlamaEngine:
             divisions=model.divisions() if model.parts else [],
         )
         self._threads = self.capacity.threads
-        self._embedder = (
-            Embedder(model, self._batch, config.n_ubatch, self.capacity.sequence_tokens) if embeds else None
-        )
+        self._embedder = self._new_embedder(config.n_ubatch) if pools(model) else None
         self.end_tokens = model.end_tokens
         self.pieces: Sequence[bytes] = model.pieces
         self.name = model.name
@@ -187,15 +182,20 @@ class LlamaEngine:
     def answer(self, query: Query) -> Answer:
         return self._preparation.answer(query)
 
-    def embed(self, query: Embed) -> Embedded:
+    def _new_embedder(self, n_ubatch: int) -> Embedder:
+        adapters = self._adapters.resolve(None)
+        return Embedder(
+            self._model, lambda context: self._adapters.set(context, adapters), n_ubatch, self.capacity.sequence_tokens
+        )
+
+    def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
         if self._embedder is None or self._embedder.ranks != query.ranks:
             problem = "makes no embeddings; load an embedding model, or choose --pooling mean"
             if query.ranks:
                 problem = "ranks no documents; load a reranking model"
             raise RequestError(Fault.NOT_SUPPORTED, "model", f"{self.name} {problem}")
         inputs = [self._preparation.tokens(one, f"input[{index}]") for index, one in enumerate(query.inputs)]
-        self._adapters.apply(self._model.context, self._adapters.resolve(None))
-        return Embedded(self._embedder.vectors(inputs), sum(map(len, inputs)))
+        return Embedded(self._embedder.vectors(inputs, self._threads, pause), sum(map(len, inputs)))
 
     def encode(self, chunk: Chunk, pause: YieldPoint, wanted: Callable[[], bool]) -> None:
         assert self._projector is not None
@@ -392,6 +392,8 @@ class LlamaEngine:
         self._step_thread.close()
         if self._drafter is not None:
             self._drafter.free()
+        if self._embedder is not None:
+            self._embedder.free()
         self._adapters.free()
         if self._projector is not None:
             self._projector.free()

@@ -292,7 +292,7 @@ class Model:
         # A recurrent state takes its memory whether it is used or not. With more sequences than tokens in a batch,
         # llama.cpp would abort the process.
         kept = KEPT_SEQUENCES if self.sequences_can_be_cut else 0
-        wanted = max(least, self._config.parallel + kept + self._pools())
+        wanted = max(least, self._config.parallel + kept)
         return int(min(wanted, self._config.n_batch, self.n_ctx, llama_cpp.llama_max_parallel_sequences()))
 
     def forget_states(self) -> None:
@@ -345,6 +345,19 @@ class Model:
         params.type_k = params.type_v = _KV_TYPES[config.kv_type]
         return params
 
+    def pooling_context(self, cells: int, rows: int, sequences: int, on_node: Any) -> Any:
+        """A new context of these sizes that pools embeddings, for the caller to free; ``on_node`` is a scheduler's
+        callback. Raises ``ModelError``."""
+        params = self._context_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = cells, rows, rows
+        params.n_seq_max, params.n_rs_seq = sequences, 0
+        params.kv_unified = params.embeddings = True
+        params.cb_eval = on_node
+        context = llama_cpp.llama_init_from_model(self.native, params)
+        if not context:
+            raise ModelError(f"model {self.path}: llama.cpp could not make a context of {cells} cells for embeddings")
+        return context
+
     def _is_long(self, cells: int) -> bool:
         """Whether llama.cpp takes the rotary factors for long contexts, if the model has two sets (LongRoPE, Ding
         et al. 2024). It decides by the ``cells`` of a sequence, which can't go on with the other factors."""
@@ -353,7 +366,7 @@ class Model:
         return kind != "yarn" and original.isdecimal() and cells > int(original)
 
     def _pools(self) -> bool:
-        """Whether embeddings are computed between ticks, which takes a sequence of their own."""
+        """Whether texts are pooled to embeddings. Not asked of the context, which is made by the answer."""
         if self._config.pooling != "model":
             return True
         kind = self._metadata(f"{self.architecture}.pooling_type".encode())

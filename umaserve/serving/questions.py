@@ -1,4 +1,4 @@
-"""Queries to the engine that make no stream (tokens, embeddings, counts): one at a time on each thread."""
+"""Queries to the engine that make no stream (tokens, embeddings, counts), each on the thread for its kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt, Embed, Query, TokenIds, Tokenize
+from umaserve.messages import CountPrompt, Embed, MixedText, Pair, Query, TokenIds, Tokenize
 from umaserve.outputs import Answer, Embedded, Tokenized
 from umaserve.serving.preparing import has_media
 from umaserve.serving.ticks import Engine, JobQueue
@@ -18,6 +18,11 @@ log = logging.getLogger(__name__)
 
 Render = Callable[[Answer], bytes]
 Answered = Callable[[bytes | RequestError], None]
+
+TEXTS_AT_ONCE = 32
+BYTES_AT_ONCE = 4096
+"""Of texts that are embedded together: some 1,000 tokens, after which it is another asker's turn."""
+BYTES_OF_TOKEN = 4
 
 _INPUT = re.compile(r"^input(\[0\])?(?=\[|$)")
 
@@ -30,8 +35,11 @@ class Question:
     render: Render
     answered: Answered
     forgotten: bool = False
-    vectors: list[Sequence[float]] = field(default_factory=list)
-    """Of the inputs embedded so far."""
+    failed: bool = False
+    taken: int = 0
+    """How many of its inputs were taken up to be embedded."""
+    vectors: dict[int, Sequence[float]] = field(default_factory=dict)
+    """Of the inputs embedded so far, by their index."""
     tokens: int = 0
 
 
@@ -48,7 +56,7 @@ class Questions:
         self._max_questions = limit
         self._asked: set[Question] = set()
         self._embedding: deque[Question] = deque()
-        """Served in turn, one input between two ticks, so that neither streams nor other questions wait for long."""
+        """Served in turn, a text of each at a time, so that none waits long for another's texts."""
         self._busy = False
 
     @property
@@ -90,52 +98,135 @@ class Questions:
     # -- embeddings ----------------------------------------------------------------------------------------------
 
     def _embed_next(self) -> None:
-        while not self._busy and self._embedding:
-            question = self._embedding.popleft()
+        """Tokenize the next texts of all askers in turn, unless some are in work, and have them embedded together."""
+        texts = [] if self._busy else self._next_texts()
+        self._busy = self._busy or bool(texts)
+        if any(not isinstance(text.given, TokenIds) for text in texts):
+            self._preparing.submit(lambda: [self._tokens(text) for text in texts], self._tokenized)
+        elif texts:
+            self._tokenized([self._tokens(text) for text in texts])
+
+    def _next_texts(self) -> list[_Text]:
+        """At least one, and no more than are embedded in a moment."""
+        texts: list[_Text] = []
+        size = 0
+        while self._embedding and len(texts) < TEXTS_AT_ONCE:
+            question = self._embedding[0]
+            assert isinstance(question.query, Embed)
             if question.forgotten:
+                self._embedding.popleft()
                 self._end(question, b"")
-            else:
-                self._busy = True
-                self._tokenize(question)
-
-    def _tokenize(self, question: Question) -> None:
-        assert isinstance(question.query, Embed)
-        text = question.query.inputs[len(question.vectors)]
-
-        def tokenized(result: Answer | BaseException) -> None:
-            if isinstance(result, Tokenized):
-                self._embed(question, TokenIds(tuple(result.ids)))
-            else:
-                self._embedded(question, result)
-
-        if isinstance(text, TokenIds):
-            self._embed(question, text)
-        else:
-            self._preparing.submit(lambda: self._engine.answer(Tokenize(text, special=True)), tokenized)
-
-    def _embed(self, question: Question, tokens: TokenIds) -> None:
-        assert isinstance(question.query, Embed)
-        embed = Embed((tokens,), question.query.ranks)
-        self._compute.submit(lambda: self._engine.embed(embed), lambda result: self._embedded(question, result))
-
-    def _embedded(self, question: Question, result: Answer | BaseException) -> None:
-        self._busy = False
-        assert isinstance(question.query, Embed)
-        if isinstance(result, Embedded):
-            question.vectors += result.vectors
-            question.tokens += result.prompt_tokens
-            if len(question.vectors) < len(question.query.inputs):
+                continue
+            if texts and question.query.ranks != texts[0].ranks:
+                break
+            given = question.query.inputs[question.taken]
+            size += _size(given)
+            if texts and size > BYTES_AT_ONCE:
+                break
+            self._embedding.popleft()
+            texts.append(_Text(question, question.taken, given, question.query.ranks))
+            question.taken += 1
+            if question.taken < len(question.query.inputs):
                 self._embedding.append(question)
+        return texts
+
+    def _tokens(self, text: _Text) -> tuple[_Text, TokenIds | Exception]:
+        """On the preparing thread."""
+        if isinstance(text.given, TokenIds):
+            return text, text.given
+        try:
+            answer = self._engine.answer(Tokenize(text.given, special=True))
+            assert isinstance(answer, Tokenized)
+            return text, TokenIds(tuple(answer.ids))
+        except Exception as error:
+            return text, error
+
+    def _tokenized(self, result: Sequence[tuple[_Text, TokenIds | Exception]] | BaseException) -> None:
+        assert not isinstance(result, BaseException)
+        for text, tokens in result:
+            if isinstance(tokens, Exception):
+                self._failed(text, tokens)
+        self._embed([(text, tokens) for text, tokens in result if isinstance(tokens, TokenIds)])
+
+    def _embed(self, texts: Sequence[tuple[_Text, TokenIds]], rest: Sequence[tuple[_Text, TokenIds]] = ()) -> None:
+        """Embed ``texts`` together and then each of the ``rest`` alone."""
+        for text, _tokens in texts:
+            if text.question.forgotten:
+                self._end(text.question, b"")
+        texts = [(text, tokens) for text, tokens in texts if text.wanted]
+        if not texts and rest:
+            self._embed(rest[:1], rest[1:])
+            return
+        if not texts:
+            self._busy = False
+            self._embed_next()
+            return
+
+        def embedded(result: Embedded | BaseException) -> None:
+            if isinstance(result, Embedded):
+                for (text, tokens), vector in zip(texts, result.vectors, strict=True):
+                    self._embedded(text, tokens, vector)
+            elif len(texts) > 1:
+                # One of them is at fault: which one shows when each is alone.
+                self._embed((), texts)
+                return
             else:
-                answer = Embedded(question.vectors, question.tokens)
-                self._preparing.submit(lambda: question.render(answer), lambda made: self._end(question, made))
-        else:
-            if isinstance(result, RequestError):
-                # The engine was given this input alone, as number 0.
-                result.field = _INPUT.sub(f"input[{len(question.vectors)}]", result.field)
-            assert isinstance(result, BaseException)
-            self._end(question, result)
-        self._embed_next()
+                self._failed(texts[0][0], result)
+            self._embed((), rest)
+
+        query = Embed(tuple(tokens for _text, tokens in texts), texts[0][0].ranks)
+        self._compute.submit_lengthy(lambda pause: self._engine.embed(query, pause), embedded)
+
+    def _embedded(self, text: _Text, tokens: TokenIds, vector: Sequence[float]) -> None:
+        question = text.question
+        question.vectors[text.index] = vector
+        question.tokens += len(tokens.ids)
+        assert isinstance(question.query, Embed)
+        if question.forgotten:
+            self._end(question, b"")
+        elif len(question.vectors) == len(question.query.inputs):
+            vectors = [question.vectors[index] for index in range(len(question.vectors))]
+            answer = Embedded(vectors, question.tokens)
+            self._preparing.submit(lambda: question.render(answer), lambda made: self._end(question, made))
+
+    def _failed(self, text: _Text, error: BaseException) -> None:
+        question = text.question
+        if question.failed:
+            return
+        question.failed = True
+        if isinstance(error, RequestError):
+            # The engine was given this input alone, as number 0.
+            error.field = _INPUT.sub(f"input[{text.index}]", error.field)
+        if question in self._embedding:
+            self._embedding.remove(question)
+        self._end(question, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One of a question's inputs, in work."""
+
+    question: Question
+    index: int
+    given: str | TokenIds | MixedText | Pair
+    ranks: bool
+
+    @property
+    def wanted(self) -> bool:
+        return not self.question.failed and not self.question.forgotten
+
+
+def _size(given: str | TokenIds | MixedText | Pair) -> int:
+    """About the bytes of its text."""
+    match given:
+        case TokenIds():
+            return len(given.ids) * BYTES_OF_TOKEN
+        case MixedText():
+            return sum(map(_size, given.parts))
+        case Pair():
+            return len(given.query) + len(given.document)
+        case _:
+            return len(given)
 
 
 def _seen(result: bytes | BaseException) -> bytes | RequestError:

@@ -312,8 +312,9 @@ class Engine(Protocol):
     def shed(self) -> None:
         """Memory is short: drop cached media that no request uses."""
 
-    def embed(self, query: Embed) -> Embedded:
-        """The vectors of all inputs; raises ``RequestError``, for instance if the model makes none."""
+    def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
+        """The vectors of all inputs; raises ``RequestError``, for instance if the model makes none. ``pause`` is called
+        every few milliseconds and may run ticks."""
 
     def run(self, tick: Tick) -> TickResult:
         """Do the KV operations of ``tick``, decode its runs and sample their next tokens."""
