@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import math
 import os
 import struct
 import tracemalloc
@@ -200,6 +201,8 @@ HUGE = 2**64 - 1
         (model((pair("general.alignment", U32, struct.pack("<I", 48)),)), "general.alignment is 48"),
         (model((pair("split.no", U32, bytes(4)),)), "'split.no' has type 4"),
         (model((pair("split.count", U8, bytes(1)),)), "'split.count' has type 0"),
+        (model((pair("a.norm_epsilon", 6, struct.pack("<f", -1)),)), "'a.norm_epsilon' is -1.0, expected 0 or more"),
+        (model((pair("a.norm_epsilon", 6, struct.pack("<f", math.nan)),)), "'a.norm_epsilon' is nan"),
         (model(tensors=(tensor("t" * 64, (1,), F32, 0),)), "a name has 64 bytes"),
         (model(tensors=(tensor("t", (0,), F32, 0), tensor("t", (1,), F32, 0))), "'t' is there twice"),
         (model(tensors=(tensor("t", [1] * 5, F32, 0),)), "5 dimensions"),

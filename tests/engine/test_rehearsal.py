@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from engine_world import EngineWorld
 from program import run
 from tiny_models import WIDTH, tiny_model
+from tiny_projectors import pair
 
 from umaserve.engine import rehearsal
 from umaserve.errors import ModelError, RequestError
@@ -33,10 +33,6 @@ def number(key: str, value: int) -> bytes:
     return key.encode() + struct.pack("<II", 4, value)
 
 
-def real(key: str, value: float) -> bytes:
-    return key.encode() + struct.pack("<If", 6, value)
-
-
 def norm(kind: int) -> bytes:
     """The header of a tensor of this type."""
     return b"output_norm.weight" + struct.pack("<IQI", 1, WIDTH, kind)
@@ -46,14 +42,12 @@ DAMAGES = [
     (number("llama.block_count", 2), number("llama.block_count", 0)),
     (number("llama.block_count", 2), number("llama.block_count", 100_000)),
     (b"<0x", b"<1x"),
-    (real("llama.attention.layer_norm_rms_epsilon", 1e-5), real("llama.attention.layer_norm_rms_epsilon", math.nan)),
     (norm(llama_cpp.GGML_TYPE_F32), norm(llama_cpp.GGML_TYPE_I32)),
 ]
 NAMES = [
     "no layers",
     "too many layers",
     "no tokens for bytes",
-    "no number where it computes",
     "weights of no such type",
 ]
 
@@ -81,6 +75,15 @@ def test_the_daemon_ends_with_that_line_and_no_crash(tmp_path: Path, whole: byte
     ended = run("--model", path, "--socket", str(tmp_path / "socket"))
     assert ended.returncode == 1, ended.stderr
     assert "damaged.gguf: llama.cpp can't take it" in ended.stderr
+
+
+def test_a_projector_that_ends_llama_cpp_is_refused_too(tmp_path: Path):
+    model, projector = pair(tmp_path, "llava")
+    rehearsal.check_projector(projector, model, lambda: True)
+    heads = "clip.vision.attention.head_count"
+    path = damaged(tmp_path / "damaged.gguf", Path(projector).read_bytes(), number(heads, 2), number(heads, 3))
+    with pytest.raises(ModelError, match=r"^mmproj .*damaged\.gguf: llama\.cpp can't take it, .*ended by Aborted"):
+        rehearsal.check_projector(path, model, lambda: True)
 
 
 def test_a_whole_model_passes(tmp_path: Path, whole: bytes):

@@ -81,6 +81,8 @@ def load_checked(config: Config, progress: Callable[[float], bool], chat_templat
     for path, pooling in ((config.model, config.pooling), (config.draft_model, "model")):
         if path:
             rehearsal.check(path, wanted=lambda: progress(0.0), pooling=pooling)
+    if config.mmproj:
+        rehearsal.check_projector(config.mmproj, find(config.model), wanted=lambda: progress(0.0))
     return load(config, progress, chat_template)
 
 

@@ -32,8 +32,8 @@ _BLOCKS: dict[int, tuple[int, int]] = {
 }
 
 _VERSIONS = (2, 3)
-_UINT16, _UINT32, _STRING, _ARRAY = 2, 4, 8, 9
-_SCALAR_BYTES = {0: 1, 1: 1, _UINT16: 2, 3: 2, _UINT32: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_UINT16, _UINT32, _FLOAT32, _STRING, _ARRAY = 2, 4, 6, 8, 9
+_SCALAR_BYTES = {0: 1, 1: 1, _UINT16: 2, 3: 2, _UINT32: 4, 5: 4, _FLOAT32: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _LENGTH = struct.Struct("<Q")
 
 # llama.cpp aborts the process where split.no or split.count has another type.
@@ -41,6 +41,8 @@ _LAYOUT_KEYS = {"general.alignment": _UINT32, "split.no": _UINT16, "split.count"
 _DEFAULT_ALIGNMENT = 32
 _TOKENS_KEY = "tokenizer.ggml.tokens"
 _KIND_KEY = "general.type"
+_EPSILON = "epsilon"
+"""The end of keys with numbers below which llama.cpp ends the process when it computes: 0."""
 
 _MAX_KEY_BYTES = 65535
 _MAX_TENSOR_NAME_BYTES = 63
@@ -228,6 +230,10 @@ def _layout_values(header: _Header, pairs: int) -> tuple[dict[str, int], str]:
             values[key] = header.integer(_SCALAR_BYTES[kind])
         elif key == _TOKENS_KEY:
             _check_vocabulary(header, kind)
+        elif key.endswith(_EPSILON) and kind == _FLOAT32:
+            (epsilon,) = struct.unpack("<f", header.read(4))
+            if not epsilon >= 0:
+                raise header.error(f"damaged, {key!r} is {epsilon}, expected 0 or more")
         elif key == _KIND_KEY and kind == _STRING:
             what = header.read(header.integer(8)).decode("latin-1")
         else:

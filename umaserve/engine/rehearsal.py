@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
+from llama_cpp import mtmd_cpp
 
 from umaserve.engine import gguf, llama_log
 from umaserve.engine.model import POOLING
@@ -38,21 +39,31 @@ def check(path: str, wanted: Callable[[], bool], pooling: str = "model") -> None
     (as in ``Config``), or hangs. What it refuses in an orderly way is left to the loading itself, which says more.
     Blocks while it is ``wanted``."""
     gguf.check(path)
+    _run("model", path, (path, pooling), "" if pooling == "model" else f" with --pooling {pooling}", wanted)
+
+
+def check_projector(path: str, model: str, wanted: Callable[[], bool]) -> None:
+    """The same for the projector at ``path``, with the model at ``model``. Nothing is encoded, which may take a
+    minute."""
+    gguf.check(path)
+    _run("mmproj", path, (model, "model", path), "", wanted)
+
+
+def _run(kind: str, path: str, arguments: Sequence[str], how: str, wanted: Callable[[], bool]) -> None:
     try:
-        program.run("umaserve.engine.rehearsal", path, pooling, wanted=wanted, max_s=MAX_S)
+        program.run("umaserve.engine.rehearsal", *arguments, wanted=wanted, max_s=MAX_S)
     except (program.Cancelled, OSError):
         return  # Loading stops too; and where no process can be started, there is none to try it in.
     except program.ProgramError as error:
-        how = "" if pooling == "model" else f" with --pooling {pooling}"
         raise ModelError(
-            f"model {path}: llama.cpp can't take it{how}, and would end this process: it is damaged, of an unusual "
+            f"{kind} {path}: llama.cpp can't take it{how}, and would end this process: it is damaged, of an unusual "
             f"form or made for another version; download or convert it again ({error})"
         ) from error
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns 0 also for a file that llama.cpp refuses."""
-    path, pooling = arguments
+    path, pooling, *projectors = arguments
     program.begin()
     # ggml would have a debugger print where it ends.
     os.environ["GGML_NO_BACKTRACE"] = "1"
@@ -65,6 +76,12 @@ def main(arguments: Sequence[str]) -> int:
     params.use_extra_bufts = False
     native = llama_cpp.llama_model_load_from_file(path.encode(), params)
     if not native:
+        return 0
+    for projector in projectors:
+        of_projector = mtmd_cpp.mtmd_context_params_default()
+        of_projector.use_gpu = of_projector.print_timings = False
+        of_projector.n_threads = 1
+        mtmd_cpp.mtmd_init_from_file(projector.encode(), native, of_projector)
         return 0
     of_context = llama_cpp.llama_context_default_params()
     of_context.n_ctx, of_context.n_batch, of_context.n_ubatch = _CELLS, _ROWS, _ROWS
