@@ -455,6 +455,11 @@ def test_documents_are_ranked_by_their_scores() -> None:
         "usage": {"prompt_tokens": 9, "total_tokens": 9},
         "results": [{"index": 1, "relevance_score": 2.5}, {"index": 0, "relevance_score": -1.0}],
     }
+    with_text = rerank(documents=["a", {"text": ""}, "c"], top_n=1, return_documents=True, return_text=False)
+    assert with_text.query == asked.query
+    assert orjson.loads(rerank_result(scores, with_text, "m"))["results"] == [
+        {"index": 1, "relevance_score": 2.5, "document": {"text": ""}}
+    ]
     tei = rerank(documents=None, texts=DOCUMENTS, return_text=True)
     assert orjson.loads(rerank_result(scores, tei, "m")) == [
         {"index": 1, "score": 2.5, "text": ""},
@@ -479,6 +484,8 @@ def test_documents_are_ranked_by_their_scores() -> None:
         ({"texts": ["a"]}, "texts: expected to be absent where documents are given"),
         ({"model": 1}, "model: expected a string of at most 256 bytes, got a whole number"),
         ({"top_n": 0}, "top_n: expected a whole number from 1, got 0"),
+        ({"return_documents": 1}, "return_documents: expected true or false, got a whole number"),
+        ({"documents": [{"content": "a"}]}, "documents[0].text: expected a string, got null"),
         ({"return_text": 1}, "return_text: expected true or false, got a whole number"),
     ],
 )

@@ -536,17 +536,19 @@ def test_ollamas_clients_find_a_server_at_the_root(agent: str, found: bool) -> N
 
 
 def test_texts_are_embedded() -> None:
-    assert parse_embed(b'{"model": "m", "input": "a", "truncate": true}', LIMITS, MODEL_INFO) == Embed(("a",))
-    assert parse_embed(b'{"model": "m", "input": ["a", "b"]}', LIMITS, MODEL_INFO) == Embed(("a", "b"))
+    assert parse_embed(b'{"model": "m", "input": "a", "truncate": true}', LIMITS, MODEL_INFO) == (Embed(("a",)), None)
+    two = b'{"model": "m", "input": ["a", "b"], "dimensions": 2}'
+    assert parse_embed(two, LIMITS, MODEL_INFO) == (Embed(("a", "b")), 2)
     assert parse_embeddings(b'{"model": "m", "prompt": "a"}', LIMITS, MODEL_INFO) == Embed(("a",))
     answer = Embedded([[0.5, 1.0]], 3)
-    assert json.loads(embed_result(answer, MODEL_INFO, 0.25)) == {
+    assert json.loads(embed_result(answer, None, MODEL_INFO, 0.25)) == {
         "model": "small-1:latest",
         "embeddings": [[0.5, 1.0]],
         "total_duration": 250_000_000,
         "load_duration": 0,
         "prompt_eval_count": 3,
     }
+    assert json.loads(embed_result(answer, 1, MODEL_INFO, 0.25))["embeddings"] == [[1.0]]
     assert json.loads(embeddings_result(answer)) == {"embedding": [0.5, 1.0]}
 
 
@@ -558,7 +560,8 @@ def test_texts_are_embedded() -> None:
         ({"input": ["a"] * 257}, "input: expected 1 to 256 texts, got 257"),
         ({"input": ["a", 1]}, r"input\[1\]: expected a non-empty string, got a whole number"),
         ({"input": ["a" * 100, "a" * 101]}, "input: expected at most 200 bytes, got 201"),
-        ({"input": "a", "dimensions": 8}, "dimensions: expected to be absent"),
+        ({"input": "a", "dimensions": 0}, "dimensions: expected a whole number from 1 to"),
+        ({"input": "a", "dimensions": 1 << 30}, "dimensions: expected a whole number from 1 to"),
         ({"input": "a", "truncate": 1}, "truncate: expected true or false, got a whole number"),
         ({"input": "a", "options": {"num_ctx": 5000}}, "options.num_ctx: expected at most 4096"),
         ({"input": "a", "keep_alive": []}, "keep_alive: expected seconds"),

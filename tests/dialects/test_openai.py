@@ -23,7 +23,13 @@ from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.openai.completions import SSE_DONE, ChatBody, CompletionBody
-from umaserve.dialects.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, embeddings_result, parse_embeddings
+from umaserve.dialects.openai.embeddings import (
+    MAX_INPUTS,
+    EmbeddingsRequest,
+    embeddings_result,
+    parse_embeddings,
+    shortened,
+)
 from umaserve.dialects.openai.errors import error_body, http_error
 from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.openai.requests import count_request
@@ -694,7 +700,7 @@ def test_any_body_is_a_request_or_refused(body: Any, usual: Wanted) -> None:
     for receive in (
         lambda: chat().receive(data),
         lambda: completion().receive(data),
-        lambda: parse_embeddings(data, LIMITS),
+        lambda: parse_embeddings(data, LIMITS, 8),
         lambda: parse_tokenize(data, LIMITS),
         lambda: parse_detokenize(data, LIMITS),
     ):
@@ -1298,11 +1304,12 @@ def body(**values: Any) -> bytes:
             {"input": ["a", {"content": [{"type": "text", "text": t} for t in ("b", "", "c")]}]},
             EmbeddingsRequest(Embed(("a", "bc")), False),
         ),
+        ({"input": "a", "dimensions": 8}, EmbeddingsRequest(Embed(("a",)), False, 8)),
         ({"input": ["a" * 100, "b" * 100]}, EmbeddingsRequest(Embed(("a" * 100, "b" * 100)), False)),
     ],
 )
 def test_embeddings_request(wanted: Wanted, expected: EmbeddingsRequest) -> None:
-    assert parse_embeddings(body(model="m", **wanted), LIMITS) == expected
+    assert parse_embeddings(body(model="m", **wanted), LIMITS, 8) == expected
 
 
 @pytest.mark.parametrize(
@@ -1324,21 +1331,27 @@ def test_embeddings_request(wanted: Wanted, expected: EmbeddingsRequest) -> None
         ({"input": ["a"] * (MAX_INPUTS + 1)}, Fault.BAD_REQUEST, f"input: expected 1 to {MAX_INPUTS} texts"),
         ({"input": ["a", None]}, Fault.BAD_REQUEST, "input[1]: expected"),
         ({"input": ["a" * 100, [1] * 101]}, Fault.PROMPT_TOO_LARGE, "input: expected at most 200 bytes, got 201"),
-        ({"input": "a", "dimensions": 8}, Fault.BAD_REQUEST, "dimensions: expected to be absent"),
+        ({"input": "a", "dimensions": 9}, Fault.BAD_REQUEST, "dimensions: expected a whole number from 1 to 8, got 9"),
+        ({"input": "a", "dimensions": 0}, Fault.BAD_REQUEST, "dimensions: expected a whole number from 1 to 8, got 0"),
+        (
+            {"input": "a", "dimensions": "8"},
+            Fault.BAD_REQUEST,
+            "dimensions: expected a whole number from 1 to 8, got a",
+        ),
         ({"input": "a", "encoding_format": "int8"}, Fault.BAD_REQUEST, 'encoding_format: expected "float" or "base64"'),
         ({"input": "a", "model": 1}, Fault.BAD_REQUEST, "model: expected"),
     ],
 )
 def test_a_wrong_embeddings_request_is_refused(wanted: Wanted, fault: Fault, expected: str) -> None:
     with pytest.raises(RequestError) as raised:
-        parse_embeddings(body(**wanted), LIMITS)
+        parse_embeddings(body(**wanted), LIMITS, 8)
     assert raised.value.fault is fault
     assert raised.value.message.startswith(expected)
 
 
 def test_embeddings_answer() -> None:
     embedded = Embedded([[0.6, 0.8], [1.0, 0.0]], 7)
-    answer = json.loads(embeddings_result(embedded, "small-1", as_base64=False))
+    answer = json.loads(embeddings_result(embedded, EmbeddingsRequest(Embed(()), as_base64=False), "small-1"))
     CreateEmbeddingResponse.model_validate(answer)
     assert answer == {
         "object": "list",
@@ -1349,9 +1362,20 @@ def test_embeddings_answer() -> None:
         "model": "small-1",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
     }
-    packed = json.loads(embeddings_result(embedded, "small-1", as_base64=True))["data"]
+    packed = json.loads(embeddings_result(embedded, EmbeddingsRequest(Embed(()), as_base64=True), "small-1"))["data"]
     vectors = [struct.unpack("<2f", base64.b64decode(item["embedding"])) for item in packed]
     assert vectors == [pytest.approx(vector) for vector in embedded.vectors]
+
+
+def test_shortened_vectors_are_of_unit_length_again() -> None:
+    vectors = [[0.36, 0.48, 0.8], [0.0, 0.0, 1.0]]
+    assert shortened(vectors, None) == shortened(vectors, 3) == vectors
+    cut, none = shortened(vectors, 2)
+    assert cut == pytest.approx([0.6, 0.8])
+    assert none == [0.0, 0.0]
+    asked = EmbeddingsRequest(Embed(()), as_base64=False, dimensions=2)
+    (first, _second) = json.loads(embeddings_result(Embedded(vectors, 7), asked, "small-1"))["data"]
+    assert first["embedding"] == pytest.approx([0.6, 0.8])
 
 
 def test_tokenize() -> None:

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from daemon import Daemon
 from minilm import write_minilm
+from tiny_models import tiny_model
 
 CAT, FELINE, MARKETS = "a cat sits on the mat", "a feline rests on a rug", "stock markets fell"
 LENGTH = 384
+RANK = 4
+"""llama.cpp's pooling type of models that rank."""
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def client(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     flags = ("--http", "127.0.0.1:0", "--model", model)
     daemon = Daemon(tmp_path_factory.mktemp("daemon"), *flags, env={"UMA_THREADS": "1"})
+    with httpx.Client(base_url=f"http://{daemon.http}", timeout=60) as client:
+        yield client
+    assert daemon.stop() == 0, daemon.logs
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    directory = tmp_path_factory.mktemp("ranks")
+    model = tiny_model(directory / "model.gguf", "bert", pooling_type=RANK)
+    daemon = Daemon(directory, "--http", "127.0.0.1:0", "--model", model, env={"UMA_THREADS": "1"})
     with httpx.Client(base_url=f"http://{daemon.http}", timeout=60) as client:
         yield client
     assert daemon.stop() == 0, daemon.logs
@@ -82,6 +95,32 @@ def test_base64_is_of_the_same_vector(client: httpx.Client) -> None:
     written = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
     assert (written == vector).all()
     assert answer["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+
+
+def test_a_vector_cut_to_its_first_numbers_is_of_unit_length(client: httpx.Client) -> None:
+    (whole,) = embeddings(client, input=CAT)
+    (cut,) = embeddings(client, input=CAT, dimensions=64)
+    assert np.allclose(cut, whole[:64] / np.linalg.norm(whole[:64]), atol=1e-5)
+    refused = client.post("/v1/embeddings", json={"input": CAT, "dimensions": LENGTH + 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "dimensions"
+    assert f"from 1 to {LENGTH}, got {LENGTH + 1}" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_are_ranked_by_jinas_form_and_coheres(ranks: httpx.Client, path: str) -> None:
+    documents = ["de", {"text": "f"}, "abc"]
+    asked = {"model": "m", "query": "abc", "documents": documents}
+    whole = ranks.post(path, json=asked).json()["results"]
+    assert sorted(one["index"] for one in whole) == [0, 1, 2]
+    scores = [one["relevance_score"] for one in whole]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 3
+    answer = ranks.post(path, json=asked | {"top_n": 2, "return_documents": True}).json()["results"]
+    assert [one["document"]["text"] for one in answer] == [("de", "f", "abc")[one["index"]] for one in whole[:2]]
+    refused = ranks.post(path, json=asked | {"documents": ["a", {"title": "b"}]})
+    assert refused.status_code == 400
+    assert "documents[1].text: expected a string" in refused.json()["error"]["message"]
 
 
 def test_a_model_that_only_embeds_says_so(client: httpx.Client) -> None:

@@ -1,5 +1,5 @@
-"""llama-server's ``/rerank``: documents in the order in which they answer a question, in the forms of Jina's API and of
-Text Embeddings Inference (TEI)."""
+"""llama-server's ``/rerank``: documents in the order in which they answer a question, in the forms of Jina's API, which
+Cohere's clients read too, and of Text Embeddings Inference (TEI)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class RerankRequest:
     top_n: int | None
     as_tei: bool
     return_text: bool
-    """Only in TEI's form."""
 
 
 def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
@@ -38,18 +37,26 @@ def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
     key = "texts" if as_tei else "documents"
     query = string(fields.values.get("query"), "query")
     given = array(fields.values.get(key), key, 1, MAX_DOCUMENTS, "strings")
-    pairs = tuple(Pair(query, string(text, f"{key}[{index}]", empty=True)) for index, text in enumerate(given))
+    pairs = tuple(Pair(query, _text(document, f"{key}[{index}]")) for index, document in enumerate(given))
     check_prompt_bytes(sum(len(text.encode()) for pair in pairs for text in (pair.query, pair.document)), limits, key)
-    top_n, return_text = fields.integer("top_n", 1), fields.boolean("return_text", False)
-    return RerankRequest(Embed(pairs, ranks=True), top_n, as_tei, return_text)
+    of_tei, of_jina = (fields.boolean(name, False) for name in ("return_text", "return_documents"))
+    top_n = fields.integer("top_n", 1)
+    return RerankRequest(Embed(pairs, ranks=True), top_n, as_tei, return_text=of_tei if as_tei else of_jina)
+
+
+def _text(document: object, path: str) -> str:
+    """A text, or the one in ``{"text": TEXT}``."""
+    if isinstance(document, dict):
+        document, path = document.get("text"), f"{path}.text"
+    return string(document, path, empty=True)
 
 
 def rerank_result(answer: Embedded, asked: RerankRequest, model: str) -> bytes:
     """The best document first; equal ones in the order of the request."""
     scores = [score for [score] in answer.vectors]
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+    texts = [pair.document for pair in asked.query.inputs if isinstance(pair, Pair)]
     if asked.as_tei:
-        texts = [pair.document for pair in asked.query.inputs if isinstance(pair, Pair)]
         return orjson.dumps(
             [
                 {"index": index, "score": scores[index]} | ({"text": texts[index]} if asked.return_text else {})
@@ -57,5 +64,9 @@ def rerank_result(answer: Embedded, asked: RerankRequest, model: str) -> bytes:
             ]
         )
     usage = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
-    results = [{"index": index, "relevance_score": scores[index]} for index in best]
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": texts[index]}} if asked.return_text else {})
+        for index in best
+    ]
     return orjson.dumps({"model": model, "object": "list", "usage": usage, "results": results})

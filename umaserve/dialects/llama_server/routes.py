@@ -99,6 +99,7 @@ DIALECT = HttpDialect(
         "/completions": "/completion",
         "/embeddings": "/embedding",
         "/v1/rerank": "/rerank",
+        "/v2/rerank": "/rerank",
         "/reranking": "/rerank",
         "/v1/reranking": "/rerank",
     },

@@ -8,8 +8,8 @@ from umaserve.dialects.ollama.answers import nanoseconds
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.options import check_load_options, unloads
 from umaserve.dialects.ollama.requests import model_name
+from umaserve.dialects.openai.embeddings import shortened
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
-from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed
 from umaserve.outputs import Embedded, ModelInfo
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
@@ -17,15 +17,11 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 MAX_INPUTS = 256
 
 
-def parse_embed(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:
-    """Parse a body of ``POST /api/embed``; raises ``RequestError``. A prompt's cap applies to all texts together."""
+def parse_embed(body: bytes, limits: RequestLimits, info: ModelInfo) -> tuple[Embed, int | None]:
+    """Parse a body of ``POST /api/embed``; returns also how many numbers of each vector are wanted, if not all. Raises
+    ``RequestError``. A prompt's cap applies to all texts together."""
     fields = _fields(body, info)
-    if fields.values.get("dimensions") is not None:
-        raise RequestError(
-            Fault.BAD_REQUEST,
-            "dimensions",
-            "expected to be absent, since the model determines the length of its vectors",
-        )
+    dimensions = fields.integer("dimensions", 1, info.embedding_length)
     fields.boolean("truncate", False)  # Not used: a text that is too long is refused, never cut.
     value = fields.values.get("input")
     if isinstance(value, list):
@@ -37,14 +33,14 @@ def parse_embed(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:
     else:
         raise bad_request("input", "a string or an array of strings", value)
     check_prompt_bytes(sum(len(text.encode()) for text in texts), limits, "input")
-    return Embed(texts)
+    return Embed(texts), dimensions
 
 
-def embed_result(answer: Embedded, info: ModelInfo, total_s: float) -> bytes:
+def embed_result(answer: Embedded, dimensions: int | None, info: ModelInfo, total_s: float) -> bytes:
     return orjson.dumps(
         {
             "model": full_name(info),
-            "embeddings": [list(vector) for vector in answer.vectors],
+            "embeddings": [list(vector) for vector in shortened(answer.vectors, dimensions)],
             "total_duration": nanoseconds(total_s),
             "load_duration": 0,
             "prompt_eval_count": answer.prompt_tokens,

@@ -33,12 +33,13 @@ def _refuse(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
 
 def _embed(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
     info, asked_at = facts.loaded(), facts.clock()
+    query, dimensions = embeddings.parse_embed(body, facts.limits, info)
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
-        return embeddings.embed_result(answer, info, facts.clock() - asked_at)
+        return embeddings.embed_result(answer, dimensions, info, facts.clock() - asked_at)
 
-    return embeddings.parse_embed(body, facts.limits, info), render
+    return query, render
 
 
 def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:

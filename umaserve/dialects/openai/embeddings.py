@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import orjson
 
 from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
-from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, MixedText, TokenIds
 from umaserve.outputs import Embedded
 from umaserve.wire.fields import Fields, array, string
@@ -21,26 +21,22 @@ MAX_INPUTS = 256
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsRequest:
-    """The texts, and whether to send their vectors as base64 of little-endian float32."""
+    """The texts, whether to send their vectors as base64 of little-endian float32, and how many of their numbers."""
 
     query: Embed
     as_base64: bool
+    dimensions: int | None = None
 
 
-def parse_embeddings(body: bytes, limits: RequestLimits) -> EmbeddingsRequest:
-    """Parse a body of ``POST /v1/embeddings``; raises ``RequestError``. A prompt's cap applies to all texts
-    together."""
+def parse_embeddings(body: bytes, limits: RequestLimits, length: int) -> EmbeddingsRequest:
+    """Parse a body of ``POST /v1/embeddings``; raises ``RequestError``. A prompt's cap applies to all texts together.
+    ``length``: of the model's vectors."""
     fields = json_body(body)
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
-    if fields.values.get("dimensions") is not None:
-        raise RequestError(
-            Fault.BAD_REQUEST,
-            "dimensions",
-            "expected to be absent, since the model determines the length of its vectors",
-        )
+    dimensions = fields.integer("dimensions", 1, length)
     texts = embedded_texts(fields, "input", limits)
     as_base64 = fields.choice("encoding_format", {"float": False, "base64": True}, False)
-    return EmbeddingsRequest(Embed(texts), as_base64)
+    return EmbeddingsRequest(Embed(texts), as_base64, dimensions)
 
 
 def embedded_texts(fields: Fields, key: str, limits: RequestLimits) -> tuple[str | TokenIds | MixedText, ...]:
@@ -71,10 +67,20 @@ def _out_of_object(value: object, path: str) -> object:
     return "".join(texts)
 
 
-def embeddings_result(answer: Embedded, model: str, *, as_base64: bool) -> bytes:
+def shortened(vectors: Sequence[Sequence[float]], dimensions: int | None) -> list[Sequence[float]]:
+    """The first ``dimensions`` numbers of each vector, of unit length again; ``None``: all. Of use where the model was
+    trained for it (Matryoshka Representation Learning, Kusupati et al. 2022)."""
+    if dimensions is None:
+        return list(vectors)
+    parts = [vector[:dimensions] for vector in vectors]
+    lengths = [math.hypot(*part) or 1.0 for part in parts]
+    return [[number / length for number in part] for part, length in zip(parts, lengths, strict=True)]
+
+
+def embeddings_result(answer: Embedded, asked: EmbeddingsRequest, model: str) -> bytes:
     data = [
-        {"object": "embedding", "index": index, "embedding": _base64(vector) if as_base64 else list(vector)}
-        for index, vector in enumerate(answer.vectors)
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if asked.as_base64 else list(vector)}
+        for index, vector in enumerate(shortened(answer.vectors, asked.dimensions))
     ]
     usage = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
     return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})

@@ -59,12 +59,12 @@ def _speech(body: bytes, facts: Facts) -> SpokenText:
 
 
 def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
-    request = parse_embeddings(body, facts.limits)
     info = facts.loaded()
+    request = parse_embeddings(body, facts.limits, info.embedding_length)
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
-        return embeddings_result(answer, info.name, as_base64=request.as_base64)
+        return embeddings_result(answer, request, info.name)
 
     return request.query, render
 
