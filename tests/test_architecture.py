@@ -26,7 +26,9 @@ ROOMS = {
     "dialects": {"wire", "errors", "forms", "messages", "outputs"},
     "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
+    "remote": {"serving", "settings", "system", "errors", "messages", "outputs"},
     "engine": {
+        "remote",
         "wire",
         "serving",
         "media",
@@ -57,7 +59,7 @@ ROOMS = {
         "settings",
         "system",
     }
-    | {"errors", "messages", "metrics", "outputs"},
+    | {"remote", "errors", "messages", "metrics", "outputs"},
     "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""
@@ -66,7 +68,7 @@ FOREIGN = {
     "llama_cpp": {"engine"},
     "llguidance": {"engine"},
     "jinja2": {"engine"},
-    "socket": {"net", "system", "client", "commands", "daemon", "relay", "worker", "engine"},
+    "socket": {"net", "system", "client", "commands", "daemon", "relay", "worker", "engine", "remote"},
     "ssl": {"net"},
     "selectors": {"net"},
     "resource": {"system", "media"},
@@ -75,7 +77,7 @@ FOREIGN = {
     "python_multipart": {"wire"},
     "prometheus_client": {"metrics"},
     "asyncio": {"client"},
-    "threading": {"system", "engine"},
+    "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},
     "PIL": {"media"},
     "soxr": {"media"},

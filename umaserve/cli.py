@@ -24,6 +24,7 @@ from umaserve.system import logs
 from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
+    from umaserve.daemon.voices import NewVoice
     from umaserve.settings.daemon import Config
     from umaserve.settings.relay import RelayConfig
     from umaserve.settings.worker import WorkerConfig
@@ -142,11 +143,24 @@ def _serve(arguments: Sequence[str]) -> int:
     # Imported here: the clients need no llama.cpp.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
-    from umaserve.engine.engine import load_checked
-    from umaserve.engine.llama_voice import LlamaVoice
 
     template = chat_template.read(config.chat_template) if config.chat_template else None
-    return Server(config, functools.partial(load_checked, chat_template=template), LlamaVoice).run()
+    new_voice: NewVoice | None = None
+    if config.tts_model:
+        from umaserve.engine.llama_voice import LlamaVoice
+
+        new_voice = LlamaVoice
+    if not config.engine_process:
+        from umaserve.engine.engine import load_checked
+
+        return Server(config, functools.partial(load_checked, chat_template=template), new_voice).run()
+    from umaserve.remote.process import EngineProcess
+
+    process = EngineProcess()
+    try:
+        return Server(config, functools.partial(process.load, chat_template=template), new_voice, process).run()
+    finally:
+        process.close()
 
 
 def _relay(arguments: Sequence[str]) -> int:

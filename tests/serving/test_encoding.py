@@ -265,14 +265,16 @@ _parts = st.lists(st.sampled_from(["cat", "dog" * 9, "whole bird", "refuse"]), m
     asked=st.lists(st.tuples(_parts, st.integers(0, 6), st.booleans(), st.booleans()), min_size=1, max_size=6),
     kept=st.booleans(),
     room=st.sampled_from([{"cells": 300}, {"cells": 140, "sequence_tokens": 140}, {"cells": 140, "host_bytes": 900}]),
+    remote=st.booleans(),
 )
 def test_whatever_is_asked_and_left_all_that_stay_get_their_own_answer(
-    asked: list[tuple[list[str], int, bool, bool]], kept: bool, room: dict[str, int]
+    asked: list[tuple[list[str], int, bool, bool]], kept: bool, room: dict[str, int], remote: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(promises, "STEP", 2)
         patch.setattr(promises, "UNKNOWN", 2)
-        world = SchedulerWorld(**{"sequence_tokens": 140, "cached_cells": 60 * kept, "sequences": 8, "slots": 3} | room)
+        capacity = {"sequence_tokens": 140, "cached_cells": 60 * kept, "sequences": 8, "slots": 3} | room
+        world = SchedulerWorld(remote=remote, **capacity)
         for images, wait, leaves, background in asked:
             parts = itertools.chain.from_iterable(zip(itertools.repeat("text "), images))
             client = world.arrive(turns(*parts, " end"), OTHER if background else Caller("uds", "one"), max_tokens=30)

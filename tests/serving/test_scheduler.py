@@ -1526,14 +1526,16 @@ FAILURES = [None, None, None, Outcome.FAILED, Outcome.NO_CELLS, EngineFailure]
             {"slots": 1, "cells": 60, "sequence_tokens": 45, "cached_cells": 60, "drafts": True},
         ]
     ),
+    st.booleans(),
 )
 def test_whatever_happens_every_text_is_its_own_and_all_comes_back(
     first: list[tuple],
     then: list[tuple[tuple, int]],
     failures: list[Outcome | type[EngineFailure] | None],
     capacity: dict[str, int],
+    remote: bool,
 ) -> None:
-    world = SchedulerWorld(**capacity)
+    world = SchedulerWorld(remote=remote, **capacity)
     world.engine.failures += failures
     steps = [(arrival, 1) for arrival in first] + then
     names = {name for (name, *_), _turns in steps}

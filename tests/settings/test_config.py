@@ -96,6 +96,7 @@ DEFAULTS: dict[str, Any] = {
     "kv_type": "f16",
     "rpc": (),
     "lora": (),
+    "engine_process": False,
     "speculation": True,
     "draft_model": "",
     "tts_model": "",
@@ -186,6 +187,7 @@ SWITCHES = [
     "llama_metrics",
     "debug_echo",
     "shared_prefix_cache",
+    "engine_process",
     "speculation",
 ]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from clock import Clock
+from remote_engine import remote_engine
 from standin import DEFAULT_MAX_TOKENS, StandInEngine, SteppedWorker, answer
 
 from umaserve.errors import Fault, RequestError
@@ -101,8 +102,10 @@ class SchedulerWorld:
         *,
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
+        remote: bool = False,
         **capacity: int,
     ) -> None:
+        """``remote``: whether all that the engine is asked crosses a socket."""
         self.clock = Clock()
         self.spent: list[tuple[Caller, int, float]] = []
         self.engine = StandInEngine(**capacity)
@@ -113,7 +116,7 @@ class SchedulerWorld:
         )
         self.scheduler = Scheduler(
             self.sessions,
-            self.engine,
+            remote_engine(self.engine) if remote else self.engine,
             self.compute,
             self.preparing,
             self.preparing,

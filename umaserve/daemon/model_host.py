@@ -56,7 +56,9 @@ class ModelHost:
         admission: Admission,
         metrics: ServingMetrics,
         content_filter: ContentFilter | None,
+        children: Sequence[int] = (),
     ) -> None:
+        """``children``: the processes that compute for it."""
         self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S, urgent=True)
         self.preparing = JobThread("preparing", loop.wake, max_s=MAX_PREPARING_S)
         self._preparing_media = JobThread("media", loop.wake, nice=NICE, max_s=MAX_MEDIA_S)
@@ -69,6 +71,7 @@ class ModelHost:
         self._admission = admission
         self._metrics = metrics
         self._content_filter = content_filter
+        self._children = children
         self._engine: LoadedEngine | None = None
         self._scheduler: Scheduler | None = None
         self._started_at = loop.now()
@@ -126,7 +129,7 @@ class ModelHost:
             self._content_filter,
             self._admission.spend,
             self._metrics,
-            CoreCounter(self._loop.now),
+            CoreCounter(self._loop.now, children=lambda: self._children),
             shared_prefixes=config.shared_prefix_cache,
             draft_tokens=config.speculation,
         )

@@ -25,9 +25,10 @@ from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
-from umaserve.net.loop import Loop
+from umaserve.net.loop import READ, Loop
 from umaserve.net.timers import Timer
 from umaserve.outputs import Metrics
+from umaserve.remote.process import EngineProcess
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
@@ -41,16 +42,13 @@ from umaserve.system import systemd
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import available_bytes, resident_bytes
 from umaserve.system.signals import Signals
-from umaserve.system.threads import ThreadWatch
+from umaserve.system.threads import SWITCH_S, ThreadWatch
 
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
 """How long clients get to read their last output before the daemon exits."""
 JOIN_S = 5.0
-SWITCH_S = 0.0005
-"""After which a thread that waits for Python's lock asks for it. The loop gives it up in each system call, and each
-time waits while another thread decodes media, say: with Python's 5 ms a turn took 50 to 80."""
 
 
 class State(enum.Enum):
@@ -64,8 +62,13 @@ class State(enum.Enum):
 class Server:
     """One daemon. ``run`` blocks until it ends and returns the exit status."""
 
-    def __init__(self, config: Config, load: Load, new_voice: NewVoice | None = None) -> None:
+    def __init__(
+        self, config: Config, load: Load, new_voice: NewVoice | None = None, process: EngineProcess | None = None
+    ) -> None:
+        """``process``: where ``load`` loads the model, if not in this one."""
         self._config = config
+        self._process = process
+        self._children = () if process is None else (process.pid,)
         self._load = load
         self._state = State.LOADING
         self._status = 0
@@ -85,7 +88,7 @@ class Server:
             loop.now,
         )
         self._host = ModelHost(
-            loop, config, self._sessions, self._admission, self._serving_metrics, self._content_filter
+            loop, config, self._sessions, self._admission, self._serving_metrics, self._content_filter, self._children
         )
         self._voices = Voices(config, new_voice, loop.wake, self._host.compute)
         self._services = self._new_services()
@@ -137,6 +140,8 @@ class Server:
             self._stuck,
             self._config.request_timeout,
         )
+        if self._process is not None:
+            self._loop.set_interest(self._process.life, READ, self._engine_ended)
         self._host.load(self._load_all, lambda: self._signals.count == 0, self._on_loaded)
         try:
             self._loop.run()
@@ -169,6 +174,19 @@ class Server:
         self._status = 1
         self._host.fail_all(
             RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
+        )
+        self._begin_farewell()
+
+    def _engine_ended(self, _events: int) -> None:
+        assert self._process is not None
+        self._loop.set_interest(self._process.life, 0, self._engine_ended)
+        if self._host.info is None:
+            return  # Loading the model fails, and says so.
+        log.error("the engine's process %s: ending", self._process.end())
+        self._status = 1
+        self._sessions.draining = True
+        self._host.fail_all(
+            RequestError(Fault.DECODE_FAILED, "decode", "the engine has ended: the server's log says how")
         )
         self._begin_farewell()
 
@@ -218,7 +236,7 @@ class Server:
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
-            "rss_bytes": resident_bytes(),
+            "rss_bytes": resident_bytes(self._children),
             "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
             "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,
         }

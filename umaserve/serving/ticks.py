@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from umaserve.errors import RequestError
 from umaserve.messages import Embed, Generate, Query
@@ -15,6 +15,10 @@ T = TypeVar("T")
 
 Adapters = tuple[tuple[str, float], ...]
 """Names of LoRA adapters in alphabetical order, each with its scale."""
+
+
+Sampler = Annotated[object, "sampler"]
+"""What the engine chooses a sequence's tokens with: opaque to all others."""
 
 
 class Chunk(Protocol):
@@ -54,12 +58,12 @@ def without_parts(tokens: Sequence[int], length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request made ready to run. ``sampler`` is opaque to all but the engine."""
+    """A request made ready to run."""
 
     tokens: Sequence[int]
     """The prompt's, with ``media_ids`` in ``spans``."""
     max_tokens: int
-    sampler: object
+    sampler: Sampler
     logprobs: int | None = None
     """Alternatives to report with each token; ``None``: no log-probabilities."""
     adapters: Adapters = ()
@@ -80,7 +84,7 @@ class Run(NamedTuple):
     start: int
     """Position of the first token in its sequence."""
     tokens: Sequence[int]
-    sampler: object | None
+    sampler: Sampler | None
     logprobs: int | None = None
     draft_tokens: int = 0
     """How many of the last tokens are draft tokens. Tokens are sampled until one differs from its draft token. Rejected

@@ -256,6 +256,12 @@ class Config:
     lora: tuple[str, ...] = setting(
         (), words(), "engine", "LoRA adapters, as GGUF files; NAME=FILE gives one a name for requests to choose"
     )
+    engine_process: bool = setting(
+        False,
+        switch(),
+        "engine",
+        "run llama.cpp in a process of its own, beside the one that serves clients; not the voice of tts_model",
+    )
     speculation: bool = setting(
         True, switch(), "engine", "draft tokens where the text repeats itself, as long as that is faster"
     )

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
@@ -42,20 +42,9 @@ def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) 
     Raises ``ProgramError`` for a failure, ``ProgramStopped`` where it was killed and after ``max_s`` seconds,
     ``Cancelled``, and ``OSError`` where no program can be started.
     """
-    # -P: import from this process's sys.path, not from the working directory.
-    command = [sys.executable, "-P", "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     # memfds rather than pipes, which would have to be read while the program runs.
     with _file() as output, _file() as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=environment,
-            # Ctrl-C must reach only this process, which decides what ends when.
-            start_new_session=True,
-        )
+        process = start(module, *arguments, stdout=output, stderr=errors)
         try:
             status = _wait(process, module, wanted, max_s)
         finally:
@@ -65,8 +54,30 @@ def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) 
                     process.wait(_KILLED_S)
         if status:
             kind = ProgramStopped if -status in _KILLED_BY else ProgramError
-            raise kind(f"{module} {_end(status)}: {_last_line(_content(errors))}")
+            raise kind(f"{module} {end(status)}: {_last_line(_content(errors))}")
         return _content(output)
+
+
+def start(
+    module: str,
+    *arguments: str,
+    stdout: BinaryIO | None = None,
+    stderr: BinaryIO | None = None,
+    pass_fds: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start ``module``. Its output goes where this process's goes, if nowhere else; ``pass_fds`` are the descriptors
+    that it has too."""
+    return subprocess.Popen(
+        # -P: import from this process's sys.path, not from the working directory.
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # Ctrl-C must reach only this process, which decides what ends when.
+        start_new_session=True,
+        pass_fds=pass_fds,
+    )
 
 
 def begin(*, nice: int = 0) -> None:
@@ -102,7 +113,8 @@ def _content(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def _end(status: int) -> str:
+def end(status: int) -> str:
+    """How a program with this exit status has ended, in words."""
     if status == -signal.SIGKILL:
         return "was killed, as it happens where memory is short"
     return f"ended by {signal.strsignal(-status)}" if status < 0 else f"failed with status {status}"

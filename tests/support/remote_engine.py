@@ -1,0 +1,27 @@
+"""An engine behind sockets, as behind those of its process, on threads of the test's own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from umaserve.remote.channel import Channel
+from umaserve.remote.client import RemoteEngine
+from umaserve.remote.server import Server
+from umaserve.serving.ticks import Engine
+from umaserve.settings.daemon import Config
+
+
+def remote_engine(engine: Engine, threads: int = 1, server: Server | None = None) -> RemoteEngine:
+    """What the daemon sees of ``engine``; ``threads`` may call it."""
+    server = server or serving(engine)
+    channels = []
+    for _ in range(threads):
+        ours, theirs = socket.socketpair()
+        channels.append(Channel(ours))
+        threading.Thread(target=server.serve, args=(Channel(theirs),), daemon=True).start()
+    return RemoteEngine(channels, Config(), None, lambda _fraction: True)
+
+
+def serving(engine: Engine) -> Server:
+    return Server(lambda _config, _template, _ask: engine)

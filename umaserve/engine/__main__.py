@@ -1,0 +1,59 @@
+"""The engine as a program of its own, which the daemon starts: its arguments are the descriptors of its sockets."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from umaserve.engine.engine import LlamaEngine, load_checked
+from umaserve.remote.channel import Channel
+from umaserve.remote.server import Server
+from umaserve.settings.daemon import Config
+from umaserve.system import logs, program, threads
+
+log = logging.getLogger(__name__)
+
+
+def _load(config: Config, chat_template: str | None, progress: Callable[[float], bool]) -> LlamaEngine:
+    logs.configure(config.log_level, config.log_format)
+    engine = load_checked(config, progress, chat_template)
+    # As in the daemon: a collection of all that stays for good would hold the streams.
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def _serve(server: Server, channel: Channel) -> None:
+    """On a thread for each of the daemon's; the end of one is the end of all."""
+    try:
+        server.serve(channel)
+    except BaseException:
+        log.exception("the daemon's calls can't be followed")
+        logging.shutdown()
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> None:
+    program.begin()
+    # The daemon decides what ends when: this ends with its sockets.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(threads.SWITCH_S)
+    life, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
+    server = Server(_load)
+    for end in ends:
+        threading.Thread(target=_serve, args=(server, Channel(end)), daemon=True).start()
+    life.recv(1)
+    # At once, whatever is computed: nobody waits for it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

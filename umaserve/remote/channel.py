@@ -1,0 +1,64 @@
+"""A socket between a thread of the daemon and the thread of the engine's process that does its work.
+
+One frame at a time, in turns. A ``call`` is answered by ``done`` or ``failed``; before that, its callbacks come as
+``ask``, each answered by ``tell``. While an ``ask`` is open there may be further calls, one within another, as a tick
+runs in the pause of a long job.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Sequence
+
+from umaserve.remote import frames
+from umaserve.remote.frames import Frame, Incoming
+
+
+class Kind(enum.StrEnum):
+    """What a frame is."""
+
+    CALL = "call"
+    DONE = "done"
+    FAILED = "failed"
+    ASK = "ask"
+    TELL = "tell"
+
+
+class Lost(Exception):
+    """The other end is gone."""
+
+
+class Channel:
+    """One end of it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, kind: Kind, *content: object, tail: Sequence[bytes | memoryview] = ()) -> None:
+        """Raises ``TooLarge`` and ``Lost``."""
+        data = frames.encode((kind, *content), tail)
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise Lost(str(error)) from None
+
+    def receive(self) -> Frame:
+        """Raises ``Malformed`` and ``Lost``."""
+        incoming = Incoming()
+        while True:
+            try:
+                data = self._socket.recv(incoming.wanted)
+            except OSError as error:
+                raise Lost(str(error)) from None
+            if not data:
+                raise Lost("it has closed the connection")
+            if (frame := incoming.add(data)) is not None:
+                return frame
+
+    def close(self) -> None:
+        """Both ends see it, also a thread that waits here."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # It is closed already.

@@ -1,0 +1,197 @@
+"""The engine's end: does what the daemon calls for."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from umaserve import __version__
+from umaserve.errors import ModelError, RequestError
+from umaserve.messages import Embed, Generate, Query
+from umaserve.outputs import Answer, Embedded, ModelInfo
+from umaserve.remote.channel import Channel, Kind, Lost
+from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, failure_of
+from umaserve.remote.frames import Frame
+from umaserve.remote.values import Codec, Coder, Malformed, Tail
+from umaserve.serving.ticks import Capacity, Chunk, Engine, Prepared, Sampler, Tick, TickResult
+from umaserve.settings.daemon import Config
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[[float], bool]
+"""Calls back: the progress of loading; or that the engine may pause. Returns whether to go on."""
+LoadEngine = Callable[[Config, str | None, Ask], Engine]
+"""Loads the model; the text is that of the operator's chat template. Raises ``ModelError``."""
+Held = Annotated[Prepared, "held"]
+"""What the engine has prepared; the daemon has its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The properties of an engine that stay."""
+
+    capacity: Capacity
+    end_tokens: frozenset[int]
+    pieces: Sequence[bytes]
+    info: ModelInfo
+
+
+class Calls:
+    """What the daemon may call, each on the thread that does this kind of work. The annotations say what crosses."""
+
+    def __init__(self, load: LoadEngine) -> None:
+        self._load = load
+        self._engine: Engine
+
+    def load(self, version: str, config: Config, chat_template: str | None, ask: Ask) -> Loaded:
+        if version != __version__:
+            raise ModelError(f"umaserve {version} was replaced by {__version__} while it ran: restart it")
+        self._engine = engine = self._load(config, chat_template, ask)
+        return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info)
+
+    def prepare(self, request: Generate, tenant: str, ask: Ask) -> Prepared:
+        prepared = self._engine.prepare(request, tenant, lambda: ask(0.0))
+        # The daemon's sampler stands for all of it.
+        return replace(prepared, sampler=prepared)
+
+    def prepare_choice(self, request: Generate, first: Held) -> Held:
+        return self._engine.prepare_choice(request, first)
+
+    def change(self, prepared: Held, request: Generate, generated: Sequence[int]) -> tuple[Held, int]:
+        changed = self._engine.change(prepared, request, generated)
+        return changed, changed.max_tokens
+
+    def encode(self, chunk: Chunk, ask: Ask) -> bool:
+        wanted = True
+
+        def pause() -> None:
+            nonlocal wanted
+            wanted = ask(0.0)
+
+        # Whether it is wanted is asked after each node of the graph: too often for a message each time.
+        self._engine.encode(chunk, pause, lambda: wanted)
+        return chunk.encoded
+
+    def answer(self, query: Query) -> Answer:
+        return self._engine.answer(query)
+
+    def embed(self, query: Embed, ask: Ask) -> Embedded:
+        def pause() -> None:
+            ask(0.0)
+
+        return self._engine.embed(query, pause)
+
+    def shed(self) -> None:
+        self._engine.shed()
+
+    def run(self, tick: Tick) -> TickResult:
+        return self._engine.run(tick)
+
+
+class Call(NamedTuple):
+    """How one of ``Calls`` crosses."""
+
+    arguments: Coder
+    result: Coder
+    asks: bool
+
+
+def calls(sampler: Coder, held: Coder, chunk: Coder) -> dict[str, Call]:
+    """All calls by name; the coders are those of what has a number, which differ from end to end."""
+    codec = Codec({Sampler: sampler, Held: held, Chunk: chunk, RequestError: REQUEST_ERRORS})
+    made = {}
+    for name, method in vars(Calls).items():
+        if not name.startswith("_"):
+            hints = get_type_hints(method, include_extras=True)
+            result, asks = codec.of(hints.pop("return")), hints.pop("ask", None) is not None
+            made[name] = Call(codec.record(tuple, dict(enumerate(hints.values()))), result, asks)
+    return made
+
+
+class Lent:
+    """What the daemon has numbers of, until it has given each back as often as it got it. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        """By the item's identity."""
+        self._times: dict[int, int] = {}
+        self._next = itertools.count()
+
+    def lend(self, item: object) -> int:
+        with self._lock:
+            number = self._numbers.get(id(item))
+            if number is None:
+                number = self._numbers[id(item)] = next(self._next)
+                self._items[number] = item
+            self._times[number] = self._times.get(number, 0) + 1
+            return number
+
+    def take_back(self, number: int, times: int) -> None:
+        with self._lock:
+            self._times[number] -= times
+            if not self._times[number]:
+                del self._times[number], self._numbers[id(self._items.pop(number))]
+
+    def __getitem__(self, number: int) -> Any:
+        return self._items[number]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Server:
+    """Serves the daemon's threads, each by a thread of its own."""
+
+    def __init__(self, load: LoadEngine) -> None:
+        self.lent = lent = Lent()
+        self._calls = Calls(load)
+        self._signatures = calls(
+            Coder(lambda prepared, _: lent.lend(prepared), lambda number, _: lent[number].sampler),
+            Coder(lambda prepared, _: lent.lend(prepared), lambda number, _: lent[number]),
+            Coder(lambda chunk, _: [lent.lend(chunk), chunk.encoded], lambda number, _: lent[number]),
+        )
+
+    def serve(self, channel: Channel) -> None:
+        """Until the daemon is gone."""
+        try:
+            while True:
+                self._do(channel, channel.receive())
+        except Lost:
+            return
+
+    def _do(self, channel: Channel, frame: Frame) -> None:
+        kind, name, written, freed = frame.head
+        if kind != Kind.CALL:
+            raise Malformed(f"expected a call, got {kind!r:.40}")
+        for number, times in freed:
+            self.lent.take_back(number, times)
+        call = self._signatures[name]
+        arguments = call.arguments.read(written, Tail(frame.tail))
+        asks = {"ask": lambda number: self._ask(channel, number)} if call.asks else {}
+        tail: list[bytes | memoryview] = []
+        try:
+            result = getattr(self._calls, name)(*arguments, **asks)
+            channel.send(Kind.DONE, call.result.write(result, tail), tail=tail)
+        except Lost:
+            raise
+        except Exception as error:
+            failure = failure_of(error)
+            if not isinstance(error, RequestError | ModelError | CallbackFailed):
+                log.exception("%s failed", name)
+            tail = []
+            channel.send(Kind.FAILED, FAILURES.write(failure, tail), tail=tail)
+
+    def _ask(self, channel: Channel, number: float) -> bool:
+        channel.send(Kind.ASK, number)
+        while (frame := channel.receive()).head[0] != Kind.TELL:
+            self._do(channel, frame)
+        _kind, answer = frame.head
+        if answer is None:
+            raise CallbackFailed
+        return bool(answer)
