@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
-from umaserve.engine import rehearsal
+from umaserve.engine import needs, rehearsal
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Candidates, Logits
@@ -77,12 +77,17 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
 
 def load_checked(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """As ``load``, of files that another process has loaded before, which some of them would end; not of the default
-    model, which is known."""
+    model, which is known. Also raises ``ModelError`` where the box has too little memory."""
+
+    def wanted() -> bool:
+        return progress(0.0)
+
     for path, pooling in ((config.model, config.pooling), (config.draft_model, "model")):
         if path:
-            rehearsal.check(path, wanted=lambda: progress(0.0), pooling=pooling)
+            rehearsal.check(path, wanted, pooling=pooling)
     if config.mmproj:
-        rehearsal.check_projector(config.mmproj, find(config.model), wanted=lambda: progress(0.0))
+        rehearsal.check_projector(config.mmproj, find(config.model), wanted)
+    needs.check(find(config.model), config, wanted)
     return load(config, progress, chat_template)
 
 

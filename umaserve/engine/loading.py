@@ -31,8 +31,7 @@ def load_model(path: str, config: Config, progress: Callable[[float], bool]) -> 
     def loading(fraction: float) -> bool:
         return progress(chosen + (1 - chosen) * fraction)
 
-    # Without host memory, cached prefixes need cells that nobody else waits for.
-    parted = on_cpu(config) and config.host_cache_bytes > 0
+    parted = is_parted(config)
     weights = choose(path, config, choosing)
     if weights.converted_from:
         try:
@@ -43,6 +42,12 @@ def load_model(path: str, config: Config, progress: Callable[[float], bool]) -> 
                 raise
             log.warning("loading the weights as they are: their converted copy can't be loaded, remove it: %s", error)
     return Model(path, config, loading, parted=parted)
+
+
+def is_parted(config: Config) -> bool:
+    """Whether the KV cells are to be divided. Without host memory, cached prefixes need cells that nobody else waits
+    for."""
+    return on_cpu(config) and config.host_cache_bytes > 0
 
 
 def on_cpu(config: Config) -> bool:

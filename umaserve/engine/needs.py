@@ -1,0 +1,121 @@
+"""What memory a model will take, found out before it is loaded, and whether the box has that much.
+
+``empty_model`` measures it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import orjson
+
+from umaserve.errors import ModelError
+from umaserve.settings.daemon import Config
+from umaserve.system import program
+from umaserve.system.memory import available_bytes
+
+log = logging.getLogger(__name__)
+
+MAX_S = 60.0
+AMPLE_SHARE = 0.9
+"""Of the memory that is available. With more, other programs and clients' media may leave too little."""
+KNOWN_CELLS = 1 << 15
+"""With so many cells at most, the default model takes less than a GiB, and is not measured."""
+_SETTINGS = (
+    "n_ctx",
+    "n_batch",
+    "n_ubatch",
+    "parallel",
+    "kv_type",
+    "flash_attn",
+    "n_gpu_layers",
+    "pooling",
+    "speculation",
+    "host_cache_bytes",
+)
+_LARGE_KV_TYPES = ("f16", "bf16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of the box's memory; what is on other devices does not count."""
+
+    weights: int
+    """Those that llama.cpp maps from the file too: each token reads them all."""
+    cells: int
+    """KV cells, and recurrent states."""
+    computing: int
+    """Room for what a decode computes and for its logits; taken by the first large decodes."""
+    vocabulary: int
+    """With all else that llama.cpp keeps of the file's header."""
+    n_ctx: int
+    """The cells, and the sequences that share them."""
+    n_seq_max: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cells + self.computing + self.vocabulary
+
+
+def measured(path: str, config: Config, wanted: Callable[[], bool], *, sequences: int = 0) -> Needs | None:
+    """``None`` where it can't be found out: for a model that can't be loaded, which its loading explains, and when it
+    is not ``wanted`` any more. ``sequences``: of a model that a draft model, this one, drafts for. Blocks for half a
+    second, and as long as llama.cpp reads the header."""
+    # Not the whole configuration: other users may see a program's arguments.
+    settings = {name: getattr(config, name) for name in _SETTINGS}
+    arguments = (path, orjson.dumps(settings).decode(), str(sequences))
+    try:
+        found = program.run("umaserve.engine.empty_model", *arguments, wanted=wanted, max_s=MAX_S)
+    except program.Cancelled:
+        return None
+    except (OSError, program.ProgramError) as error:
+        log.info("how much memory %s will take is unknown: %s", path, error)
+        return None
+    return Needs(**orjson.loads(found))
+
+
+def check(path: str, config: Config, wanted: Callable[[], bool]) -> None:
+    """Raise ``ModelError`` where the model at ``path``, with its draft model and projector, takes more memory than is
+    available without swapping, and warn where little is left. Says nothing where parts are on other boxes."""
+    if config.rpc or (not config.model and config.n_ctx <= KNOWN_CELLS):
+        return
+    needs = measured(path, config, wanted)
+    if needs is None:
+        return
+    others = os.path.getsize(config.mmproj) if config.mmproj and config.n_gpu_layers == 0 else 0
+    if config.draft_model:
+        of_draft = replace(config, n_ctx=needs.n_ctx, pooling="model")
+        draft = measured(config.draft_model, of_draft, wanted, sequences=needs.n_seq_max)
+        others += 0 if draft is None else draft.total
+    judge(path, config, needs, others, available_bytes())
+
+
+def judge(path: str, config: Config, needs: Needs, others: int, available: int) -> None:
+    """As ``check``, by what is known: ``others`` are the bytes of the draft model and the projector."""
+    total = needs.total + others
+    parts = {
+        "weights": needs.weights,
+        "KV cells": needs.cells,
+        "computing": needs.computing + needs.vocabulary,
+        "draft model and projector": others,
+    }
+    sizes = ", ".join(f"{name} {n_bytes >> 20}" for name, n_bytes in parts.items() if n_bytes >> 20)
+    found = f"model {path}: it takes {total >> 20} MiB of memory ({sizes}), and {available >> 20} MiB are available"
+    if total > available:
+        raise ModelError(f"{found}: {_remedy(config, needs, total - available)}")
+    if total + config.host_cache_bytes > available * AMPLE_SHARE:
+        cache = f", and --host-cache-bytes lets it take {config.host_cache_bytes >> 20} more"
+        log.warning("memory may get short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")
+
+
+def _remedy(config: Config, needs: Needs, missing: int) -> str:
+    smaller = "choose a smaller model or a stronger quantization"
+    if needs.cells + needs.computing < missing:
+        return smaller
+    less = f"lower --n-ctx ({needs.n_ctx}) or --parallel ({config.parallel})"
+    if config.kv_type in _LARGE_KV_TYPES:
+        less += ", set --kv-type q8_0"
+    return f"{less}, or {smaller}"
