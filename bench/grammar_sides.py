@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -20,12 +19,13 @@ from umaserve.messages import Grammar, Syntax
 
 PATIENCE_S = 10.0
 TOKENS = 48
-ROUNDS = 3
+ROUNDS = 5
 COLUMNS = ("grammar", "us a token: umaserve", "llama-server", "first token, ms: umaserve", "llama-server")
 NOTES = """\
-One stream of at most {tokens} tokens, greedy, by /completion. Us a token: the time between tokens, less that of the
-same prompt without a grammar. First token: of a request with an empty prompt cache. Both: medians of {rounds} rounds,
-in which the servers take turns. No answer: within {patience:g} s; the server is then ended and started again.
+One stream of at most {tokens} tokens, greedy, by /completion, without draft tokens, on one thread. Us a token: CPU time
+of the server for each token after the first, less that of the same prompt without a grammar. First token: of a request
+with an empty prompt cache. Both: of the best of {rounds} rounds, in which the servers take turns. No answer: within
+{patience:g} s; the server is then ended and started again.
 """
 PROMPT = "A long list of people as JSON: "
 JSON_IN_GBNF = r"""
@@ -47,6 +47,7 @@ class Failed(Exception):
 class Answer(NamedTuple):
     first_s: float
     token_s: float
+    """CPU time of the server for each token after the first."""
 
 
 class Side:
@@ -61,9 +62,9 @@ class Side:
         """Raises ``Failed``."""
         if self._at is None:
             self._at = self._open.enter_context(self._start())
-            _ask(self._at.http, {})
+            _ask(self._at, {})
         try:
-            return _ask(self._at.http, constraint)
+            return _ask(self._at, constraint)
         except TimeoutError:
             # It may not even end when it is told to.
             os.kill(self._at.pid, signal.SIGKILL)
@@ -80,7 +81,9 @@ class Side:
 
 def rows(binary: str, grammars: Mapping[str, Grammar]) -> Iterator[list[str]]:
     """A row for each grammar, as ``COLUMNS`` has it. ``binary``: llama-server's."""
-    starts: list[Start] = [lambda: daemon("umaserve", UMA_PARALLEL="1"), lambda: llama_server(binary, UMA_PARALLEL="1")]
+    # More threads would spin while they wait for each other.
+    settings = {"UMA_PARALLEL": "1", "UMA_SPECULATION": "false", "UMA_THREADS": "1"}
+    starts: list[Start] = [lambda: daemon("umaserve", **settings), lambda: llama_server(binary, **settings)]
     sides = [Side(start) for start in starts]
     with contextlib.ExitStack() as stack:
         for side in sides:
@@ -108,8 +111,8 @@ def _answers(sides: list[Side], grammar: Grammar) -> list[list[tuple[Answer, Ans
 def _cells(answers: list[tuple[Answer, Answer]] | str) -> tuple[str, str]:
     if isinstance(answers, str):
         return answers, "-"
-    cost = statistics.median(1e6 * (held.token_s - free.token_s) for free, held in answers)
-    return number(cost), number(1000 * statistics.median(held.first_s for _free, held in answers))
+    free_s, held_s = (min(answer.token_s for answer in some) for some in zip(*answers, strict=True))
+    return number(1e6 * (held_s - free_s)), number(1000 * min(held.first_s for _free, held in answers))
 
 
 def _constraint(grammar: Grammar) -> dict[str, object]:
@@ -118,10 +121,10 @@ def _constraint(grammar: Grammar) -> dict[str, object]:
     return {"grammar": grammar.text}
 
 
-def _ask(address: str, constraint: Mapping[str, object]) -> Answer:
+def _ask(at: Served, constraint: Mapping[str, object]) -> Answer:
     """Raises ``Failed`` for a refusal, ``TimeoutError`` and other ``OSError``s."""
     body = {"prompt": PROMPT, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False}
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(at.http, timeout=PATIENCE_S)
     with contextlib.closing(connection):
         asked = time.perf_counter()
         headers = {"Content-Type": "application/json"}
@@ -129,14 +132,21 @@ def _ask(address: str, constraint: Mapping[str, object]) -> Answer:
         response = connection.getresponse()
         if response.status != http.client.OK:
             raise Failed("refused")
-        times = []
+        tokens, first_s, first_cpu_s = 0, 0.0, 0.0
         for line in response:
             if time.perf_counter() - asked > 3 * PATIENCE_S:
                 raise TimeoutError
             if line.startswith(b"error") or b'"error"' in line[:20]:
-                raise Failed(f"given up after {len(times)} tokens")
+                raise Failed(f"given up after {tokens} tokens")
             if line.startswith(b"data: {"):
-                times.append(time.perf_counter())
-        if len(times) < 3:
+                tokens += 1
+                if tokens == 1:
+                    first_s, first_cpu_s = time.perf_counter() - asked, _cpu_s(at.pid)
+        if tokens < 3:
             raise Failed("ends at once")
-        return Answer(times[0] - asked, (times[-1] - times[0]) / (len(times) - 1))
+        return Answer(first_s, (_cpu_s(at.pid) - first_cpu_s) / (tokens - 1))
+
+
+def _cpu_s(pid: int) -> float:
+    """The CPU time of a process so far, by its clock (clock_getcpuclockid(3))."""
+    return time.clock_gettime(~pid << 3 | 2)

@@ -171,8 +171,8 @@ class Constraint:
             reason = " ".join(_CLUTTER.sub("", matcher.get_error()).split())[:MAX_MESSAGE]
             expected = "a grammar that llguidance can follow"
             if _TOO_MANY_WAYS.search(reason):
-                expected += " in a few milliseconds, with fewer ways to read one text (alternatives that begin alike, "
-                expected += "optional parts side by side)"
+                ways = "alternatives that begin alike, optional parts side by side"
+                expected += f", with fewer ways to read one text ({ways})"
             raise RequestError(Fault.BAD_REQUEST, self.field, f"expected {expected}, but: {reason}")
 
 
