@@ -58,7 +58,9 @@ def plain() -> Iterator[LlamaEngine]:
 
 @pytest.fixture(scope="module")
 def pooled() -> Iterator[LlamaEngine]:
+    """All sequences share the KV cells."""
     made = engine(pooling="mean")
+    made.run(Tick([Divide(0)], []))
     yield made
     made.close()
 
@@ -653,10 +655,14 @@ def test_a_model_that_does_not_pool_says_so(plain: LlamaEngine):
         plain.embed(Embed(("Hello",)), no_pause)
 
 
-def test_embeddings_take_no_slot():
-    made = engine(parallel=256, pooling="last")
-    assert made.capacity.slots == 256
-    assert len(made.embed(Embed(("Hello",)), no_pause).vectors) == 1
+def test_a_model_that_chats_has_the_same_room_where_it_embeds_too(plain: LlamaEngine):
+    made = engine(pooling="last")
+    assert made.capacity == plain.capacity
+    assert made.capacity.divisions
+    vectors = made.embed(Embed(("Hello",)), no_pause).vectors
+    made.run(Tick([Divide(0)], []))
+    assert made.embed(Embed(("Hello",)), no_pause).vectors == vectors
+    assert Stream(made, max_tokens=8).run().text == Stream(plain, max_tokens=8).run().text
     made.close()
 
 

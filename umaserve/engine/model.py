@@ -102,8 +102,8 @@ class Model:
     ) -> None:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
         before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
-        and it makes no embeddings. ``sequences``: the least that its context must hold. ``empty``: without memory for
-        weights and cells, only to see in llama.cpp's log what they would take."""
+        and it is not made for embeddings. ``sequences``: the least that its context must hold. ``empty``: without
+        memory for weights and cells, only to see in llama.cpp's log what they would take."""
         servable.check_contents(path, gguf.check(path))
         llama_log.log_all()
         llama_cpp.llama_backend_init()
@@ -126,7 +126,7 @@ class Model:
         """Sequences that share the cells; where these are divided, there are fewer."""
         self.parts = 0
         """Into how many the KV cells are divided, one for each sequence; 0: all sequences share them."""
-        if parted and self.sequences_can_be_cut and not self._pools():
+        if parted and self.sequences_can_be_cut and not self._is_made_to_embed():
             self.parts = next((parts for parts, _each in self.divisions()), 0)
         try:
             servable.check_loaded(path, self.architecture, self.native)
@@ -349,7 +349,7 @@ class Model:
         if self.parts:
             params.n_seq_max = self.parts
             params.n_ctx = self.parts * dict(self.divisions())[self.parts]
-        if self._empty and not self._pools():
+        if self._empty and self._config.pooling == "model" and not self._is_made_to_embed():
             # By default there is room for the logits of all tokens of a pass; what no decode uses takes no memory.
             params.n_outputs_max = min(params.n_batch, max(self.n_seq_max, ROWS_OF_STREAM * config.parallel))
         params.n_threads = config.threads or usable_cores()
@@ -378,10 +378,8 @@ class Model:
         original, kind = map(self._metadata, keys)
         return kind != "yarn" and original.isdecimal() and cells > int(original)
 
-    def _pools(self) -> bool:
-        """Whether texts are pooled to embeddings. Not asked of the context, which is made by the answer."""
-        if self._config.pooling != "model":
-            return True
+    def _is_made_to_embed(self) -> bool:
+        """Whether the file says how texts are pooled to embeddings."""
         kind = self._metadata(f"{self.architecture}.pooling_type".encode())
         return kind not in ("unknown", str(llama_cpp.LLAMA_POOLING_TYPE_NONE))
 
