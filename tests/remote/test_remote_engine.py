@@ -48,6 +48,20 @@ def test_an_answer_is_the_same_as_without_the_sockets() -> None:
     assert (changed.max_tokens, changed.tokens) == (3, prepared.tokens)
 
 
+def test_the_engine_gets_the_settings_without_the_secret() -> None:
+    given: list[Config] = []
+    ours, theirs = socket.socketpair()
+
+    def load(config: Config, _template: str | None, _ask: object) -> StandInEngine:
+        given.append(config)
+        return StandInEngine()
+
+    threading.Thread(target=Server(load).serve, args=(Channel(theirs),), daemon=True).start()
+    config = Config(model="m.gguf", relay=("ws://relay:1",), worker_secret="only for relays")
+    RemoteEngine([Channel(ours)], config, None, lambda _fraction: True)
+    assert given == [Config(model="m.gguf")]
+
+
 def test_errors_are_those_of_the_engine() -> None:
     behind = StandInEngine()
     engine = remote_engine(behind)

@@ -58,7 +58,9 @@ class RemoteEngine:
         self._lent: WeakValueDictionary[int, Borrowed] = WeakValueDictionary()
         number = Coder(lambda lent, _: lent.number, lambda value, _: self._borrow(value))
         self._calls = calls(number, number, Coder(number.write, lambda value, _: self._chunk(value)))
-        loaded = self._call("load", __version__, config, chat_template, ask=progress)
+        # The process that reads model files has no business with relays, and their secret.
+        without_secret = replace(config, relay=(), worker_secret="")
+        loaded = self._call("load", __version__, without_secret, chat_template, ask=progress)
         self.capacity = loaded.capacity
         self.end_tokens: frozenset[int] = loaded.end_tokens
         self.pieces: Sequence[bytes] = loaded.pieces
