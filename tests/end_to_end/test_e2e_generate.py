@@ -668,13 +668,12 @@ def test_at_shutdown_what_does_not_end_in_time_fails_with_its_text(own_daemon):
 GATED = """
 import sys
 from umaserve.engine import engine
-load = engine.load
-def gated(*arguments):
-    progress = arguments[1]
+load_checked = engine.load_checked
+def gated(config, progress, **others):
     progress(0.5)
     sys.stdin.read()
-    return load(*arguments)
-engine.load = gated
+    return load_checked(config, progress, **others)
+engine.load_checked = gated
 from umaserve.cli import main
 sys.exit(main())
 """

@@ -40,8 +40,9 @@ class Measurement:
     def __init__(self, engine: LlamaEngine) -> None:
         self._engine = engine
         self._core_use = CoreCounter(time.monotonic)
-        self._sampler = engine.prepare(Generate("", TokenIds((0,)))).sampler
         capacity = engine.capacity
+        request = Generate("", TokenIds((0,)))
+        self._samplers = [engine.prepare(request).sampler for _ in range(capacity.slots)]
         self._lengths = [0] * capacity.slots
         parts, each = capacity.divisions[0] if capacity.divisions else (0, 0)
         if parts < capacity.slots:
@@ -103,7 +104,7 @@ class Measurement:
         for slot, n in rows.items():
             start = self._lengths[slot]
             tokens = [position * 37 % vocabulary for position in range(start, start + n)]
-            runs.append(Run(slot, start, tokens, self._sampler))
+            runs.append(Run(slot, start, tokens, self._samplers[slot]))
             self._lengths[slot] += n
         result = self._engine.run(Tick(kv_operations, runs, self._engine.capacity.threads))
         if result.outcome is not Outcome.DONE:
