@@ -15,6 +15,7 @@ import pytest
 from engine_world import no_pause
 from standin import EngineFailure
 
+from umaserve.engine.candidates import Candidates
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.sampling import Sampler
 from umaserve.errors import Fault, RequestError
@@ -170,9 +171,10 @@ def test_a_seed_gives_another_stream_after_a_change(plain: LlamaEngine):
     flat = np.zeros(plain.info.vocabulary, np.float32)
     sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
     first = plain.prepare(Generate("t", STORY, 20, sampling))
-    drawn = [first.sampler.sample(flat.copy(), plain._candidates) for _ in range(5)]
+    candidates = Candidates(plain.info.vocabulary)
+    drawn = [first.sampler.sample(flat.copy(), candidates) for _ in range(5)]
     changes = [plain.change(first, Generate("t", "", sampling=sampling), drawn) for _ in range(2)]
-    again = [[one.sampler.sample(flat.copy(), plain._candidates) for _ in range(5)] for one in changes]
+    again = [[one.sampler.sample(flat.copy(), candidates) for _ in range(5)] for one in changes]
     assert again[0] == again[1] != drawn
 
 
@@ -409,7 +411,7 @@ def say(engine: LlamaEngine, script: str, **fields) -> tuple[str, bool]:
         for token in wanted:
             logits[token] = 10 + len(pieces[token])
         logits[end] = 5
-        token = prepared.sampler.sample(logits, engine._candidates)
+        token = prepared.sampler.sample(logits, Candidates(len(pieces)))
         if token in engine.end_tokens:
             return text.decode(), True
         text += pieces[token]

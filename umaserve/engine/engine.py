@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,21 +15,20 @@ import numpy.ctypeslib  # Imported now: numpy would import it at the first logit
 from umaserve.engine import needs, rehearsal
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
-from umaserve.engine.candidates import Candidates, Logits
+from umaserve.engine.candidates import Logits
 from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.chat_template import CHATML, ChatTemplate
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.loading import load_model, on_cpu
-from umaserve.engine.logprobs import Scores, scores_after
 from umaserve.engine.media import MediaReader
 from umaserve.engine.media_batch import MediaBatch
 from umaserve.engine.model import Model, find
 from umaserve.engine.preparation import Preparation
 from umaserve.engine.projector import MediaChunk, Projector
-from umaserve.engine.sampling import Sampler
-from umaserve.engine.steps import Sampled, Step, StepThread
+from umaserve.engine.steps import Sampled, Step
 from umaserve.engine.thought_form import marks_in
+from umaserve.engine.tick_sampling import TickSampling
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import THINK_TAGS
 from umaserve.messages import Embed, Generate, Query
@@ -57,12 +55,6 @@ KEPT_ON_CPU = 16
 """On a CPU, cached prefixes may take 1/16 of the KV cells where there is no host memory for them: attention visits all
 used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
 token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
-
-MIN_WAIT_S = 0.005
-"""For the grammars of a tick's streams, and as long as the decode took where that is more: none of them makes a tick
-more than twice as long."""
-IDLE_WAIT_S = 0.02
-"""The same where no other stream runs."""
 
 MAX_KEPT_STATES_BYTES = 512 << 20
 """For the earlier states of all sequences, without which recurrent models have no draft tokens. They come to twice the
@@ -100,8 +92,7 @@ class LlamaEngine:
         thought_form = template.thought_form or marks_in(model.has_token) or THINK_TAGS
         model.show(template.tool_form, thought_form)
         self._batch = Batch(config.n_batch)
-        self._candidates = Candidates(model.n_vocab)
-        self._step_thread = StepThread(model.n_vocab)
+        self._sampling = TickSampling(model)
         self._adapters = LoraAdapters(model, config.lora)
         generates = bool(model.memory)
         cuttable = generates and model.sequences_can_be_cut
@@ -189,12 +180,6 @@ class LlamaEngine:
     def answer(self, query: Query) -> Answer:
         return self._preparation.answer(query)
 
-    def _new_embedder(self, n_ubatch: int) -> Embedder:
-        adapters = self._adapters.resolve(None)
-        return Embedder(
-            self._model, lambda context: self._adapters.set(context, adapters), n_ubatch, self.capacity.sequence_tokens
-        )
-
     def embed(self, query: Embed, pause: YieldPoint) -> Embedded:
         if self._embedder is None or self._embedder.ranks != query.ranks:
             problem = "makes no embeddings; load an embedding model, or choose --pooling mean"
@@ -253,12 +238,11 @@ class LlamaEngine:
                 unchanged = code == 1 and not any(run.sampler for run in decoded) and self._undo(decoded)
                 return TickResult(Outcome.NO_CELLS if unchanged else Outcome.FAILED, (), 0.0)
             decoded += of_group
-            begun += self._begin_steps(of_group, self._logits(outputs))
+            begun += self._sampling.begin(of_group, self._logits(outputs))
         if decoded:
-            self._step_thread.wait(begun, max(MIN_WAIT_S, time.perf_counter() - drafted))
+            self._sampling.wait(begun, time.perf_counter() - drafted)
         else:
-            unfinished = (run.sampler.step for run in runs if isinstance(run.sampler, Sampler))
-            self._step_thread.wait([step for step in unfinished if step is not None], IDLE_WAIT_S)
+            self._sampling.wait_for_late(runs)
         late: set[int] = set()
         for index, run in enumerate(runs):
             if run.sampler is None:
@@ -277,6 +261,12 @@ class LlamaEngine:
         seconds = time.perf_counter() - drafted
         drafting_s = drafted - started
         return TickResult(Outcome.DONE, tokens, seconds, logprobs, draft_tokens, drafting_s, moving_s, failed, late)
+
+    def _new_embedder(self, n_ubatch: int) -> Embedder:
+        adapters = self._adapters.resolve(None)
+        return Embedder(
+            self._model, lambda context: self._adapters.set(context, adapters), n_ubatch, self.capacity.sequence_tokens
+        )
 
     def _on_new_context(self) -> None:
         """The cells were divided: what was set on the context, and what the drafter knows by slot, is gone."""
@@ -334,61 +324,9 @@ class LlamaEngine:
         native = llama_cpp.llama_get_logits(self._model.context)
         return list(np.ctypeslib.as_array(native, (outputs, self._model.n_vocab)))
 
-    def _begin_steps(self, runs: Sequence[Run], logits: Sequence[Logits]) -> list[Step]:
-        """Sample what no grammar holds, and begin with the rest; returns the steps of that."""
-        rows = iter(logits)
-        held: list[Sampler] = []
-        for run in runs:
-            if run.sampler is None:
-                continue
-            assert isinstance(run.sampler, Sampler)
-            of_run = [next(rows) for _ in range(1 + run.draft_tokens)]
-            # It may have lost its slot while a step was late: the token of that step comes next.
-            if run.sampler.step is None:
-                sample, is_last = functools.partial(self._sample, run), functools.partial(self._is_last, run)
-                if run.sampler.constraint is None:
-                    run.sampler.step = Step(of_run, sample, is_last)
-                    run.sampler.step.run(self._candidates)
-                else:
-                    # The next decode overwrites the rows.
-                    copies = [row.copy() for row in of_run]
-                    run.sampler.step = Step(copies, sample, is_last, run.sampler.constraint.field)
-                    held.append(run.sampler)
-        held.sort(key=lambda sampler: sampler.was_late)
-        steps = [sampler.step for sampler in held if sampler.step is not None]
-        if steps:
-            self._step_thread.begin(steps)
-        return steps
-
-    def _sample(self, run: Run, logits: Logits, candidates: Candidates) -> Sampled:
-        """The next token; raises ``RequestError`` as ``Sampler.sample``."""
-        sampler = run.sampler
-        assert isinstance(sampler, Sampler)
-        before = None if run.logprobs is None or sampler.scores_after else Scores(logits)
-        token = sampler.sample(logits, candidates)
-        if run.logprobs is None:
-            return token, None
-        if before is not None:
-            return token, before.report(token, run.logprobs, self._model.written)
-        left = candidates.only(token) if sampler.left is None else sampler.left
-        return token, scores_after(left, token, run.logprobs, self._model.written)
-
-    def _is_last(self, run: Run, row: int, token: int) -> bool:
-        """Whether ``token``, sampled from this row of the run, is no accepted draft token."""
-        draft = len(run.tokens) - run.draft_tokens + row
-        return token in self.end_tokens or row == run.draft_tokens or token != run.tokens[draft]
-
     def _taken(self, run: Run) -> tuple[list[Sampled], bool]:
-        """As ``Step.take``: the accepted draft tokens and, if that is all, the token after them; rejected draft tokens
-        are removed from the KV cache."""
-        sampler = run.sampler
-        assert isinstance(sampler, Sampler)
-        assert sampler.step is not None
-        sampled, ended = sampler.step.take()
-        if ended:
-            sampler.step = None
-        else:
-            sampler.was_late = True
+        """As ``TickSampling.take``; rejected draft tokens are removed from the KV cache."""
+        sampled, ended = self._sampling.take(run)
         if run.draft_tokens:
             right = len(run.tokens) - run.draft_tokens + len(sampled) - ended
             if not self._cells.move([Release(run.slot, run.start + right)]):
@@ -396,7 +334,7 @@ class LlamaEngine:
         return sampled, ended
 
     def close(self) -> None:
-        self._step_thread.close()
+        self._sampling.close()
         if self._drafter is not None:
             self._drafter.free()
         if self._embedder is not None:
