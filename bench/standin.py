@@ -13,7 +13,7 @@ from umaserve.daemon.server import Server
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, ModelInfo
-from umaserve.serving.ticks import Capacity, Chunk, Outcome, Prepared, Tick, TickResult, YieldPoint
+from umaserve.serving.ticks import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs
 
@@ -72,6 +72,15 @@ class StandInEngine:
     def run(self, tick: Tick) -> TickResult:
         tokens = [() if run.sampler is None else (_TOKEN,) for run in tick.runs]
         return TickResult(Outcome.DONE, tokens, _TOLD_S)
+
+    def look(self) -> Listing:
+        raise AssertionError("a stand-in keeps nothing")
+
+    def keep(self, *_sequence: object) -> str | None:
+        raise AssertionError("a stand-in keeps nothing")
+
+    def fetch(self, *_sequence: object) -> bool:
+        raise AssertionError("a stand-in keeps nothing")
 
     def close(self) -> None:
         """Nothing to free."""

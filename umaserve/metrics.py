@@ -111,6 +111,9 @@ HELP = {
     "kv_cells_cached": "KV cells that hold cached prefixes.",
     "kv_cells_total": "All KV cells.",
     "host_cache_bytes": "Host memory that holds computed prompts.",
+    "disk_cache_bytes": "Disk space of computed prompts.",
+    "disk_cache_hits_total": "Computed prompts that were read from disk.",
+    "disk_cache_tokens_total": "Their tokens.",
     "spoken_answers": "Answers that are being spoken.",
     "speech_seconds_total": "Seconds of speech made.",
     "detached_generations": "Generations kept for WebSocket clients that lost their connection.",
@@ -151,6 +154,10 @@ class ServingMetrics:
         """Places that were taken from sequences that had not ended."""
         self.chunks_encoded = 0
         self.prefix_reused_tokens = 0
+        self.disk_cache_hits = 0
+        """Sequences read from disk."""
+        self.disk_cache_tokens = 0
+        """Their tokens."""
         self.prompt_s = 0.0
         """Time from prompts' starts to their first tokens, of ended requests."""
         self.generation_s = 0.0
@@ -247,6 +254,8 @@ class ServingMetrics:
             "tokens_generated_total": self.tokens_generated,
             "prompt_tokens_total": self.prompt_tokens,
             "prefix_reused_tokens_total": self.prefix_reused_tokens,
+            "disk_cache_hits_total": self.disk_cache_hits,
+            "disk_cache_tokens_total": self.disk_cache_tokens,
             "prompt_seconds_total": round(self.prompt_s, 3),
             "generation_seconds_total": round(self.generation_s, 3),
             "recomputed_tokens_total": self.recomputed_tokens,

@@ -75,6 +75,8 @@ DEFAULTS: dict[str, Any] = {
     "rate_tokens": 0.0,
     "memory_reserve": 67108864,
     "host_cache_bytes": 268435456,
+    "kv_cache": "",
+    "kv_cache_bytes": 8589934592,
     "media_cache_bytes": 268435456,
     "shared_prefix_cache": False,
     "content_filter": "",
@@ -133,6 +135,7 @@ SIZE = {
     "memory_reserve": (0, 1 << 40),
     "recordings_bytes": (1 << 20, 1 << 40),
     "host_cache_bytes": (0, 1 << 40),
+    "kv_cache_bytes": (1 << 20, 1 << 40),
     "media_cache_bytes": (0, 1 << 40),
 }
 REAL = {
@@ -166,6 +169,7 @@ PATHS = {
     "api_keys": 0,
     "feedback_log": 0,
     "recordings": 0,
+    "kv_cache": 0,
     "ref_audio": 0,
     "content_filter": 0,
     "model": 0,
@@ -708,6 +712,13 @@ def test_tls_needs_both_files_and_http() -> None:
     assert Config(tls_cert="c", tls_key="k", http="localhost:0").tls_key == "k"
 
 
+def test_kept_prompts_need_host_memory(file: Path) -> None:
+    assert file_refusal(file, 'kv_cache = "k"\nhost_cache_bytes = 0') == (
+        "kv_cache is set and host_cache_bytes is 0: raise host_cache_bytes, since all goes through host memory, or "
+        f"remove kv_cache (kv_cache: file {file}, host_cache_bytes: file {file})"
+    )
+
+
 def test_a_voice_needs_both_files() -> None:
     assert refusal({"tts_model": "m"}) == (
         "tts_model is set and tts_mmproj is not: set both or neither (tts_model: flag, tts_mmproj: default)"
@@ -842,6 +853,8 @@ def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path
         values["http_socket"] += values.get("socket", "") + "/another"
     if values.get("wyoming", "").startswith("unix:"):
         values["wyoming"] += values.get("http_socket", "") + values.get("socket", "") + "/another"
+    if values.get("kv_cache"):
+        values["host_cache_bytes"] = values.get("host_cache_bytes") or 1
     if values.get("tls_cert") or values.get("tls_key"):
         files = {"tls_cert": "c", "tls_key": "k"}
         values |= {key: values.get(key) or name for key, name in files.items()}

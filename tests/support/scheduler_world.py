@@ -109,7 +109,7 @@ class SchedulerWorld:
         self.clock = Clock()
         self.spent: list[tuple[Caller, int, float]] = []
         self.engine = StandInEngine(**capacity)
-        self.compute, self.preparing = SteppedWorker(), SteppedWorker()
+        self.compute, self.preparing, self.disk = SteppedWorker(), SteppedWorker(), SteppedWorker()
         self.sessions = SessionManager(
             clock=self.clock,
             ended=lambda session, end: observe_end(self.scheduler.metrics, session, end, self.clock.now),
@@ -124,6 +124,7 @@ class SchedulerWorld:
             self.clock,
             ContentFilter("patterns", list(enumerate(patterns, 1))) if patterns else None,
             lambda *spent: self.spent.append(spent),
+            disk=self.disk,
             shared_prefixes=shared_prefixes,
             draft_tokens=draft_tokens,
         )

@@ -35,7 +35,9 @@ from umaserve.serving.ticks import (
     Copy,
     Divide,
     Draft,
+    Kept,
     KVOperation,
+    Listing,
     Load,
     Move,
     Outcome,
@@ -169,10 +171,14 @@ class StandInMemory:
     def _save(self, sequence: list[Cell], offset: int, size: int) -> None:
         assert size == self._capacity.saved_bytes.of(len(sequence)) > 0, "a place of another size"
         assert 0 <= offset <= offset + size <= self._capacity.host_bytes, "saved outside of the memory"
+        self.forget_saved(offset, size)
+        self.saved[offset, size] = list(sequence)
+
+    def forget_saved(self, offset: int, size: int) -> None:
+        """Something is written there."""
         for begin, length in list(self.saved):
             if begin < offset + size and offset < begin + length:
                 del self.saved[begin, length]
-        self.saved[offset, size] = list(sequence)
 
     def _check(self) -> None:
         assert len({cell for sequence in self.sequences for cell in sequence}) <= self._capacity.cells, "too many cells"
@@ -222,6 +228,7 @@ class StandInEngine:
         host_bytes: int = 0,
         drafts: bool = False,
         parts: int = 0,
+        keeps: bool = False,
     ) -> None:
         """``parts``: into how many the cells are divided at the start, or into half as many; 0: never."""
         self.capacity = Capacity(
@@ -237,7 +244,13 @@ class StandInEngine:
             saved_bytes=SAVED_BYTES if host_bytes else SavedBytes(),
             drafts=drafts,
             divisions=[(number, cells // number) for number in (parts, parts // 2) if number],
+            keeps=keeps,
         )
+        self.disk: dict[str, tuple[Kept, list[Cell]]] = {}
+        """By name; what a test puts there or takes away is found at the next look."""
+        self.broken: set[str] = set()
+        """Those that can't be read."""
+        self._told: set[str] = set()
         self.end_tokens = frozenset({END})
         self.pieces = PIECES
         self.memory = StandInMemory(self.capacity)
@@ -305,6 +318,43 @@ class StandInEngine:
 
     def shed(self) -> None:
         self.chunks.clear()
+
+    def look(self) -> Listing:
+        new = [kept for name, (kept, _cells) in self.disk.items() if name not in self._told]
+        gone = [name for name in self._told if name not in self.disk]
+        self._told = set(self.disk)
+        return Listing(new, gone, len(self.disk))
+
+    def keep(
+        self,
+        scope: str,
+        tokens: Sequence[int],
+        offset: int,
+        size: int,
+        replaced: Sequence[str],
+        wanted: Callable[[], bool],
+    ) -> str | None:
+        if not wanted():
+            return None
+        cells = list(self.memory.saved.get((offset, size), ()))
+        if not wanted():
+            return None
+        assert [cell.token for cell in cells] == list(tokens), "another sequence was saved there"
+        for name in replaced:
+            self.disk.pop(name, None)
+        name = f"{scope} {tuple(tokens)}"
+        self.disk[name] = Kept(name, scope, tuple(tokens)), cells
+        self._told.add(name)
+        return name
+
+    def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
+        self.memory.forget_saved(offset, size)
+        if not wanted() or name not in self.disk or name in self.broken:
+            return False
+        kept, cells = self.disk[name]
+        assert self.capacity.saved_bytes.of(len(kept.tokens)) == size, "a place of another size"
+        self.memory.saved[offset, size] = list(cells)
+        return True
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
         assert isinstance(prepared.sampler, StandInSampler)

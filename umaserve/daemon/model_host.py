@@ -23,7 +23,7 @@ from umaserve.settings.daemon import Config
 from umaserve.stages.spoken import NICE
 from umaserve.system.cores import CoreCounter
 from umaserve.system.progress import ProgressBar
-from umaserve.system.threads import JobThread
+from umaserve.system.threads import DISK_NICE, JobThread
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class ModelHost:
         self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S, urgent=True)
         self.preparing = JobThread("preparing", loop.wake, max_s=MAX_PREPARING_S)
         self._preparing_media = JobThread("media", loop.wake, nice=NICE, max_s=MAX_MEDIA_S)
+        self._disk = JobThread("disk", loop.wake, nice=DISK_NICE) if config.kv_cache else None
         self.loading = True
         self.questions: Questions | None = None
         """``None`` while the model loads."""
@@ -80,7 +81,8 @@ class ModelHost:
 
     @property
     def threads(self) -> Sequence[JobThread]:
-        return self.compute, self.preparing, self._preparing_media
+        threads = self.compute, self.preparing, self._preparing_media
+        return threads if self._disk is None else (*threads, self._disk)
 
     @property
     def info(self) -> ModelInfo | None:
@@ -130,6 +132,7 @@ class ModelHost:
             self._admission.spend,
             self._metrics,
             CoreCounter(self._loop.now, children=lambda: self._children),
+            self._disk,
             shared_prefixes=config.shared_prefix_cache,
             draft_tokens=config.speculation,
         )
@@ -182,6 +185,10 @@ class ModelHost:
             return True
         return self._scheduler.idle and self.questions.idle
 
+    def put_away(self) -> bool:
+        """Nothing runs any more: write to disk what was computed; returns whether that is done."""
+        return self._scheduler is None or self._scheduler.put_away()
+
     def refuse_waiting(self) -> None:
         """The daemon drains: fail what has not started."""
         if self._scheduler is not None:
@@ -224,6 +231,7 @@ class ModelHost:
             "kv_cells_cached": 0,
             "kv_cells_total": 0,
             "host_cache_bytes": 0,
+            "disk_cache_bytes": 0,
         }
 
 

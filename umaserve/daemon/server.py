@@ -206,7 +206,7 @@ class Server:
         if self._signals.count and self._state is not State.DRAINING:
             self._drain()
         self._host.end_turn()
-        if self._state is State.DRAINING and self._idle:
+        if self._state is State.DRAINING and self._idle and self._host.put_away():
             self._begin_farewell()
         if self._ending is not None:
             self._stop_when_said()

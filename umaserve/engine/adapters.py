@@ -39,6 +39,8 @@ class LoraAdapters:
 
     def __init__(self, model: Model, files: Sequence[str]) -> None:
         self._natives: dict[str, Any] = {}
+        self.files: dict[str, str] = {}
+        """By the adapters' names."""
         self._applied: Adapters = ()
         for file in files:
             name, path = _name_and_path(file)
@@ -52,6 +54,7 @@ class LoraAdapters:
                 raise ModelError(f"lora {name!r}: {error}") from None
             _check(model, path)
             self._natives[name] = _load(model, path)
+            self.files[name] = path
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -87,6 +87,10 @@ class Cells:
         llama_cpp.llama_memory_seq_rm(self._model.memory, last, -1, -1)
         return fit
 
+    def saved(self, offset: int, size: int) -> memoryview:
+        """The bytes of a saved sequence, to read or write; from any thread."""
+        return memoryview(self._place(offset, size)).cast("B")
+
     def _place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
         assert self._host is not None
         return self._host.place(offset, size)

@@ -18,6 +18,7 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Logits
 from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.chat_template import CHATML, ChatTemplate
+from umaserve.engine.disk import open_disk
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.loading import load_model, on_cpu
@@ -37,6 +38,7 @@ from umaserve.serving.ticks import (
     Capacity,
     Chunk,
     Divide,
+    Listing,
     Move,
     Outcome,
     Prepared,
@@ -110,6 +112,8 @@ class LlamaEngine:
                 "many streams are slower: all sequences share the KV cells, since those of this model can't be divided"
             )
             model.divide(0)
+        saved = saved_bytes(model, self._batch) if host_bytes else SavedBytes()
+        self._disk = open_disk(model, config, self._adapters.files, self._cells, saved)
         self.capacity = Capacity(
             slots=min(config.parallel, model.n_seq_max),
             cells=model.n_ctx,
@@ -122,12 +126,13 @@ class LlamaEngine:
             max_draft_tokens=max_draft_tokens,
             takes_back=takes_back,
             host_bytes=host_bytes,
-            saved_bytes=saved_bytes(model, self._batch) if host_bytes else SavedBytes(),
+            saved_bytes=saved,
             drafts=self._drafter is not None,
             # A CPU takes up to five times as long for 64 rows or more of several sequences as for each sequence alone:
             # all rows walk over each other's cells. A GPU reads the weights once for all rows.
             prompts_apart=on_cpu(config),
             divisions=model.divisions() if model.parts else [],
+            keeps=self._disk is not None,
         )
         self._threads = self.capacity.threads
         self._embedder = self._new_embedder(config.n_ubatch) if pools(model) else None
@@ -200,6 +205,26 @@ class LlamaEngine:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+    def look(self) -> Listing:
+        assert self._disk is not None
+        return self._disk.look()
+
+    def keep(
+        self,
+        scope: str,
+        tokens: Sequence[int],
+        offset: int,
+        size: int,
+        replaced: Sequence[str],
+        wanted: Callable[[], bool],
+    ) -> str | None:
+        assert self._disk is not None
+        return self._disk.keep(scope, tokens, offset, size, replaced, wanted)
+
+    def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
+        assert self._disk is not None
+        return self._disk.fetch(name, offset, size, wanted)
 
     def run(self, tick: Tick) -> TickResult:
         self._use_threads(tick.threads)
@@ -335,6 +360,8 @@ class LlamaEngine:
 
     def close(self) -> None:
         self._sampling.close()
+        if self._disk is not None:
+            self._disk.close()
         if self._drafter is not None:
             self._drafter.free()
         if self._embedder is not None:

@@ -87,6 +87,15 @@ def check(path: str) -> Contents:
     return contents
 
 
+def files(path: str) -> list[str]:
+    """All files of the checked model whose first is at ``path``."""
+    count = _check_file(path).parts
+    if count < 2:
+        return [path]
+    stem = path.removesuffix(_part_suffix(0, count))
+    return [stem + _part_suffix(number, count) for number in range(count)]
+
+
 def tensor_bytes(kind: int, elements: int) -> int:
     """The size of so many weights of tensor type ``kind``, which a checked file has."""
     of_block, size = _BLOCKS[kind]

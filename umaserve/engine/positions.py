@@ -26,6 +26,10 @@ class Positions:
         if size:
             self._gaps[slot] = (*self._gaps.get(slot, ()), (end, size))
 
+    def forget_saved(self, offset: int) -> None:
+        """What is saved there now has no gaps; from any thread."""
+        self._saved.pop(offset, None)
+
     def follow(self, move: KVOperation) -> None:
         """Apply a KV operation to the gaps."""
         match move:

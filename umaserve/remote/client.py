@@ -19,7 +19,7 @@ from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge
 from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
-from umaserve.serving.ticks import Chunk, Prepared, Tick, TickResult, YieldPoint
+from umaserve.serving.ticks import Chunk, Listing, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,26 @@ class RemoteEngine:
     def run(self, tick: Tick) -> TickResult:
         result: TickResult = self._call("run", tick)
         return result
+
+    def look(self) -> Listing:
+        listing: Listing = self._call("look")
+        return listing
+
+    def keep(
+        self,
+        scope: str,
+        tokens: Sequence[int],
+        offset: int,
+        size: int,
+        replaced: Sequence[str],
+        wanted: Callable[[], bool],
+    ) -> str | None:
+        name: str | None = self._call("keep", scope, tokens, offset, size, replaced, ask=lambda _: wanted())
+        return name
+
+    def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
+        whole: bool = self._call("fetch", name, offset, size, ask=lambda _: wanted())
+        return whole
 
     def close(self) -> None:
         """End the connection, and so the engine's process."""

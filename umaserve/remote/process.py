@@ -13,8 +13,8 @@ from umaserve.settings.daemon import Config
 from umaserve.system import program
 
 PROGRAM = "umaserve.engine"
-THREADS = 4
-"""Those of the daemon that call the engine: the loop's, and one each for computing, preparing and media."""
+THREADS = 5
+"""Those of the daemon that call the engine: the loop's, and one each for computing, preparing, media and the disk."""
 END_S = 5.0
 
 

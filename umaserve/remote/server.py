@@ -17,8 +17,9 @@ from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, failure_of
 from umaserve.remote.frames import Frame
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
-from umaserve.serving.ticks import Capacity, Chunk, Engine, Prepared, Sampler, Tick, TickResult
+from umaserve.serving.ticks import Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
 from umaserve.settings.daemon import Config
+from umaserve.system.threads import DISK_NICE, be_nice
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,18 @@ class Calls:
 
     def run(self, tick: Tick) -> TickResult:
         return self._engine.run(tick)
+
+    def look(self) -> Listing:
+        be_nice(DISK_NICE)
+        return self._engine.look()
+
+    def keep(
+        self, scope: str, tokens: Sequence[int], offset: int, size: int, replaced: Sequence[str], ask: Ask
+    ) -> str | None:
+        return self._engine.keep(scope, tokens, offset, size, replaced, lambda: ask(0.0))
+
+    def fetch(self, name: str, offset: int, size: int, ask: Ask) -> bool:
+        return self._engine.fetch(name, offset, size, lambda: ask(0.0))
 
 
 class Call(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost, MovingCost
+from umaserve.serving.disk_cache import PRIVATE, DiskCache
 from umaserve.serving.division import Division
 from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
@@ -80,6 +81,9 @@ class Planning:
         """Average time for one draft token of the draft model."""
         self.to_encode: list[tuple[Session, Chunk]] = []
         """Prompts that can't start before this chunk of media is encoded, oldest first, as of the last plan."""
+        self.disk: DiskCache | None = None
+        self._to_fetch: dict[int, str] = {}
+        """Sequences on disk that prompts wait for, with their scopes, as of the last plan."""
 
     def next(self, cost: Cost, threads: int) -> Work:
         """The next tick, which may be empty."""
@@ -135,6 +139,8 @@ class Planning:
                 case Divide():
                     lost.update(slot for _before, slot in move.kept)
         self.slots.forget_cached()
+        if self.disk is not None:
+            self.disk.distrust_fetched()
         for session in work.sessions:
             if session.slot in lost:
                 session.computed = 0
@@ -170,6 +176,11 @@ class Planning:
     def moved(self, work: Work, seconds: float) -> None:
         """Learn how long the KV operations of a tick took."""
         self._moving.observe(work.tick.kv_operations, seconds, parted=self._division.parted)
+
+    def between_ticks(self) -> None:
+        """No tick with KV operations is under way."""
+        if self.disk is not None and not self.slots.kv_operations:
+            self.disk.between_ticks(self._to_fetch)
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
@@ -209,7 +220,7 @@ class Planning:
         assert request is not None
         assert prepared is not None
         if not request.cache_prompt:
-            return f"session {session.id}"
+            return f"{PRIVATE}{session.id}"
         tenant = "" if self._shares_prefixes else session.caller.tenant
         return f"{tenant} {prepared.adapters}" if prepared.adapters else tenant
 
@@ -293,8 +304,12 @@ class Planning:
         """The sessions whose prompts can start or go on now; sets ``to_encode``."""
         ready: list[Session] = []
         self.to_encode = []
+        self._to_fetch = {}
         for session in prefill:
             if session.slot is None and session.follows is not None and self._follows(session, session.follows):
+                continue
+            if session.slot is None and session.awaits is not None and self._comes_from_disk(session.awaits):
+                self._to_fetch[session.awaits] = self._scope(session)
                 continue
             prepared = session.prepared
             chunk = _not_encoded(session, prepared.spans) if prepared is not None and prepared.spans else None
@@ -304,6 +319,9 @@ class Planning:
                 # Before its first lookup it is unknown which chunks it has to compute.
                 self.to_encode.append((session, chunk))
         return ready
+
+    def _comes_from_disk(self, key: int) -> bool:
+        return self.disk is not None and self.disk.is_awaited(key)
 
     def _look_up_some(self, stale: list[Session]) -> None:
         """Look up the most urgent session, which may start in this tick, and those with the oldest lookups."""
@@ -320,6 +338,9 @@ class Planning:
         session.reusable = self.slots.reusable(scope, tokens)
         coming = self.slots.coming(scope, tokens)
         session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
+        if self.disk is not None and session.slot is None and session.awaits is None:
+            known = max(session.reusable, 0 if coming is None else coming.length)
+            session.awaits = self.disk.better(scope, tuple(tokens), known)
 
     def _follows(self, session: Session, leader_id: int) -> bool:
         """Whether it waits to reuse that session's prompt in prefill, which will be served before it in any case."""

@@ -23,6 +23,7 @@ from umaserve.outputs import (
 )
 from umaserve.serving.cache_miss import cache_miss
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.disk_cache import DiskCache
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import log_difference, observe_delivery
@@ -57,12 +58,14 @@ class Scheduler:
         spent: Callable[[Caller, int, float], None] | None = None,
         metrics: ServingMetrics | None = None,
         core_use: Callable[[], CoreUse | None] = lambda: None,
+        disk: JobQueue | None = None,
         *,
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
     ) -> None:
-        """``spent`` is called for each delivered token, with its caller, a count and the time. ``shared_prefixes``:
-        tenants may reuse each other's cached prefixes. ``draft_tokens``: whether to use draft tokens."""
+        """``spent`` is called for each delivered token, with its caller, a count and the time. ``disk``: the thread
+        for it. ``shared_prefixes``: tenants may reuse each other's cached prefixes. ``draft_tokens``: whether to use
+        draft tokens."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
@@ -89,6 +92,10 @@ class Scheduler:
         self._planning = Planning(
             sessions, engine.capacity, targets, clock, self._started, self.metrics, shared_prefixes=shared_prefixes
         )
+        self._disk: DiskCache | None = None
+        if disk is not None and engine.capacity.keeps:
+            self._disk = DiskCache(engine, disk, self._planning.slots, self.metrics, clock)
+            self._planning.disk = self._disk
         self._changes = Changes(sessions, engine, self._planning)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
@@ -107,6 +114,10 @@ class Scheduler:
             (self._preparing_media if media else self._preparing).add([session])
         self._preparing.next()
         self._preparing_media.next()
+        if self._disk is not None:
+            if not self._submitted:
+                self._planning.between_ticks()
+            self._disk.next(self._governor.cost)
 
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
@@ -142,6 +153,17 @@ class Scheduler:
         """Fail all running requests: the time to drain is over."""
         for session in list(self._sessions.running()):
             self._sessions.fail(session, _shutting_down())
+
+    def put_away(self) -> bool:
+        """Nothing runs any more, nor will: write to disk what was computed. To be called until it is done, which is
+        returned."""
+        if self._disk is None:
+            return True
+        if self._planning.slots.cached_cells:
+            self._planning.slots.put_away()
+        self._disk.put_away()
+        self.pump()
+        return self.idle and self._disk.is_put_away
 
     def shed_caches(self) -> None:
         """Memory is short: drop cached prefixes and media."""
@@ -224,6 +246,7 @@ class Scheduler:
         except Exception:
             log.exception("a tick's result could not be taken: requests %s", _ids(work.sessions))
             self._fail_all(work.sessions)
+        self._planning.between_ticks()
         self.pump()
         # After the next tick was submitted, so that learning does not delay it.
         if work.decode_rows + work.prefill_rows and result.outcome is Outcome.DONE:
@@ -377,6 +400,7 @@ class Scheduler:
             "kv_cells_cached": self._planning.slots.cached_cells,
             "kv_cells_total": self._engine.capacity.cells,
             "host_cache_bytes": self._planning.slots.host_bytes,
+            "disk_cache_bytes": 0 if self._disk is None else self._disk.used_bytes,
         }
 
 

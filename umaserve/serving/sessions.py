@@ -86,6 +86,8 @@ class Session:
     """Length of the cached prefix that the last lookup found."""
     follows: int | None = None
     """Id of the session that, at the last lookup, was computing a longer prefix of this prompt."""
+    awaits: int | None = None
+    """The sequence on disk that it waits for, or has waited for: it does so once."""
     looked_at: int = NEVER
     """``Slots.version`` at the last lookup."""
     repetition: Repetition | None = None

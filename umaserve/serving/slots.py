@@ -135,6 +135,10 @@ class Slots:
         return self._cached_cells
 
     @property
+    def host(self) -> HostCache | None:
+        return self._host
+
+    @property
     def host_bytes(self) -> int:
         """Host memory that saved sequences take."""
         return 0 if self._host is None else self._host.used_bytes
@@ -241,6 +245,11 @@ class Slots:
         while self._cached_cells > self._max_cached:
             self._free.append(self._drop_oldest(spare=None))
 
+    def put_away(self) -> None:
+        """Move all cached sequences to host memory."""
+        while self._kept:
+            self._free.append(self._drop_oldest(spare=None))
+
     def forget_cached(self) -> None:
         """Drop all cached sequences, and give the host memory back."""
         while self._kept:
@@ -269,8 +278,7 @@ class Slots:
     def divide(self, parts: int) -> None:
         """Divide the cells into parts, or share them (``SHARED``); the sessions get slots anew. Cached sequences go to
         host memory."""
-        while self._kept:
-            self._free.append(self._drop_oldest(spare=None))
+        self.put_away()
         sessions = sorted(self._holders.values(), key=lambda session: session.slot or 0)
         kept = [(session.slot or 0, slot) for slot, session in enumerate(sessions)]
         self._kv_operations.append(Divide(parts, kept))

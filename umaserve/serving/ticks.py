@@ -260,6 +260,31 @@ class Capacity:
     divisions: Sequence[tuple[int, int]] = ()
     """The ways to divide the KV cells (``Divide``): parts, and the cells of each. The first is in force at the start;
     empty: all sequences share the cells."""
+    keeps: bool = False
+    """Whether there is a folder for sequences on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A sequence on disk."""
+
+    name: str
+    scope: str
+    """Hashed, as ``serving.disk_cache`` does it."""
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What has changed on disk."""
+
+    new: Sequence[Kept] = ()
+    gone: Sequence[str] = ()
+    """Names."""
+    used_bytes: int = 0
+    """Of all sequences on disk."""
+    more: bool = False
+    """Whether there are more new ones, for the next listing."""
 
 
 YieldPoint = Callable[[], None]
@@ -277,7 +302,8 @@ class JobQueue(Protocol):
 class Engine(Protocol):
     """What the scheduler needs. ``run``, ``encode``, ``embed`` and ``shed`` are called on the compute thread,
     ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to ``Detokenize`` also on the
-    loop's), ``change`` on the loop's thread while no tick runs."""
+    loop's), ``change`` on the loop's thread while no tick runs, ``look``, ``keep`` and ``fetch`` on a thread for the
+    disk."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -322,3 +348,23 @@ class Engine(Protocol):
 
     def run(self, tick: Tick) -> TickResult:
         """Do the KV operations of ``tick``, decode its runs and sample their next tokens."""
+
+    def look(self) -> Listing:
+        """What has changed on disk since the last call; at first, all that is there."""
+
+    def keep(
+        self,
+        scope: str,
+        tokens: Sequence[int],
+        offset: int,
+        size: int,
+        replaced: Sequence[str],
+        wanted: Callable[[], bool],
+    ) -> str | None:
+        """Write what was saved at ``offset`` to disk, and remove the sequences named ``replaced``; its name, or
+        ``None`` if it can't be kept. ``wanted`` is asked before each piece, and once all is read: what was read then
+        counts only if nothing was saved over it."""
+
+    def fetch(self, name: str, offset: int, size: int, wanted: Callable[[], bool]) -> bool:
+        """Read a sequence from disk into host memory, as if it had been saved there; returns whether all of it is
+        there, as it was written. ``wanted`` is asked before each piece."""

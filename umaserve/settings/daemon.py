@@ -179,6 +179,15 @@ class Config:
     host_cache_bytes: int = setting(
         256 * MIB, size(0, TIB), "limits", "host memory for computed prompts that the KV cache has no room for; 0: off"
     )
+    kv_cache: str = setting(
+        "",
+        path(or_empty=True),
+        "limits",
+        "folder for computed prompts, which then survive a restart of the daemon; empty: none",
+    )
+    kv_cache_bytes: int = setting(
+        8 * GIB, size(MIB, TIB), "limits", "disk space for all of them; those used longest ago are deleted first"
+    )
     media_cache_bytes: int = setting(
         256 * MIB, size(0, TIB), "limits", "host memory for encoded images and sounds, for the next turn; 0: off"
     )
@@ -316,6 +325,10 @@ class Config:
             found = f'kv_type "{self.kv_type}" is quantized and flash_attn is "off"'
             advice = 'set flash_attn to "auto" or "on", or kv_type to "f16", "bf16" or "f32"'
             raise Conflict(f"{found}: {advice}", "kv_type", "flash_attn")
+        if self.kv_cache and not self.host_cache_bytes:
+            found = "kv_cache is set and host_cache_bytes is 0"
+            advice = "raise host_cache_bytes, since all goes through host memory, or remove kv_cache"
+            raise Conflict(f"{found}: {advice}", "kv_cache", "host_cache_bytes")
         if self.http and not (self.api_keys or self.insecure or is_loopback(parse_address(self.http)[0])):
             found = f"http ({self.http}) is not a loopback address, and api_keys is not set"
             advice = "make keys with umaserve keys add and set api_keys to their file, or set insecure"

@@ -29,6 +29,9 @@ SWITCH_S = 0.0005
 each system call, and each time waits while another thread decodes media, say: with Python's 5 ms a turn took 50 to
 80."""
 
+DISK_NICE = 10
+"""The niceness of a thread that reads and writes what others computed."""
+
 MAX_HANDOVER_S = 0.001
 """How long the loop waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
 
@@ -109,9 +112,7 @@ class JobThread:
 
     def _run(self) -> None:
         if self._nice:
-            # On Linux each thread has its own niceness. Where a sandbox forbids changing it, others wait a bit longer.
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+            be_nice(self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
             self._do(*item)
             # An idle thread must not keep the last job's sessions and samplers alive.
@@ -144,6 +145,13 @@ class JobThread:
         # Before the wake-up, on which the next job may be submitted at once.
         self._advanced_at = None
         self._wake()
+
+
+def be_nice(nice: int) -> None:
+    """Give the calling thread this niceness."""
+    # On Linux each thread has its own. Where a sandbox forbids changing it, others wait a bit longer.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 class ThreadWatch:

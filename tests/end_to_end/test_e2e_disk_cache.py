@@ -1,0 +1,52 @@
+"""What a daemon has computed, the next one reads: with the same answer, and whatever has become of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemon import Daemon
+
+PROMPT = " ".join(map(str, range(1, 120)))
+"""Some 350 tokens that go on as anybody would, far from a tie."""
+
+
+def answer(daemon: Daemon, **fields) -> tuple[str, int]:
+    *tokens, end = daemon.ask(PROMPT, max_tokens=8, ignore_eos=True, **fields)
+    return "".join(token["text"] for token in tokens), end["usage"]["prefix_reused_tokens"]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.kv"))
+
+
+@pytest.mark.parametrize("flags", [[], ["--engine-process"]], ids=["one process", "two"])
+def test_a_restarted_daemon_reuses_what_was_computed(own_daemon, tmp_path: Path, flags: list[str]) -> None:
+    flags = [*flags, "--kv-cache", str(tmp_path / "kv"), "--no-speculation"]
+    first = own_daemon(*flags)
+    text, _ = answer(first)
+    assert first.stop() == 0, first.logs
+    (file,) = files(tmp_path / "kv")
+    second = own_daemon(*flags)
+    second.wait_for(lambda values: values["disk_cache_bytes"] > 0)
+    said, reused = answer(second)
+    assert (said, reused > 300) == (text, True)
+    values = second.metrics()
+    assert values["disk_cache_hits_total"] == 1
+    assert values["disk_cache_tokens_total"] >= reused
+    assert second.stop() == 0, second.logs
+    # One byte of the data, which only reading all of it finds.
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    third = own_daemon(*flags)
+    third.wait_for(lambda values: values["disk_cache_bytes"] > 0)
+    assert answer(third) == (text, 0)
+    assert "is removed" in third.logs
+
+
+def test_what_is_not_to_be_cached_is_not_written(own_daemon, tmp_path: Path) -> None:
+    daemon = own_daemon("--kv-cache", str(tmp_path / "kv"))
+    answer(daemon, cache_prompt=False)
+    assert daemon.stop() == 0, daemon.logs
+    assert not files(tmp_path / "kv")
