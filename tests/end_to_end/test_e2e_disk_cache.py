@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from daemon import Daemon
+from http_wire import ask
+
+from umaserve.access.keys import KeyFile
 
 PROMPT = " ".join(map(str, range(1, 120)))
 """Some 350 tokens that go on as anybody would, far from a tie."""
@@ -50,3 +53,22 @@ def test_what_is_not_to_be_cached_is_not_written(own_daemon, tmp_path: Path) -> 
     answer(daemon, cache_prompt=False)
     assert daemon.stop() == 0, daemon.logs
     assert not files(tmp_path / "kv")
+
+
+def test_a_tenant_does_not_find_what_another_has_left(own_daemon, tmp_path: Path) -> None:
+    keys = KeyFile(str(tmp_path / "keys"), missing_ok=True)
+    alice, bob = (keys.add(name) for name in ("alice", "bob"))
+    flags = ("--http", "127.0.0.1:0", "--api-keys", str(tmp_path / "keys"), "--kv-cache", str(tmp_path / "kv"))
+    body = {"model": "any", "prompt": PROMPT, "max_tokens": 2}
+
+    def reused(daemon: Daemon, key: str) -> int:
+        response = ask(daemon, "POST", "/v1/completions", body, {"Authorization": f"Bearer {key}"})
+        return response.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    first = own_daemon(*flags)
+    assert reused(first, alice) == 0
+    assert first.stop() == 0, first.logs
+    second = own_daemon(*flags)
+    second.wait_for(lambda values: values["disk_cache_bytes"] > 0)
+    assert reused(second, bob) == 0
+    assert reused(second, alice) > 300
