@@ -13,6 +13,7 @@ from umaserve.daemon.server import Server
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, ModelInfo
+from umaserve.remote.process import End
 from umaserve.serving.ticks import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system import logs
@@ -47,7 +48,13 @@ class StandInEngine:
         eos="",
     )
 
-    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
+    def prepare(
+        self,
+        request: Generate,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
+        generated: Sequence[int] = (),
+    ) -> Prepared:
         assert request.max_tokens is not None
         return Prepared(_PROMPT, request.max_tokens, _SAMPLER)
 
@@ -86,11 +93,26 @@ class StandInEngine:
         """Nothing to free."""
 
 
-def load(_config: Config, _progress: Callable[[float], bool]) -> StandInEngine:
-    return StandInEngine()
+class StandInHandle:
+    """Implements ``daemon.model_host.EngineHandle`` for it, in this process."""
+
+    life = None
+    pid = os.getpid()
+
+    def load(self, _config: Config, _progress: Callable[[float], bool]) -> StandInEngine:
+        return StandInEngine()
+
+    def kill(self) -> None:
+        raise AssertionError("a stand-in never hangs")
+
+    def end(self) -> End:
+        raise AssertionError("a stand-in ends with this process")
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 if __name__ == "__main__":
     settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
-    sys.exit(Server(settings, load).run())
+    sys.exit(Server(settings, StandInHandle).run())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -151,16 +150,12 @@ def _serve(arguments: Sequence[str]) -> int:
 
         new_voice = LlamaVoice
     if not config.engine_process:
-        from umaserve.engine.engine import load_checked
+        from umaserve.engine.local import LocalEngine
 
-        return Server(config, functools.partial(load_checked, chat_template=template), new_voice).run()
+        return Server(config, lambda: LocalEngine(template), new_voice).run()
     from umaserve.remote.process import EngineProcess
 
-    process = EngineProcess()
-    try:
-        return Server(config, functools.partial(process.load, chat_template=template), new_voice, process).run()
-    finally:
-        process.close()
+    return Server(config, lambda: EngineProcess(template), new_voice).run()
 
 
 def _relay(arguments: Sequence[str]) -> int:

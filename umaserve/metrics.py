@@ -89,6 +89,7 @@ HELP = {
     "preemptions_total": "Times that a running request lost its slot to another one.",
     "recomputed_tokens_total": "Tokens computed again for requests that were preempted.",
     "media_chunks_encoded_total": "Chunks of images and sounds that the projector has encoded.",
+    "engine_crashes_total": "Engine processes that ended by themselves.",
     "batch_calls_total": "Ticks.",
     "last_batch_size": "Tokens in the batch of the last tick.",
     "decode_ms_last": "Duration of the last tick in milliseconds.",
@@ -153,6 +154,7 @@ class ServingMetrics:
         self.preemptions = 0
         """Places that were taken from sequences that had not ended."""
         self.chunks_encoded = 0
+        self.engine_crashes = 0
         self.prefix_reused_tokens = 0
         self.disk_cache_hits = 0
         """Sequences read from disk."""
@@ -199,6 +201,12 @@ class ServingMetrics:
         """With their dialects. Counted in batches, since decoding evicts the code from the processor's caches: between
         two ticks many observations cost hardly more than one."""
         self._requests = self._counter("requests", "Ended requests, by how they ended.", "end")
+        self._engine_ends = Counter(
+            "umaserve_engine_ends",
+            "Engine processes that ended by themselves, by the signal or other cause.",
+            ["cause"],
+            registry=self.registry,
+        )
         self._prompt = self._counter("request_prompt_tokens", "Prompt tokens of ended requests.")
         self._completion = self._counter("request_completion_tokens", "Generated tokens of ended requests.")
 
@@ -215,6 +223,10 @@ class ServingMetrics:
         self._new_ticks.append(seconds)
         if len(self._new_ticks) >= MAX_NEW:
             self.fold()
+
+    def observe_crash(self, cause: str) -> None:
+        self.engine_crashes += 1
+        self._engine_ends.labels(cause).inc()
 
     def observe_start(self, dialect: str, waited_s: float) -> None:
         self.queue.add(waited_s)
@@ -261,6 +273,7 @@ class ServingMetrics:
             "recomputed_tokens_total": self.recomputed_tokens,
             "preemptions_total": self.preemptions,
             "media_chunks_encoded_total": self.chunks_encoded,
+            "engine_crashes_total": self.engine_crashes,
             "batch_calls_total": self.ticks.count,
             "last_batch_size": self.last_batch_size,
             "decode_ms_last": round(self.ticks.last, 3),

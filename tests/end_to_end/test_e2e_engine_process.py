@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -84,15 +85,81 @@ def test_a_file_that_is_no_model_is_refused_as_ever(tmp_path: Path) -> None:
     assert "Traceback" not in daemon.logs
 
 
-def test_when_the_engine_is_killed_its_requests_fail_and_the_daemon_ends(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "--engine-process", env={"UMA_THREADS": "1"})
+COUNT = " ".join(map(str, range(1, 41)))
+CONVERSATION = {
+    "chat": [
+        {"role": "user", "content": "Count: 1, 2, 3"},
+        {"role": "assistant", "content": "4, 5, 6, 7"},
+        {"role": "user", "content": "Repeat: 1, 2, 3, 4, 5, 6, 7, 8, 9"},
+    ],
+    "max_tokens": 24,
+}
+REQUESTS = [
+    {"prompt": FAR_FROM_A_TIE, "max_tokens": 60},
+    {"prompt": COUNT, "max_tokens": 60},
+    {**CONVERSATION, "grammar": 'root ::= "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15"'},
+    {"prompt": FAR_FROM_A_TIE, "max_tokens": 50, "repeat_penalty": 1.01, "stop": ["31"]},
+]
+
+
+def texts(daemon: Daemon, at_three_tokens: Callable[[], None] | None = None) -> list[tuple[str, dict]]:
+    """The texts and ends of ``REQUESTS``, all at once; something happens when each has three tokens."""
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(daemon.connect()) for _ in REQUESTS]
+        for number, (wire, request) in enumerate(zip(wires, REQUESTS, strict=True)):
+            wire.send({"id": f"r{number}", **request})
+        events = [[wire.receive_until("token") for _ in range(3)] for wire in wires]
+        if at_three_tokens is not None:
+            at_three_tokens()
+        for wire, of_wire in zip(wires, events, strict=True):
+            of_wire += wire.receive_all()
+    return [("".join(event.get("text", "") for event in of_wire), of_wire[-1]) for of_wire in events]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=lambda number: number.name)
+def test_when_the_engine_ends_in_mid_stream_all_streams_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    flags = ("--engine-process", "--no-speculation", "--parallel", "4")
+    daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"})
+    expected = texts(daemon)
+    for crashes in (1, 2):
+        engine = engine_of(daemon)
+        got = texts(daemon, lambda pid=engine: os.kill(pid, number))
+        for (text, end), (text_before, end_before) in zip(got, expected, strict=True):
+            assert text == text_before, daemon.logs
+            assert end["event"] == "eos", end
+            assert end["reason"] == end_before["reason"]
+            usage = [one["usage"][key] for one in (end, end_before) for key in ("prompt_tokens", "completion_tokens")]
+            assert usage[:2] == usage[2:]
+        assert daemon.metrics()["engine_crashes_total"] == crashes
+        assert engine_of(daemon) != engine
+    assert number.name in daemon.logs
+    assert "Traceback" not in daemon.logs
+    daemon.wait_until_quiet()
+    assert daemon.stop() == 0
+
+
+def test_an_engine_that_hangs_is_ended_and_its_streams_go_on(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "--engine-process", "--engine-timeout", "1", env={"UMA_THREADS": "1"})
+    expected = daemon.text(FAR_FROM_A_TIE, max_tokens=60)
     with daemon.connect() as wire:
-        wire.send({"id": "k", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True})
-        wire.receive_until("token")
-        os.kill(engine_of(daemon), signal.SIGKILL)
-        assert wire.receive_until("error")["code"] == "E_RUNTIME_DECODE"
-    assert daemon.process.wait(ANSWER_S) == 1
-    assert "the engine's process was killed" in daemon.logs
+        wire.send({"id": "h", "prompt": FAR_FROM_A_TIE, "max_tokens": 60})
+        first = wire.receive_until("token")
+        os.kill(engine_of(daemon), signal.SIGSTOP)
+        rest = wire.receive_all()
+    assert rest[-1]["event"] == "eos", rest[-1]
+    assert "".join(event["text"] for event in [first, *rest[:-1]]) == expected
+    assert "cause=hang" in daemon.logs
+    assert daemon.stop() == 0
+
+
+def test_a_new_engine_is_waited_for(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "--engine-process", "--http", "127.0.0.1:0", env={"UMA_THREADS": "1"})
+    os.kill(engine_of(daemon), signal.SIGKILL)
+    assert daemon.text(FAR_FROM_A_TIE, max_tokens=12).startswith(" 6, 7, 8")
+    os.kill(engine_of(daemon), signal.SIGKILL)
+    asked = httpx.post(f"http://{daemon.http}/tokenize", json={"content": "Hi"}, timeout=ANSWER_S).raise_for_status()
+    assert asked.json()["tokens"]
+    assert daemon.stop() == 0
 
 
 def test_the_engine_ends_with_a_killed_daemon(tmp_path: Path) -> None:

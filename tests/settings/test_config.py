@@ -99,6 +99,7 @@ DEFAULTS: dict[str, Any] = {
     "rpc": (),
     "lora": (),
     "engine_process": False,
+    "engine_timeout": 30.0,
     "speculation": True,
     "draft_model": "",
     "tts_model": "",
@@ -141,6 +142,7 @@ SIZE = {
 REAL = {
     "idle_timeout": (0.05, 86400.0),
     "drain_timeout": (0.0, 3600.0),
+    "engine_timeout": (0.0, 86400.0),
     "header_timeout": (0.05, 3600.0),
     "body_timeout": (0.05, 3600.0),
     "ping_interval": (0.05, 3600.0),

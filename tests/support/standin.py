@@ -280,7 +280,13 @@ class StandInEngine:
             eos=PIECES[END].decode(),
         )
 
-    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
+    def prepare(
+        self,
+        request: Generate,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
+        generated: Sequence[int] = (),
+    ) -> Prepared:
         tokens, spans = _tokens(request), ()
         if isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt):
             tokens, spans = self._with_media(request.prompt, tenant)

@@ -55,6 +55,7 @@ def keep_house(
     every(loop, TELL_S, host.tell_waiting)
     every(loop, MemoryPressure.READ_S, MemoryWatch(loop, host, admission).look)
     every(loop, WATCH_S, look_at_threads)
+    every(loop, WATCH_S, host.end_if_it_hangs)
     every(loop, TIDY_S, recordings.tidy)
     every(loop, FORGET_S, kept_responses.expire)
     if request_timeout:

@@ -1,23 +1,27 @@
-"""The daemon's model: loads it on the compute thread, then runs sessions on it."""
+"""One model of the daemon: has its engine loaded, and again when it is lost, and runs sessions on it."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.metrics import ServingMetrics
-from umaserve.net.loop import Loop
+from umaserve.net.loop import READ, Loop
 from umaserve.outputs import Loading, ModelInfo
+from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.engine_jobs import EngineJobs
 from umaserve.serving.planning import Targets
-from umaserve.serving.questions import Questions
+from umaserve.serving.questions import Question, Questions
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import SessionManager
+from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Engine
 from umaserve.settings.daemon import Config
 from umaserve.stages.spoken import NICE
@@ -35,18 +39,45 @@ MAX_MEDIA_S = 600.0
 """A media decoder may start after up to 120 s and is killed after 300 s more; then its output is laid out."""
 
 
+MAX_PAUSE_S = 60.0
+"""Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
+PATIENCE = 3
+"""Trials that requests wait for."""
+
+
 class LoadedEngine(Engine, Protocol):
     """An engine that can be closed."""
 
     def close(self) -> None: ...
 
 
-Load = Callable[[Config, Callable[[float], bool]], LoadedEngine]
-"""Loads the model; the callback takes the progress from 0 to 1 and says whether to go on. Raises ``ModelError``."""
+class EngineHandle(Protocol):
+    """A place for an engine to be loaded in; made on the loop's thread."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that computes."""
+
+    @property
+    def life(self) -> socket.socket | None:
+        """Readable once the engine has ended; ``None`` if it ends with this process."""
+
+    def load(self, config: Config, progress: Callable[[float], bool]) -> LoadedEngine:
+        """Load the model: once, on a thread of its own. ``progress`` takes how much is loaded, from 0 to 1, and says
+        whether to go on. Raises ``ModelError``."""
+
+    def kill(self) -> None:
+        """It does not return from a call."""
+
+    def end(self) -> End:
+        """How it has ended."""
+
+    def close(self) -> None:
+        """Free what is left, the engine included."""
 
 
 class ModelHost:
-    """Loads the model, and runs sessions on it from then on."""
+    """Has the model loaded, and runs sessions on it."""
 
     def __init__(
         self,
@@ -56,24 +87,36 @@ class ModelHost:
         admission: Admission,
         metrics: ServingMetrics,
         content_filter: ContentFilter | None,
-        children: Sequence[int] = (),
+        new_engine: Callable[[], EngineHandle],
     ) -> None:
-        """``children``: the processes that compute for it."""
         self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S, urgent=True)
         self.preparing = JobThread("preparing", loop.wake, max_s=MAX_PREPARING_S)
         self._preparing_media = JobThread("media", loop.wake, nice=NICE, max_s=MAX_MEDIA_S)
         self._disk = JobThread("disk", loop.wake, nice=DISK_NICE) if config.kv_cache else None
-        self.loading = True
+        self._loading_thread = JobThread("loading", loop.wake, max_s=math.inf)
+        self.loading = False
         self.questions: Questions | None = None
-        """``None`` while the model loads."""
+        """``None`` until the model is loaded first."""
+        self.info: ModelInfo | None = None
+        """The same."""
         self._loop = loop
         self._config = config
         self._sessions = sessions
         self._admission = admission
         self._metrics = metrics
         self._content_filter = content_filter
-        self._children = children
+        self._new_engine = new_engine
+        self._handle: EngineHandle | None = None
         self._engine: LoadedEngine | None = None
+        self._jobs: Sequence[EngineJobs] = ()
+        self._suspects: Sequence[Session] = ()
+        """The sessions that the latest engine may have crashed on."""
+        self._unanswered: Sequence[Question] = ()
+        """To be asked again, once no suspect is tried."""
+        self._failures = 0
+        """Engines in a row that ended before they had made anything."""
+        self._made_before = 0
+        """``ServingMetrics.tokens_generated`` when the engine was loaded."""
         self._scheduler: Scheduler | None = None
         self._started_at = loop.now()
         self._progress = 0.0
@@ -85,14 +128,19 @@ class ModelHost:
         return threads if self._disk is None else (*threads, self._disk)
 
     @property
-    def info(self) -> ModelInfo | None:
-        """``None`` while it loads."""
-        return None if self._engine is None or self._scheduler is None else self._engine.info
+    def children(self) -> Sequence[int]:
+        """The processes that compute for it."""
+        return () if self._handle is None or self._handle.life is None else (self._handle.pid,)
 
     # -- loading -------------------------------------------------------------------------------------------------
 
-    def load(self, load: Load, wanted: Callable[[], bool], loaded: Callable[[BaseException | None], None]) -> None:
-        """Load the model while it is ``wanted``, then call ``loaded``, with the error if it failed."""
+    def load(self, wanted: Callable[[], bool], loaded: Callable[[BaseException | None], None]) -> None:
+        """Load the model while it is ``wanted``, then call ``loaded``, with the error if it failed. From then on it is
+        loaded again whenever its engine is lost."""
+        self.loading = True
+        self._progress = 0.0
+        self._started_at = self._loop.now()
+        self._handle = handle = self._new_engine()
 
         def on_progress(fraction: float) -> bool:
             self._progress = fraction
@@ -102,15 +150,18 @@ class ModelHost:
             self.loading = False
             self._bar.clear()
             if isinstance(result, BaseException):
+                self._handle = None
+                handle.close()
                 loaded(result)
                 return
             self._engine = result
             if wanted():
                 self._serve(result)
+                self._watch(handle, wanted)
                 loaded(None)
 
         self._show_progress()
-        self.compute.submit(lambda: load(self._config, on_progress), on_loaded)
+        self._loading_thread.submit(lambda: handle.load(self._config, on_progress), on_loaded)
 
     def _show_progress(self) -> None:
         if self.loading:
@@ -120,34 +171,106 @@ class ModelHost:
     def _serve(self, engine: LoadedEngine) -> None:
         config = self._config
         self._progress = 1.0
+        self.info = engine.info
+        self._made_before = self._metrics.tokens_generated
+        self._jobs = [EngineJobs(thread) for thread in self.threads]
+        compute, preparing, preparing_media, *disk = self._jobs
         self._scheduler = Scheduler(
             self._sessions,
             engine,
-            self.compute,
-            self.preparing,
-            self._preparing_media,
+            compute,
+            preparing,
+            preparing_media,
             Targets(config.slo_ttft_ms / 1000, config.slo_tbt_ms / 1000),
             self._loop.now,
             self._content_filter,
             self._admission.spend,
             self._metrics,
-            CoreCounter(self._loop.now, children=lambda: self._children),
-            self._disk,
+            CoreCounter(self._loop.now, children=lambda: self.children),
+            disk[0] if disk else None,
             shared_prefixes=config.shared_prefix_cache,
             draft_tokens=config.speculation,
+            suspects=self._suspects,
         )
-        self.questions = Questions(engine, self.compute, self.preparing, self._preparing_media, config.max_queue)
+        self.questions = Questions(engine, compute, preparing, preparing_media, config.max_queue)
         # A collection of all that stays for good would hold the streams for some 14 ms now and then.
         gc.collect()
         gc.freeze()
         seconds = round(self._loop.now() - self._started_at, 2)
         log.info("ready", extra={"fields": {"model": engine.info.name, "load_s": seconds}})
 
+    # -- the engine is lost --------------------------------------------------------------------------------------
+
+    def _watch(self, handle: EngineHandle, wanted: Callable[[], bool]) -> None:
+        life = handle.life
+        if life is None:
+            return
+
+        def on_end(_events: int) -> None:
+            self._loop.set_interest(life, 0, on_end)
+            self._lost(handle, wanted)
+
+        self._loop.set_interest(life, READ, on_end)
+
+    def _lost(self, handle: EngineHandle, wanted: Callable[[], bool]) -> None:
+        """Have all that the engine had in work done by another one."""
+        scheduler, questions = self._scheduler, self.questions
+        assert scheduler is not None
+        assert questions is not None
+        end = handle.end()
+        handle.close()
+        for jobs in self._jobs:
+            jobs.end()
+        self._metrics.observe_crash(end.cause)
+        self._suspects = scheduler.in_work if end.blames else ()
+        about = {"cause": end.cause, "in_work": [session.request_id for session in self._suspects]}
+        about["last_words"] = end.last_words
+        log.error("the engine's process %s", end.words, extra={"fields": about})
+        if self._metrics.tokens_generated > self._made_before:
+            self._failures = 0
+        self._handle = self._engine = self._scheduler = None
+        self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=end.blames)]
+        self._sessions.start_over()
+        self._load_again(wanted)
+
+    def end_if_it_hangs(self) -> None:
+        """End an engine that does not return from a tick or another call, as if it had crashed. What it does to itself
+        in the kernel, such as reading weights from a slow disk, takes as long as it may."""
+        handle, scheduler = self._handle, self._scheduler
+        if handle is None or handle.life is None or scheduler is None or not self._config.engine_timeout:
+            return
+        stuck = [thread.name for thread in self.threads if thread.stuck_s() is not None]
+        if stuck or scheduler.hangs(self._config.engine_timeout):
+            log.error("the engine does not return from a %s", f"call for {stuck[0]}" if stuck else "tick")
+            handle.kill()
+
+    def _load_again(self, wanted: Callable[[], bool]) -> None:
+        if not wanted():
+            self.fail_all(
+                RequestError(Fault.DECODE_FAILED, "decode", "the engine has ended: the server's log says how")
+            )
+            return
+        pause_s = min(2.0 ** (self._failures - 1), MAX_PAUSE_S) if self._failures else 0.0
+        self._failures += 1
+        self.loading = True
+        self._progress = 0.0
+        self.tell_waiting()
+        self._loop.call_later(pause_s, lambda: self.load(wanted, lambda error: self._loaded_again(error, wanted)))
+
+    def _loaded_again(self, error: BaseException | None, wanted: Callable[[], bool]) -> None:
+        if error is None:
+            return
+        log.error("the model could not be loaded again: %s", error, exc_info=_unexpected(error))
+        if self._failures >= PATIENCE:
+            problem = "the model could not be loaded again: see the server's log"
+            self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", problem, retry_after_s=MAX_PAUSE_S))
+        self._load_again(wanted)
+
     # -- serving -------------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """Run the callbacks of finished jobs."""
-        for thread in self.threads:
+        for thread in (*self.threads, self._loading_thread):
             thread.collect()
 
     def end_turn(self) -> None:
@@ -156,6 +279,9 @@ class ModelHost:
             for _ in self._sessions.deliver():
                 continue
             return
+        if self._unanswered and self.questions is not None and not self._scheduler.trying:
+            unanswered, self._unanswered = self._unanswered, ()
+            self.questions.ask_again(unanswered)
         self._scheduler.pump()
         self._scheduler.deliver()
         if self._scheduler.eager:
@@ -183,7 +309,7 @@ class ModelHost:
         """Whether nothing runs, or nothing can."""
         if self._scheduler is None or self.questions is None:
             return True
-        return self._scheduler.idle and self.questions.idle
+        return self._scheduler.idle and self.questions.idle and not self._unanswered
 
     def put_away(self) -> bool:
         """Nothing runs any more: write to disk what was computed; returns whether that is done."""
@@ -204,18 +330,23 @@ class ModelHost:
     def fail_all(self, error: RequestError) -> None:
         for session in list(self._sessions.running()):
             self._sessions.fail(session, error.copy())
+        for question in self._unanswered:
+            question.answered(error.copy())
+        self._unanswered = ()
 
     def close(self) -> None:
         """After the threads have ended."""
-        self.compute.collect()
+        self._loading_thread.collect()
         if self._engine is not None:
             self._engine.close()
+        if self._handle is not None:
+            self._handle.close()
 
     def snapshot(self) -> Mapping[str, int | float | str]:
         """The model's part of the metrics; the names are always the same."""
         about: dict[str, int | float | str] = {
             "load_progress": round(self._progress, 3),
-            "model": "" if self._engine is None else self._engine.info.name,
+            "model": "" if self.info is None else self.info.name,
         }
         if self._scheduler is not None:
             return {**about, **self._scheduler.snapshot()}
@@ -233,6 +364,11 @@ class ModelHost:
             "host_cache_bytes": 0,
             "disk_cache_bytes": 0,
         }
+
+
+def _unexpected(error: BaseException) -> BaseException | None:
+    """For the log, which says all of a ``ModelError`` by its message."""
+    return None if isinstance(error, ModelError) else error
 
 
 def _nothing() -> None:

@@ -16,7 +16,7 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.housekeeping import keep_house
-from umaserve.daemon.model_host import Load, LoadedEngine, ModelHost
+from umaserve.daemon.model_host import EngineHandle, ModelHost
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
@@ -25,10 +25,9 @@ from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
-from umaserve.net.loop import READ, Loop
+from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.outputs import Metrics
-from umaserve.remote.process import EngineProcess
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
@@ -63,13 +62,9 @@ class Server:
     """One daemon. ``run`` blocks until it ends and returns the exit status."""
 
     def __init__(
-        self, config: Config, load: Load, new_voice: NewVoice | None = None, process: EngineProcess | None = None
+        self, config: Config, new_engine: Callable[[], EngineHandle], new_voice: NewVoice | None = None
     ) -> None:
-        """``process``: where ``load`` loads the model, if not in this one."""
         self._config = config
-        self._process = process
-        self._children = () if process is None else (process.pid,)
-        self._load = load
         self._state = State.LOADING
         self._status = 0
         self._ending: Timer | None = None
@@ -88,7 +83,7 @@ class Server:
             loop.now,
         )
         self._host = ModelHost(
-            loop, config, self._sessions, self._admission, self._serving_metrics, self._content_filter, self._children
+            loop, config, self._sessions, self._admission, self._serving_metrics, self._content_filter, new_engine
         )
         self._voices = Voices(config, new_voice, loop.wake, self._host.compute)
         self._services = self._new_services()
@@ -140,19 +135,22 @@ class Server:
             self._stuck,
             self._config.request_timeout,
         )
-        if self._process is not None:
-            self._loop.set_interest(self._process.life, READ, self._engine_ended)
-        self._host.load(self._load_all, lambda: self._signals.count == 0, self._on_loaded)
+        self._host.compute.submit(self._voices.load, self._on_voice)
         try:
             self._loop.run()
         finally:
             entrances.close()
         return self._shut_down(entrances)
 
-    def _load_all(self, config: Config, progress: Callable[[float], bool]) -> LoadedEngine:
-        """On the compute thread."""
-        self._voices.load()
-        return self._load(config, progress)
+    def _on_voice(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._on_loaded(error)
+        elif self._wanted():
+            self._host.load(self._wanted, self._on_loaded)
+
+    def _wanted(self) -> bool:
+        """Whether engines are to be loaded."""
+        return self._signals.count == 0
 
     def _on_loaded(self, error: BaseException | None) -> None:
         if self._state is State.DRAINING:
@@ -174,19 +172,6 @@ class Server:
         self._status = 1
         self._host.fail_all(
             RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
-        )
-        self._begin_farewell()
-
-    def _engine_ended(self, _events: int) -> None:
-        assert self._process is not None
-        self._loop.set_interest(self._process.life, 0, self._engine_ended)
-        if self._host.info is None:
-            return  # Loading the model fails, and says so.
-        log.error("the engine's process %s: ending", self._process.end())
-        self._status = 1
-        self._sessions.draining = True
-        self._host.fail_all(
-            RequestError(Fault.DECODE_FAILED, "decode", "the engine has ended: the server's log says how")
         )
         self._begin_farewell()
 
@@ -236,7 +221,7 @@ class Server:
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
-            "rss_bytes": resident_bytes(self._children),
+            "rss_bytes": resident_bytes(self._host.children),
             "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
             "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -47,6 +48,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(threads.SWITCH_S)
     life, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
+    # Its last words.
+    faulthandler.enable(life.fileno(), all_threads=False)
     server = Server(_load)
     for end in ends:
         threading.Thread(target=_serve, args=(server, Channel(end)), daemon=True).start()

@@ -173,8 +173,14 @@ class LlamaEngine:
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
 
-    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
-        return self._preparation.prepare(request, tenant, wanted)
+    def prepare(
+        self,
+        request: Generate,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
+        generated: Sequence[int] = (),
+    ) -> Prepared:
+        return self._preparation.prepare(request, tenant, wanted, generated)
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         return self._preparation.prepare_choice(request, first)

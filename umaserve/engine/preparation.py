@@ -73,7 +73,13 @@ class Preparation:
         # Made now: it keeps Python's lock for a second where the vocabulary is large.
         self._vocabulary = _vocabulary(model) if self._generates else None
 
-    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
+    def prepare(
+        self,
+        request: Generate,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
+        generated: Sequence[int] = (),
+    ) -> Prepared:
         if not self._generates:
             problem = f"{self._model.name} generates no text, it only makes embeddings"
             raise RequestError(Fault.NOT_SUPPORTED, "model", problem)
@@ -87,7 +93,9 @@ class Preparation:
         in_thought = self._in_thought(request, tokens)
         if request.sound_limit is not None and not self._may_think(request, tokens, in_thought):
             max_tokens = min(max_tokens, request.sound_limit.tokens(prompt.sound_s))
+        request = dataclasses.replace(request, sampling=_behind(request.sampling, generated))
         sampler = self._new_sampler(request, tokens, constraint, in_thought)
+        sampler.follow(generated)
         adapters = self._adapters.resolve(request.lora)
         return Prepared(
             tokens, max_tokens, sampler, request.logprobs, adapters, prompt.spans, in_thought, prompt.sound_s
@@ -101,12 +109,10 @@ class Preparation:
         return dataclasses.replace(first, sampler=self._new_sampler(request, first.tokens, copied, first.in_thought))
 
     def change(self, prepared: Prepared, request: Generate, generated: Sequence[int]) -> Prepared:
-        """As in ``Engine``. The grammar keeps its state; a seed is offset so that the random numbers don't repeat."""
+        """As in ``Engine``. The grammar keeps its state."""
         assert isinstance(prepared.sampler, Sampler)
         max_tokens = self._max_tokens(request.max_tokens, len(prepared.tokens))
-        sampling = request.sampling
-        if sampling.seed is not None:
-            sampling = dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
+        sampling = _behind(request.sampling, generated)
         sampler = self._sampler(sampling, prepared.sampler.constraint, prepared.sampler.thinking)
         window = sampler.penalty_window
         sampler.accept_prompt([*_text_tokens(prepared.tokens, window), *generated[max(0, len(generated) - window) :]])
@@ -291,6 +297,13 @@ def _vocabulary(model: Model) -> Vocabulary | None:
             "no grammars, JSON schemas and required tools: llguidance can't take this model's tokens: %s", error
         )
         return None
+
+
+def _behind(sampling: Sampling, generated: Sequence[int]) -> Sampling:
+    """For a sampler that goes on behind these tokens: the random numbers of a seed must not repeat."""
+    if sampling.seed is None:
+        return sampling
+    return dataclasses.replace(sampling, seed=(sampling.seed + len(generated)) % 2**32)
 
 
 def _text_tokens(tokens: Sequence[int], window: int) -> list[int]:

@@ -79,6 +79,17 @@ class Sampler:
             for token in tokens[max(0, len(tokens) - self.penalty_window) :]:
                 llama_cpp.llama_sampler_accept(self._chain, token)
 
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Go on behind these ``tokens``, which another sampler of the same request has chosen."""
+        for token in tokens:
+            if self.thinking is not None:
+                self.thinking.forced()
+            if self.constraint is not None:
+                self.constraint.accept(token)
+            if self.thinking is not None:
+                self.thinking.accept(token)
+        self.accept_prompt(tokens)
+
     def sample(self, logits: Logits, candidates: Candidates) -> int:
         """The next token. ``logits``, one value for each token of the vocabulary, are overwritten. Raises
         ``RequestError`` where the grammar has become too complex to follow."""

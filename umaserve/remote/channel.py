@@ -35,6 +35,10 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
+    def limit(self, seconds: float) -> None:
+        """Count the other end as gone if it takes longer than this to send or to take anything."""
+        self._socket.settimeout(seconds)
+
     def send(self, kind: Kind, *content: object, tail: Sequence[bytes | memoryview] = ()) -> None:
         """Raises ``TooLarge`` and ``Lost``."""
         data = frames.encode((kind, *content), tail)

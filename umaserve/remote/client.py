@@ -19,14 +19,14 @@ from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge
 from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
-from umaserve.serving.ticks import Chunk, Listing, Prepared, Tick, TickResult, YieldPoint
+from umaserve.serving.ticks import Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
 
 
-class EngineLost(Exception):
-    """The engine's process has ended, or says what makes no sense: no call will be answered."""
+LOOP_S = 10.0
+"""How long the loop's own calls may take, which take some microseconds mostly: all clients wait."""
 
 
 class Borrowed:
@@ -68,8 +68,14 @@ class RemoteEngine:
 
     # -- the engine's methods ------------------------------------------------------------------------------------
 
-    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
-        prepared: Prepared = self._call("prepare", _asked(request), tenant, ask=lambda _: wanted())
+    def prepare(
+        self,
+        request: Generate,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
+        generated: Sequence[int] = (),
+    ) -> Prepared:
+        prepared: Prepared = self._call("prepare", _asked(request), tenant, generated, ask=lambda _: wanted())
         return prepared
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
@@ -139,6 +145,8 @@ class RemoteEngine:
         try:
             return self._answer(name, arguments, ask)
         except Lost as error:
+            # One that was too slow is not waited for again.
+            self.close()
             raise EngineLost(f"the engine's process is gone: {error}") from None
         except (Malformed, RecursionError) as error:
             log.error("the engine's process is no longer trusted: its answer to %s makes no sense: %s", name, error)
@@ -178,6 +186,8 @@ class RemoteEngine:
         if mine is None:
             with self._lock:
                 mine = self._mine.channel = self._unused.pop()
+            if threading.current_thread() is threading.main_thread():
+                mine.limit(LOOP_S)
         return mine
 
     def _borrow(self, number: object) -> Borrowed:

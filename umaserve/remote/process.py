@@ -2,57 +2,103 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from typing import NamedTuple
 
 from umaserve.errors import ModelError
 from umaserve.remote.channel import Channel
-from umaserve.remote.client import EngineLost, RemoteEngine
+from umaserve.remote.client import RemoteEngine
+from umaserve.serving.ticks import EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.system import program
+from umaserve.system.memory import killed_for_memory
 
 PROGRAM = "umaserve.engine"
-THREADS = 5
-"""Those of the daemon that call the engine: the loop's, and one each for computing, preparing, media and the disk."""
+THREADS = 6
+"""Those of the daemon that call the engine: the loop's, and one each for loading, computing, preparing, media, disk."""
 END_S = 5.0
+MAX_LAST_WORDS = 4096
+
+
+class End(NamedTuple):
+    """How an engine ended."""
+
+    cause: str
+    """The name of the signal; ``memory`` where the kernel killed it for that, ``hang``, or ``status N``."""
+    words: str
+    """The same, after "the engine's process"."""
+    last_words: str
+    """Where it was when it crashed: Python's calls, as far as they are known."""
+
+    @property
+    def blames(self) -> bool:
+        """Whether what it computed may be why."""
+        return self.cause not in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 
 
 class EngineProcess:
     """Made on the loop's thread: the kernel kills the process when the thread that started it ends. The process ends
     when one of its sockets is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, chat_template: str | None = None) -> None:
+        """``chat_template``: the text of the operator's, instead of the model's own."""
+        self._chat_template = chat_template
         pairs = [socket.socketpair() for _ in range(1 + THREADS)]
         theirs = [their_end.fileno() for _, their_end in pairs]
         self._process = program.start(PROGRAM, *map(str, theirs), pass_fds=theirs)
         for _, their_end in pairs:
             their_end.close()
         (self.life, *ours) = (our_end for our_end, _ in pairs)
-        """Readable once the process has ended."""
+        """Readable once the process has ended, or says its last words."""
         self._channels = [Channel(our_end) for our_end in ours]
+        self._killed_for_memory = killed_for_memory()
+        self._hung = False
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def load(
-        self, config: Config, progress: Callable[[float], bool], *, chat_template: str | None = None
-    ) -> RemoteEngine:
-        """As ``daemon.model_host.Load``."""
+    def load(self, config: Config, progress: Callable[[float], bool]) -> RemoteEngine:
+        """As in ``daemon.model_host.EngineHandle``."""
         try:
-            return RemoteEngine(self._channels, config, chat_template, progress)
+            return RemoteEngine(self._channels, config, self._chat_template, progress)
         except EngineLost:
-            raise ModelError(f"the engine's process {self.end()} while it loaded the model") from None
+            raise ModelError(f"the engine's process {self.end().words} while it loaded the model") from None
 
-    def end(self) -> str:
-        """How it has ended, after "the process"; one that still runs is killed."""
+    def kill(self) -> None:
+        """It does not return from a call."""
+        self._hung = True
+        self._process.kill()
+
+    def end(self) -> End:
+        """How it has ended; one that still runs is killed."""
         try:
-            return program.end(self._process.wait(END_S))
+            status = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            return "did not end, and was killed"
+            self.kill()
+            status = self._process.wait()
+        return self._end(status)
+
+    def _end(self, status: int) -> End:
+        words, last_words = program.end(status), self._last_words()
+        if self._hung:
+            return End("hang", "did not return from a call, and was killed", last_words)
+        if status == -signal.SIGKILL and killed_for_memory() > self._killed_for_memory:
+            return End("memory", "was killed, since memory was short", last_words)
+        return End(signal.Signals(-status).name if status < 0 else f"status {status}", words, last_words)
+
+    def _last_words(self) -> str:
+        try:
+            said = self.life.recv(MAX_LAST_WORDS, socket.MSG_DONTWAIT)
+        except OSError:
+            return ""
+        return said.decode(errors="replace").strip()
 
     def close(self) -> None:
-        self.life.close()
+        for channel in self._channels:
+            channel.close()
         self.end()
+        self.life.close()

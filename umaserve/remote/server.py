@@ -54,8 +54,8 @@ class Calls:
         self._engine = engine = self._load(config, chat_template, ask)
         return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info)
 
-    def prepare(self, request: Generate, tenant: str, ask: Ask) -> Prepared:
-        prepared = self._engine.prepare(request, tenant, lambda: ask(0.0))
+    def prepare(self, request: Generate, tenant: str, generated: Sequence[int], ask: Ask) -> Prepared:
+        prepared = self._engine.prepare(request, tenant, lambda: ask(0.0), generated)
         # The daemon's sampler stands for all of it.
         return replace(prepared, sampler=prepared)
 

@@ -44,9 +44,14 @@ class Encoding:
     def idle(self) -> bool:
         return self._chunk is None
 
+    @property
+    def in_work(self) -> list[Session]:
+        """Those that wait for the chunk that is being encoded now."""
+        return [] if self._chunk is None else self._takers(self._chunk)
+
     def serves(self, session: Session) -> bool:
         """Whether ``session`` waits for the chunk that is being encoded now."""
-        return self._chunk is not None and session in self._takers(self._chunk)
+        return session in self.in_work
 
     def next(self, waiting: Sequence[tuple[Session, Chunk]]) -> None:
         """Encode the next chunk of ``waiting``, unless one is in progress. It ends early once nobody waits for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from umaserve.metrics import ServingMetrics
@@ -85,12 +85,12 @@ class Planning:
         self._to_fetch: dict[int, str] = {}
         """Sequences on disk that prompts wait for, with their scopes, as of the last plan."""
 
-    def next(self, cost: Cost, threads: int) -> Work:
-        """The next tick, which may be empty."""
+    def next(self, cost: Cost, threads: int, alone: Session | None = None) -> Work:
+        """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
         self._take_back_slots()
         if self._division.possible:
             self._divide()
-        snapshot = self._snapshot(cost)
+        snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
             self.preempt(self._sessions.get(id_))
@@ -112,7 +112,7 @@ class Planning:
         if any(holder.state is not State.DECODE for holder in self.slots.holders):
             return None
         again = tuple([(session.id, 0) for session in work.sessions])
-        if plan(self._snapshot(cost)) != Plan(again, adapters=work.tick.adapters):
+        if plan(self._snapshot(cost, self._sessions.running())) != Plan(again, adapters=work.tick.adapters):
             return None
         if self.to_encode or self.slots.kv_operations:
             return None
@@ -226,11 +226,11 @@ class Planning:
 
     # -- the snapshot for the policy -----------------------------------------------------------------------------
 
-    def _snapshot(self, cost: Cost) -> Snapshot:
+    def _snapshot(self, cost: Cost, sessions: Iterable[Session]) -> Snapshot:
         streams: list[Stream] = []
         prefill: list[Session] = []
         preparing = 0
-        for session in self._sessions.running():
+        for session in sessions:
             if session.state is State.DECODE:
                 streams.append(self._stream(session))
             elif session.state is State.PREFILL and not session.holds:

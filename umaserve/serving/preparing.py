@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
+from umaserve.messages import Attachment, ChatTurn, Detokenize, Generate, Infill, MixedText, TokenIds
 from umaserve.outputs import Detokenized
 from umaserve.serving.answer_text import text_of
 from umaserve.serving.content_filter import ContentFilter
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 MAX_MEDIA_AHEAD = 4
 """Prompts with media that are prepared but not started: their pixels and spectra take more memory than their files."""
 
+
+MAX_MEDIA_KEPT = 1 << 20
+"""Bytes of attachments that a request keeps until its end, for another engine to prepare if this one is lost."""
 
 Ready = tuple[Prepared, Repetition | None]
 
@@ -59,6 +62,11 @@ class Preparing:
     def add(self, sessions: Iterable[Session]) -> None:
         self._waiting += sessions
 
+    @property
+    def in_work(self) -> Sequence[Session]:
+        """Those whose request is being prepared now."""
+        return self._choices
+
     def serves(self, session: Session) -> bool:
         """Whether the request of ``session`` is being prepared now."""
         return session in self._choices
@@ -78,6 +86,7 @@ class Preparing:
         self._waiting = [session for session in self._waiting if session not in choices]
         self._turns.take(first.caller.tenant)
         requests = [session.request for session in choices if session.request is not None]
+        generated = list(first.generated)
         tenant = "" if self._shares_prefixes else first.caller.tenant
 
         def wanted() -> bool:
@@ -91,16 +100,21 @@ class Preparing:
                     self._end(session, result if isinstance(result, BaseException) else result[index])
 
         self._choices = choices
-        self._worker.submit(lambda: self._prepare(requests, tenant, wanted), prepared)
+        self._worker.submit(lambda: self._prepare(requests, tenant, wanted, generated), prepared)
 
     def _end(self, session: Session, result: Ready | BaseException) -> None:
         assert session.request is not None
         if isinstance(result, tuple):
             prepared, repetition = result
-            session.request = _without_media(session.request)
-            filtered = None if self._filter is None else self._filter.stream()
-            text = text_of(session.request, prepared, self._engine, filtered)
-            self._sessions.prepared(session, prepared, text, repetition)
+            session.request = _with_small_media(session.request)
+            text = session.text
+            if text is None:
+                filtered = None if self._filter is None else self._filter.stream()
+                text = text_of(session.request, prepared, self._engine, filtered)
+            elif not prepared.spans and session.before is not None:
+                # A template with the time in it has made another prompt.
+                prepared = replace(prepared, tokens=session.before.tokens)
+            self._sessions.prepared(session, prepared, text, session.repetition or repetition)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:
@@ -114,12 +128,14 @@ class Preparing:
         background = is_background(session.request.priority, session.requested_at, self._now())
         return background, self._turns.last(session.caller.tenant), session.id
 
-    def _prepare(self, requests: Sequence[Generate], tenant: str, wanted: Callable[[], bool]) -> list[Ready]:
-        """On the preparing thread."""
+    def _prepare(
+        self, requests: Sequence[Generate], tenant: str, wanted: Callable[[], bool], generated: Sequence[int]
+    ) -> list[Ready]:
+        """On the preparing thread. ``generated``: of the only request."""
         (request, *others) = requests
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
-        first = self._engine.prepare(request, tenant, wanted)
+        first = self._engine.prepare(request, tenant, wanted, generated)
         choices = [first, *(self._engine.prepare_choice(other, first) for other in others)]
         if not self._speculates:
             return [(prepared, None) for prepared in choices]
@@ -166,6 +182,8 @@ def _is_other_choice(session: Session, first: Session) -> bool:
     one, other = session.request, first.request
     assert one is not None
     assert other is not None
+    if session.generated or first.generated:
+        return False
     if one.prompt is not other.prompt or session.caller.tenant != first.caller.tenant:
         return False
     return replace(one, id=other.id, sampling=replace(one.sampling, seed=other.sampling.seed)) == other
@@ -178,9 +196,27 @@ def _spans_ahead(session: Session) -> Sequence[Span]:
     return session.prepared.spans
 
 
-def _without_media(request: Generate) -> Generate:
-    """The request without its attachments, which would otherwise take megabytes until the answer's end."""
+def lacks_media(session: Session) -> bool:
+    """Whether it can't be prepared again, since its attachments were too large to be kept."""
+    return session.before is not None and bool(session.before.spans) and not _has_media(session)
+
+
+def _with_small_media(request: Generate) -> Generate:
+    """The request without its attachments if these would take megabytes until the answer's end; else with them alone,
+    where they are views into the whole message."""
     if not has_media(request):
         return request
     assert isinstance(request.prompt, tuple)
-    return replace(request, prompt=tuple(replace(turn, attachments=()) for turn in request.prompt))
+    size = sum(len(one.media.data) for turn in request.prompt for one in turn.attachments)
+
+    def kept(turn: ChatTurn) -> ChatTurn:
+        return replace(turn, attachments=() if size > MAX_MEDIA_KEPT else tuple(map(_alone, turn.attachments)))
+
+    return replace(request, prompt=tuple(map(kept, request.prompt)))
+
+
+def _alone(attachment: Attachment) -> Attachment:
+    media = attachment.media
+    if isinstance(media.data, str):
+        return attachment
+    return replace(attachment, media=replace(media, data=memoryview(bytes(media.data))))

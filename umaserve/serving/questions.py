@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import CountPrompt, Embed, MixedText, Pair, Query, TokenIds, Tokenize
 from umaserve.outputs import Answer, Embedded, Tokenized
 from umaserve.serving.preparing import has_media
-from umaserve.serving.ticks import Engine, JobQueue
+from umaserve.serving.ticks import Engine, EngineLost, JobQueue
 
 log = logging.getLogger(__name__)
 
 Render = Callable[[Answer], bytes]
 Answered = Callable[[bytes | RequestError], None]
 
+MAX_CRASHES = 2
 TEXTS_AT_ONCE = 32
 BYTES_AT_ONCE = 4096
 """Of texts that are embedded together: some 1,000 tokens, after which it is another asker's turn."""
@@ -35,6 +36,10 @@ class Question:
     render: Render
     answered: Answered
     forgotten: bool = False
+    begun: bool = False
+    """Whether the engine has it in work, or had."""
+    crashes: int = 0
+    """Engines that were lost meanwhile."""
     failed: bool = False
     taken: int = 0
     """How many of its inputs were taken up to be embedded."""
@@ -54,7 +59,8 @@ class Questions:
         self._preparing = preparing
         self._preparing_media = preparing_media
         self._max_questions = limit
-        self._asked: set[Question] = set()
+        self._asked: dict[Question, None] = {}
+        """In order."""
         self._embedding: deque[Question] = deque()
         """Served in turn, a text of each at a time, so that none waits long for another's texts."""
         self._busy = False
@@ -73,25 +79,46 @@ class Questions:
                 retry_after_s=1,
             )
         question = Question(query, render, answered)
-        self._asked.add(question)
+        self._start(question)
+        return question
+
+    def ask_again(self, questions: Iterable[Question]) -> None:
+        """Those that had no answer yet when an earlier engine was lost. One that two were lost with fails."""
+        for question in questions:
+            if question.crashes >= MAX_CRASHES:
+                problem = "llama.cpp crashed on this request, also when it ran again"
+                self._end(question, RequestError(Fault.DECODE_FAILED, "request", problem))
+            else:
+                question.begun, question.taken, question.tokens = False, 0, 0
+                question.vectors.clear()
+                self._start(question)
+
+    def lose_engine(self, *, blamed: bool) -> Sequence[Question]:
+        """The engine was lost. Returns those to be asked again; ``blamed``: one of those in work may be why."""
+        left = [question for question in self._asked if not question.forgotten]
+        self._asked.clear()
+        for question in left:
+            question.crashes += blamed and question.begun
+        return left
+
+    def _start(self, question: Question) -> None:
+        query = question.query
+        self._asked[question] = None
         if isinstance(query, Embed):
             self._embedding.append(question)
             self._embed_next()
         else:
-            thread = (
-                self._preparing_media
-                if isinstance(query, CountPrompt) and has_media(query.request)
-                else self._preparing
-            )
+            media = isinstance(query, CountPrompt) and has_media(query.request)
+            thread = self._preparing_media if media else self._preparing
             thread.submit(lambda: self._work(question), lambda result: self._end(question, result))
-        return question
 
     def _work(self, question: Question) -> bytes:
         """On the preparing thread; rendering a long answer takes its time too."""
+        question.begun = True
         return b"" if question.forgotten else question.render(self._engine.answer(question.query))
 
     def _end(self, question: Question, result: bytes | BaseException) -> None:
-        self._asked.discard(question)
+        self._asked.pop(question, None)
         if not question.forgotten:
             question.answered(_seen(result))
 
@@ -119,6 +146,9 @@ class Questions:
                 continue
             if texts and question.query.ranks != texts[0].ranks:
                 break
+            # What a crash may be due to is tried alone.
+            if texts and (question.crashes or texts[0].question.crashes):
+                break
             given = question.query.inputs[question.taken]
             size += _size(given)
             if texts and size > BYTES_AT_ONCE:
@@ -126,6 +156,7 @@ class Questions:
             self._embedding.popleft()
             texts.append(_Text(question, question.taken, given, question.query.ranks))
             question.taken += 1
+            question.begun = True
             if question.taken < len(question.query.inputs):
                 self._embedding.append(question)
         return texts
@@ -138,6 +169,8 @@ class Questions:
             answer = self._engine.answer(Tokenize(text.given, special=True))
             assert isinstance(answer, Tokenized)
             return text, TokenIds(tuple(answer.ids))
+        except EngineLost:
+            raise
         except Exception as error:
             return text, error
 

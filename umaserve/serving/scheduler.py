@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize
@@ -28,18 +29,20 @@ from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.observer import log_difference, observe_delivery
 from umaserve.serving.planning import Planning, Targets
-from umaserve.serving.preparing import Preparing, has_media
+from umaserve.serving.preparing import Preparing, has_media, lacks_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted
-from umaserve.serving.ticks import Engine, JobQueue, Outcome, Run, TickResult
+from umaserve.serving.ticks import Engine, EngineLost, JobQueue, Outcome, Run, TickResult
+from umaserve.serving.trials import Trials
 from umaserve.serving.work import Work
 from umaserve.system.cores import CoreUse
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
+MAX_SLOWNESS = 20
 
 
 class Scheduler:
@@ -62,10 +65,11 @@ class Scheduler:
         *,
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
+        suspects: Iterable[Session] = (),
     ) -> None:
         """``spent`` is called for each delivered token, with its caller, a count and the time. ``disk``: the thread
         for it. ``shared_prefixes``: tenants may reuse each other's cached prefixes. ``draft_tokens``: whether to use
-        draft tokens."""
+        draft tokens. ``suspects``: the sessions that an engine before this one may have crashed on."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
@@ -97,6 +101,7 @@ class Scheduler:
             self._disk = DiskCache(engine, disk, self._planning.slots, self.metrics, clock)
             self._planning.disk = self._disk
         self._changes = Changes(sessions, engine, self._planning)
+        self._trials = Trials(sessions, suspects)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
         self._planned_at = 0
@@ -107,17 +112,26 @@ class Scheduler:
     def pump(self) -> None:
         """Submit what ticks can be, and prepare the next request that arrived."""
         self._submit()
-        arrived = self._sessions.take_arrived()
-        for session in arrived:
-            self._sessions.put(session, Started())
-            media = session.request is not None and has_media(session.request)
-            (self._preparing_media if media else self._preparing).add([session])
+        for session in self._trials.may_begin(self._sessions.take_arrived()):
+            if session.running:
+                self._begin(session)
         self._preparing.next()
         self._preparing_media.next()
         if self._disk is not None:
             if not self._submitted:
                 self._planning.between_ticks()
             self._disk.next(self._governor.cost)
+
+    def _begin(self, session: Session) -> None:
+        if not session.announced:
+            session.announced = True
+            self._sessions.put(session, Started())
+        if lacks_media(session):
+            problem = "the engine crashed, and the request's media are too large to be kept: send it again"
+            self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", problem, retry_after_s=0.0))
+            return
+        media = session.request is not None and has_media(session.request)
+        (self._preparing_media if media else self._preparing).add([session])
 
     def deliver(self) -> None:
         """Hand queued outputs to their sessions' sinks."""
@@ -183,7 +197,7 @@ class Scheduler:
 
     def _submit_planned(self) -> None:
         self._changes.apply()
-        work = self._planning.next(self._governor.cost, self._governor.threads)
+        work = self._planning.next(self._governor.cost, self._governor.threads, self._trials.current)
         self._encoding.next(self._planning.to_encode)
         tick = work.tick
         if not tick.runs and not tick.kv_operations:
@@ -193,7 +207,7 @@ class Scheduler:
     def _submit_after(self, running: Submitted) -> None:
         running.continued = True
         # A stop string may end a stream in the meantime: its next token is then computed in vain, and must not stay.
-        if self._engine.capacity.takes_back:
+        if self._engine.capacity.takes_back and not self.trying:
             work = self._planning.after(running.work, self._governor.cost, self._governor.threads)
             if work is not None:
                 self._run(Submitted(work, running))
@@ -218,7 +232,10 @@ class Scheduler:
             return None
         log_difference(session, found)
         tells_known = not (self._shares_prefixes or session.caller.several)
-        return cache_miss(found, prepared.tokens, self._text_of, tells_known=tells_known)
+        try:
+            return cache_miss(found, prepared.tokens, self._text_of, tells_known=tells_known)
+        except EngineLost:
+            return None
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         answer = self._engine.answer(Detokenize(tuple(tokens)))
@@ -374,6 +391,29 @@ class Scheduler:
             self._sessions.finish(session, ended)
 
     # -- state and metrics ---------------------------------------------------------------------------------------
+
+    @property
+    def trying(self) -> bool:
+        """Whether a request that may have crashed an engine runs alone."""
+        return self._trials.current is not None
+
+    @property
+    def in_work(self) -> list[Session]:
+        """The sessions that the engine computes, prepares or samples now: one of them may be why it ends."""
+        ticks = [session for submitted in self._submitted for session in submitted.work.sessions]
+        late = [session for session in self._planning.slots.holders if session.running and session.is_late]
+        prepared = [*self._preparing.in_work, *self._preparing_media.in_work, *self._encoding.in_work]
+        return list(dict.fromkeys((*ticks, *late, *prepared)))
+
+    def hangs(self, timeout_s: float) -> bool:
+        """Whether a tick takes longer than ``timeout_s``, and than ``MAX_SLOWNESS`` times what was predicted."""
+        for submitted in self._submitted:
+            work, begun_at = submitted.work, submitted.begun_at
+            if begun_at is not None:
+                rows = work.decode_rows, work.prefill_rows
+                predicted_s = self._governor.cost.seconds(*rows, work.cached, work.decodes)
+                return time.monotonic() - begun_at > max(timeout_s, MAX_SLOWNESS * predicted_s)
+        return False
 
     @property
     def eager(self) -> bool:

@@ -72,6 +72,8 @@ class Session:
     state: State = State.RECV_REQ
     request: Generate | None = None
     prepared: Prepared | None = None
+    before: Prepared | None = None
+    """What an engine that was lost had prepared."""
     text: AnswerText | None = None
     slot: int | None = None
     cells: int = 0
@@ -102,10 +104,14 @@ class Session:
     held_s: float = 0.0
     """Total time of its past holds."""
     outbox: deque[Output | RequestError] = field(default_factory=deque)
+    announced: bool = False
+    """Whether its client was told that it is served."""
     requested_at: float = 0.0
     waits_since: float = 0.0
     """Since when it waits in the queue: when it arrived, was released or preempted, or when the latest step of
     preparing or encoding its prompt ended."""
+    crashes: int = 0
+    """Engines that were lost while they computed it, since it last got past such a place."""
     started_at: float | None = None
     first_made_at: float | None = None
     last_made_at: float | None = None
@@ -139,9 +145,10 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        prompt = 0 if self.prepared is None else len(self.prepared.tokens)
+        prepared = self.prepared or self.before
+        prompt = 0 if prepared is None else len(prepared.tokens)
         thoughts = 0 if self.text is None else self.text.thought_tokens
-        sound_s = 0.0 if self.prepared is None else self.prepared.sound_s
+        sound_s = 0.0 if prepared is None else prepared.sound_s
         return Usage(prompt, len(self.generated), self.reused, thoughts, sound_s)
 
     def timing(self, now: float) -> Timing:
@@ -292,6 +299,16 @@ class SessionManager:
         session.computed = 0
         session.looked_at = NEVER
         session.waits_since = self._now()
+
+    def start_over(self) -> None:
+        """The engine was lost: all running sessions are prepared and computed again by another one, and go on where
+        they were."""
+        for session in self._running.values():
+            session.before, session.prepared = session.prepared or session.before, None
+            session.follows, session.draft_tokens = None, ()
+            self.preempted(session)
+        self._arrived = dict(self._running)
+        self.version += 1
 
     def put(self, session: Session, output: Output | RequestError) -> None:
         """Queue ``output`` for the next ``deliver``."""

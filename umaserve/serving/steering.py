@@ -10,7 +10,7 @@ from umaserve.messages import Modify, Steering
 from umaserve.outputs import FinishReason, Steered
 from umaserve.serving.planning import Planning
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.ticks import Engine
+from umaserve.serving.ticks import Engine, EngineLost
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ class Changes:
         for session, commands in self._sessions.take_changes(CHANGED_PER_TICK):
             try:
                 self._apply(session, commands)
+            except EngineLost:
+                # They wait for another one.
+                for command in commands:
+                    self._sessions.steer(session, command)
             except Exception:
                 # It may be changed in part.
                 log.exception("request %s: modifying it failed", session.request_id)

@@ -6,6 +6,7 @@ small model. Mostly the plan is the same again: each stream with its next token.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ class Submitted:
         self.work = work
         self.continued = False
         """Whether the tick behind it is planned, or can't be."""
+        self.begun_at: float | None = None
+        """Of ``time.monotonic``; ``None`` while it waits, and once it has ended."""
         self._before = before
         self._result: TickResult | None = None
         self._unclaimed = [True]
@@ -41,7 +44,9 @@ class Submitted:
             if runs is None:
                 return None
             tick = replace(tick, runs=runs)
+        self.begun_at = time.monotonic()
         self._result = engine.run(tick)
+        self.begun_at = None
         return self._result
 
     def next_runs(self, runs: Sequence[Run], end_tokens: frozenset[int]) -> list[Run] | None:

@@ -299,11 +299,15 @@ class JobQueue(Protocol):
         """The same for a long job, which calls its argument from time to time to let other jobs run."""
 
 
+class EngineLost(Exception):
+    """The engine is gone, or no longer trusted: no call to it will be answered."""
+
+
 class Engine(Protocol):
     """What the scheduler needs. ``run``, ``encode``, ``embed`` and ``shed`` are called on the compute thread,
     ``prepare``, ``prepare_choice`` and ``answer`` on preparing threads (of a few tokens to ``Detokenize`` also on the
     loop's), ``change`` on the loop's thread while no tick runs, ``look``, ``keep`` and ``fetch`` on a thread for the
-    disk."""
+    disk. All may raise ``EngineLost``."""
 
     @property
     def capacity(self) -> Capacity: ...
@@ -319,9 +323,16 @@ class Engine(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
-    def prepare(self, request: Generate, tenant: str = "", wanted: Callable[[], bool] = lambda: True) -> Prepared:
+    def prepare(
+        self,
+        request: Generate,
+        tenant: str = "",
+        wanted: Callable[[], bool] = lambda: True,
+        generated: Sequence[int] = (),
+    ) -> Prepared:
         """Template and tokenize ``request``, and compile its grammar. Raises ``RequestError``, also when it isn't
-        ``wanted`` any more. Prepared media are cached for each ``tenant``."""
+        ``wanted`` any more. Prepared media are cached for each ``tenant``. ``generated``: the tokens that an engine
+        which was lost has made for this request, to go on behind them."""
 
     def prepare_choice(self, request: Generate, first: Prepared) -> Prepared:
         """The same for ``request``, which differs in id and seed only from the one that ``first`` was made of. No tick

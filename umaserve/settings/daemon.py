@@ -271,6 +271,12 @@ class Config:
         "engine",
         "run llama.cpp in a process of its own, beside the one that serves clients; not the voice of tts_model",
     )
+    engine_timeout: float = setting(
+        30.0,
+        real("seconds", 0, 86400),
+        "engine",
+        "end an engine whose tick takes this long, and 20 times what was predicted, and start another; 0: never",
+    )
     speculation: bool = setting(
         True, switch(), "engine", "draft tokens where the text repeats itself, as long as that is faster"
     )

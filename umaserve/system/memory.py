@@ -53,6 +53,13 @@ def _resident(process: Path) -> int:
     return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def killed_for_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """How many programs the kernel has killed for their memory so far: on the box, or where a sandbox hides that, in
+    our control group. 0 where it hides both."""
+    texts = [_text(proc / "vmstat"), *(_text(group / "memory.events") for group in _groups(proc, cgroups)[:1])]
+    return max(counter(text, "oom_kill") or 0 for text in texts)
+
+
 class MemoryPressure:
     """Whether the machine or our control group is short of memory; where files are missing, it isn't.
 

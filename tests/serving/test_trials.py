@@ -1,0 +1,78 @@
+"""Who runs after a crash: suspects alone, one after the other, and whoever crashes the engine again fails."""
+
+from __future__ import annotations
+
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Generate
+from umaserve.outputs import Output
+from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
+from umaserve.serving.states import State
+from umaserve.serving.trials import TOKENS, Trials
+
+
+class World:
+    def __init__(self, names: str) -> None:
+        self.sessions = SessionManager()
+        self.said: dict[str, list[Output | RequestError]] = {name: [] for name in names}
+        self.of = {name: self.start(name) for name in names}
+
+    def start(self, name: str) -> Session:
+        session = self.sessions.open(self.said[name].append, Caller("uds", "user"))
+        self.sessions.request(session, Generate(name, "hello"), 0.0)
+        return session
+
+    def crash(self, suspects: str) -> Trials:
+        self.sessions.start_over()
+        return Trials(self.sessions, [self.of[name] for name in suspects])
+
+    def let_in(self, trials: Trials) -> str:
+        return "".join(session.request_id for session in trials.may_begin(self.sessions.take_arrived()))
+
+    def current(self, trials: Trials) -> str:
+        return "" if trials.current is None else trials.current.request_id
+
+
+def test_without_suspects_all_go_on_at_once() -> None:
+    world = World("abc")
+    trials = world.crash("")
+    assert (world.current(trials), world.let_in(trials), world.let_in(trials)) == ("", "abc", "")
+
+
+def test_suspects_run_alone_until_they_are_past_the_place() -> None:
+    world = World("abcd")
+    trials = world.crash("ac")
+    assert (world.current(trials), world.let_in(trials), world.let_in(trials)) == ("a", "a", "")
+    world.of["a"].generated += [1] * TOKENS
+    assert (world.current(trials), world.let_in(trials)) == ("c", "c")
+    world.sessions.abandon(world.of["c"])
+    assert (world.current(trials), world.let_in(trials)) == ("", "bd")
+
+
+def test_one_that_crashes_two_engines_fails_and_the_others_do_not() -> None:
+    world = World("ab")
+    world.crash("ab")
+    trials = world.crash("a")
+    assert world.of["a"].state is State.ERRORED
+    list(world.sessions.deliver())
+    (error,) = world.said["a"]
+    assert isinstance(error, RequestError)
+    assert (error.fault, error.request_id) == (Fault.DECODE_FAILED, "a")
+    assert (world.current(trials), world.let_in(trials)) == ("", "b")
+
+
+def test_a_later_crash_is_a_new_one() -> None:
+    world = World("a")
+    trials = world.crash("a")
+    world.of["a"].generated += [1] * TOKENS
+    assert world.current(trials) == ""
+    trials = world.crash("a")
+    assert (world.of["a"].running, world.current(trials)) == (True, "a")
+
+
+def test_one_that_is_held_is_tried_when_it_goes_on() -> None:
+    world = World("ab")
+    trials = world.crash("a")
+    world.sessions.hold(world.of["a"], Hold.PAUSE)
+    assert (world.current(trials), world.let_in(trials)) == ("", "ab")
+    world.sessions.release(world.of["a"], Hold.PAUSE)
+    assert world.current(trials) == "a"

@@ -1,0 +1,65 @@
+"""What follows a crash of the engine: the requests that may have caused it run one at a time, alone, until they are
+past that place. Whoever crashes it again fails; the others wait, and lose nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from umaserve.errors import Fault, RequestError
+from umaserve.serving.sessions import Session, SessionManager
+
+log = logging.getLogger(__name__)
+
+MAX_CRASHES = 2
+TOKENS = 3
+"""After so many more tokens a request is past the place: those of the tick that was lost and of the one behind it."""
+
+
+class Trials:
+    """``suspects``: those that the engine which was lost had in work."""
+
+    def __init__(self, sessions: SessionManager, suspects: Iterable[Session] = ()) -> None:
+        self._sessions = sessions
+        self._suspects: deque[tuple[Session, int]] = deque()
+        """Each with the number of its tokens past which it is innocent."""
+        self._waiting: list[Session] = []
+        """Those that may not be prepared yet."""
+        for session in suspects:
+            if session.running:
+                self._suspect(session)
+
+    def _suspect(self, session: Session) -> None:
+        session.crashes += 1
+        if session.crashes >= MAX_CRASHES:
+            log.error("request %s has crashed the engine %d times, and fails", session.request_id, session.crashes)
+            problem = "llama.cpp crashed on this request, also when it ran alone"
+            self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", problem))
+        else:
+            self._suspects.append((session, len(session.generated) + TOKENS))
+
+    @property
+    def current(self) -> Session | None:
+        """The one that has to run alone now. One that is held is tried when it goes on."""
+        for _ in range(len(self._suspects)):
+            session, innocent_at = self._suspects[0]
+            if not session.running or len(session.generated) >= innocent_at:
+                session.crashes = 0
+                self._suspects.popleft()
+            elif session.holds:
+                self._suspects.rotate(-1)
+            else:
+                return session
+        return None
+
+    def may_begin(self, arrived: Iterable[Session]) -> list[Session]:
+        """Which of those that have ``arrived``, now or earlier, may be prepared."""
+        self._waiting += arrived
+        current = self.current
+        if current is None:
+            waiting, self._waiting = self._waiting, []
+            return waiting
+        ready = [current] if current in self._waiting else []
+        self._waiting = [session for session in self._waiting if session is not current]
+        return ready
