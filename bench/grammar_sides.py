@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from bench.llama_server import llama_server
-from bench.processes import Served, daemon
+from bench.processes import Served, daemon, with_children
 from bench.report import number, progress
 from umaserve.messages import Grammar, Syntax
 
@@ -148,5 +148,5 @@ def _ask(at: Served, constraint: Mapping[str, object]) -> Answer:
 
 
 def _cpu_s(pid: int) -> float:
-    """The CPU time of a process so far, by its clock (clock_getcpuclockid(3))."""
-    return time.clock_gettime(~pid << 3 | 2)
+    """The CPU time so far, by the processes' clocks (clock_getcpuclockid(3)), of one and the engine it has started."""
+    return sum(time.clock_gettime(~one << 3 | 2) for one in with_children(pid))

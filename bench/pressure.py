@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.processes import Served, trace_of
+from bench.processes import Served, trace_of, with_children
 from bench.report import number, spread, table
 from bench.scenarios import PRESSURE_CLIENTS, PRESSURE_REQUESTS
 from bench.sides import OURS, both, missing_note, ours, rounds
@@ -89,7 +89,11 @@ def _counts(values: Sequence[int]) -> str:
 
 
 def peak_mib(pid: int) -> float:
-    """Of resident memory, until now (proc(5), status)."""
+    """Of resident memory, until now (proc(5), status): of the process and the engine that it has started."""
+    return sum(map(_peak_mib, with_children(pid)))
+
+
+def _peak_mib(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     (kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kib) / 1024

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.conversations import UNIX_SOCKET
@@ -103,3 +104,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
         raise
+
+
+def with_children(pid: int) -> list[int]:
+    """A program and those that its first thread has started, such as the daemon's engine (proc(5), task/children)."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]

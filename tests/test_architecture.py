@@ -26,7 +26,7 @@ ROOMS = {
     "dialects": {"wire", "errors", "forms", "messages", "outputs"},
     "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
-    "remote": {"serving", "settings", "system", "errors", "messages", "outputs"},
+    "remote": {"speech", "serving", "settings", "system", "errors", "messages", "outputs"},
     "engine": {
         "remote",
         "wire",
@@ -86,7 +86,7 @@ FOREIGN = {
 """Who may import what from elsewhere."""
 
 LOADS_LLAMA_CPP = {"__main__", "cli", "commands/tune"}
-"""The modules outside the engine that import ``llama_cpp`` by way of it: none of the daemon's, and ever fewer."""
+"""The modules outside the engine that import ``llama_cpp`` by way of it, all for ``umaserve tune``."""
 
 
 def imports(path: Path) -> set[str]:

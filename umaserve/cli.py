@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import orjson
@@ -23,7 +24,6 @@ from umaserve.system import logs
 from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
-    from umaserve.daemon.voices import NewVoice
     from umaserve.settings.daemon import Config
     from umaserve.settings.relay import RelayConfig
     from umaserve.settings.worker import WorkerConfig
@@ -139,23 +139,15 @@ def _serve(arguments: Sequence[str]) -> int:
     config = _settings("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, SETTINGS, arguments)
     if config is None:
         return 0
-    # Imported here: the clients need no llama.cpp.
+    # Imported here: the clients need none of it.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
+    from umaserve.remote.process import EngineProcess
+    from umaserve.remote.voice import RemoteVoice
 
     template = chat_template.read(config.chat_template) if config.chat_template else None
-    new_voice: NewVoice | None = None
-    if config.tts_model:
-        from umaserve.engine.llama_voice import LlamaVoice
-
-        new_voice = LlamaVoice
-    if not config.engine_process:
-        from umaserve.engine.local import LocalEngine
-
-        return Server(config, lambda: LocalEngine(template), new_voice).run()
-    from umaserve.remote.process import EngineProcess
-
-    return Server(config, lambda: EngineProcess(template), new_voice).run()
+    voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
+    return Server(config, lambda: EngineProcess(template, voice), voice).run()
 
 
 def _relay(arguments: Sequence[str]) -> int:

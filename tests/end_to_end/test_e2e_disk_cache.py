@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from daemon import Daemon
 from http_wire import ask
 
@@ -23,9 +22,8 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.kv"))
 
 
-@pytest.mark.parametrize("flags", [[], ["--engine-process"]], ids=["one process", "two"])
-def test_a_restarted_daemon_reuses_what_was_computed(own_daemon, tmp_path: Path, flags: list[str]) -> None:
-    flags = [*flags, "--kv-cache", str(tmp_path / "kv"), "--no-speculation"]
+def test_a_restarted_daemon_reuses_what_was_computed(own_daemon, tmp_path: Path) -> None:
+    flags = ["--kv-cache", str(tmp_path / "kv"), "--no-speculation"]
     first = own_daemon(*flags)
     text, _ = answer(first)
     assert first.stop() == 0, first.logs

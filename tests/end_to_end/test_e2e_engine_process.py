@@ -27,7 +27,7 @@ def has_llama_cpp(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    flags = ("--http", "127.0.0.1:0", "--engine-process", "--no-speculation")
+    flags = ("--http", "127.0.0.1:0", "--no-speculation")
     daemon = Daemon(tmp_path_factory.mktemp("remote"), *flags, env={"UMA_THREADS": "1"})
     yield daemon
     engine = engine_of(daemon)
@@ -79,7 +79,7 @@ def test_its_memory_counts(served: Daemon) -> None:
 
 def test_a_file_that_is_no_model_is_refused_as_ever(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF and nothing more")
-    daemon = Daemon(tmp_path, "--engine-process", "--model", str(tmp_path / "model.gguf"), wait=False)
+    daemon = Daemon(tmp_path, "--model", str(tmp_path / "model.gguf"), wait=False)
     assert daemon.process.wait(ANSWER_S) == 1
     assert "model.gguf" in daemon.logs
     assert "Traceback" not in daemon.logs
@@ -118,7 +118,7 @@ def texts(daemon: Daemon, at_three_tokens: Callable[[], None] | None = None) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=lambda number: number.name)
 def test_when_the_engine_ends_in_mid_stream_all_streams_go_on(tmp_path: Path, number: signal.Signals) -> None:
-    flags = ("--engine-process", "--no-speculation", "--parallel", "4")
+    flags = ("--no-speculation", "--parallel", "4")
     daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"})
     expected = texts(daemon)
     for crashes in (1, 2):
@@ -139,7 +139,7 @@ def test_when_the_engine_ends_in_mid_stream_all_streams_go_on(tmp_path: Path, nu
 
 
 def test_an_engine_that_hangs_is_ended_and_its_streams_go_on(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "--engine-process", "--engine-timeout", "1", env={"UMA_THREADS": "1"})
+    daemon = Daemon(tmp_path, "--engine-timeout", "1", env={"UMA_THREADS": "1"})
     expected = daemon.text(FAR_FROM_A_TIE, max_tokens=60)
     with daemon.connect() as wire:
         wire.send({"id": "h", "prompt": FAR_FROM_A_TIE, "max_tokens": 60})
@@ -153,7 +153,7 @@ def test_an_engine_that_hangs_is_ended_and_its_streams_go_on(tmp_path: Path) -> 
 
 
 def test_a_new_engine_is_waited_for(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "--engine-process", "--http", "127.0.0.1:0", env={"UMA_THREADS": "1"})
+    daemon = Daemon(tmp_path, "--http", "127.0.0.1:0", env={"UMA_THREADS": "1"})
     os.kill(engine_of(daemon), signal.SIGKILL)
     assert daemon.text(FAR_FROM_A_TIE, max_tokens=12).startswith(" 6, 7, 8")
     os.kill(engine_of(daemon), signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_a_new_engine_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_engine_ends_with_a_killed_daemon(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, "--engine-process", env={"UMA_THREADS": "1"})
+    daemon = Daemon(tmp_path, env={"UMA_THREADS": "1"})
     descriptor = os.pidfd_open(engine_of(daemon))
     daemon.stop(signal.SIGKILL)
     assert select.select([descriptor], [], [], ANSWER_S)[0]

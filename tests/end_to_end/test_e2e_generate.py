@@ -667,13 +667,13 @@ def test_at_shutdown_what_does_not_end_in_time_fails_with_its_text(own_daemon):
 
 GATED = """
 import sys
-from umaserve.engine import engine
-load_checked = engine.load_checked
-def gated(config, progress, **others):
+from umaserve.remote.process import EngineProcess
+load = EngineProcess.load
+def gated(self, config, progress):
     progress(0.5)
     sys.stdin.read()
-    return load_checked(config, progress, **others)
-engine.load_checked = gated
+    return load(self, config, progress)
+EngineProcess.load = gated
 from umaserve.cli import main
 sys.exit(main())
 """

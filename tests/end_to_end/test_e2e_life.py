@@ -293,17 +293,18 @@ def test_the_manager_hears_of_readiness_of_each_turn_and_of_the_end(own_daemon, 
 HANGING = """
 import sys, threading
 from umaserve import cli
-from umaserve.daemon import server
-from umaserve.engine.engine import LlamaEngine
+from umaserve.daemon import housekeeping, model_host
+from umaserve.remote.client import RemoteEngine
 
-server.MAX_PREPARING_S = server.WATCH_S = 0.1
-LlamaEngine.prepare = lambda *_arguments: threading.Event().wait()
+model_host.MAX_PREPARING_S = housekeeping.WATCH_S = 0.1
+RemoteEngine.prepare = lambda *_arguments: threading.Event().wait()
 sys.exit(cli.main(sys.argv[1:]))
 """
 
 
 def test_a_thread_that_hangs_is_told_by_health_log_and_metrics(own_daemon):
-    daemon = own_daemon("--http", "127.0.0.1:0", "--drain-timeout", "0.1", program=("-c", HANGING))
+    flags = ("--http", "127.0.0.1:0", "--drain-timeout", "0.1", "--engine-timeout", "0")
+    daemon = own_daemon(*flags, program=("-c", HANGING))
     assert httpx.get(f"http://{daemon.http}/health").json() == {"status": "ok"}
     with daemon.connect() as wire:
         wire.send({"id": "t", "prompt": "Once"})

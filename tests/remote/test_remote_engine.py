@@ -6,13 +6,15 @@ import gc
 import socket
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_engine import remote_engine, serving
-from standin import StandInEngine, answer
+from standin import StandInEngine, StandInVoice, answer, heard
 
 from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError
 from umaserve.messages import Attachment, ChatTurn, Detokenize, Embed, Generate, Image
@@ -23,9 +25,12 @@ from umaserve.remote.client import EngineLost, RemoteEngine
 from umaserve.remote.failures import EngineFailed
 from umaserve.remote.frames import Incoming
 from umaserve.remote.server import Server
-from umaserve.remote.values import Malformed
-from umaserve.serving.ticks import Outcome, Prepared, Run, Tick
+from umaserve.remote.sounds import SAMPLES, SOUND
+from umaserve.remote.values import Malformed, Tail
+from umaserve.remote.voice import RemoteVoice
+from umaserve.serving.ticks import Outcome, Prepared, Run, Tick, YieldPoint
 from umaserve.settings.daemon import Config
+from umaserve.speech.voice import Samples
 
 
 def picture(data: str) -> Generate:
@@ -52,9 +57,9 @@ def test_the_engine_gets_the_settings_without_the_secret() -> None:
     given: list[Config] = []
     ours, theirs = socket.socketpair()
 
-    def load(config: Config, _template: str | None, _ask: object) -> StandInEngine:
+    def load(config: Config, *_: object) -> tuple[StandInEngine, None]:
         given.append(config)
-        return StandInEngine()
+        return StandInEngine(), None
 
     threading.Thread(target=Server(load).serve, args=(Channel(theirs),), daemon=True).start()
     config = Config(model="m.gguf", relay=("ws://relay:1",), worker_secret="only for relays")
@@ -151,7 +156,7 @@ def test_media_arrive_as_they_were_sent() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_says_why() -> None:
-    def load(_config: object, _template: object, ask: Callable[[float], bool]) -> StandInEngine:
+    def load(_config: object, _template: object, _speaker: object, ask: Callable[[float], bool]) -> NoReturn:
         assert ask(0.25)
         raise ModelError("no such file")
 
@@ -172,6 +177,63 @@ def test_another_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umaserve.remote.client.__version__", "0.0.1")
     with pytest.raises(ModelError, match=r"umaserve 0\.0\.1 was replaced by .*: restart it"):
         remote_engine(StandInEngine())
+
+
+# The voice of the engine's process.
+
+
+class PausingVoice(StandInVoice):
+    """A voice that pauses before it speaks."""
+
+    clones = True
+
+    def speak(self, text: str, speaker: Samples | None = None, language: str = "", pause: YieldPoint = int) -> Samples:
+        self.asked = text, speaker, language
+        pause()
+        return super().speak(text)
+
+
+def test_a_voice_speaks_while_ticks_run() -> None:
+    behind = PausingVoice("unspeakable")
+    engine = remote_engine(StandInEngine(), voice=behind)
+    voice = RemoteVoice("v")
+    assert voice.languages == ("en",)
+    voice.engine = engine
+    assert list(voice.languages) == ["en", "de"]
+    prepared = engine.prepare(Generate("r", "hello"))
+    results = []
+    speaker = np.array([0.5, -1.25, 0.0], np.float32)
+    samples = voice.speak("Guten Tag", speaker, "de", lambda: results.append(engine.run(tick(prepared))))
+    assert heard(samples.tobytes()) == "Guten Tag"
+    assert (samples.dtype, len(results)) == (np.float32, 1)
+    assert (behind.asked[0], behind.asked[1].tolist(), behind.asked[2]) == ("Guten Tag", speaker.tolist(), "de")
+    assert len(voice.speak("", None, "", lambda: None)) == 0
+    assert behind.asked[1] is None
+    with pytest.raises(EngineFailed):
+        voice.speak("unspeakable", None, "", lambda: None)
+
+
+def test_what_ends_a_voices_pause_ends_its_speaking() -> None:
+    voice = RemoteVoice("v")
+    voice.engine = remote_engine(StandInEngine(), voice=PausingVoice())
+
+    def pause() -> None:
+        raise ZeroDivisionError("told to")
+
+    with pytest.raises(ZeroDivisionError, match="told to"):
+        voice.speak("Hello", None, "", pause)
+    assert heard(voice.speak("Hello", None, "", lambda: None).tobytes()) == "Hello"
+
+
+@pytest.mark.parametrize("samples", [[1.5], [-2.0], [float("nan")], [float("-inf"), 0.0]])
+def test_a_sound_that_is_none_is_not_taken(samples: list[float]) -> None:
+    tail: list[bytes] = []
+    written = SOUND.write(np.array(samples, np.float32), tail)
+    assert len(SAMPLES.read(written, Tail(tail[0]))) == len(samples)
+    with pytest.raises(Malformed, match="within"):
+        SOUND.read(written, Tail(tail[0]))
+    with pytest.raises(Malformed, match="4 bytes each"):
+        SOUND.read(3, Tail(tail[0]))
 
 
 # What comes from an engine's process that is gone or mad.

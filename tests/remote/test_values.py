@@ -97,7 +97,7 @@ def test_nothing_else_is_taken(hint: object) -> None:
     [
         Config(model="/tmp/\udcff.gguf", lora=("a", "b")),
         replace(StandInEngine().info, tool_form=replace(TOLD_IN_WORDS, also=(TOLD_IN_WORDS,), between=None)),
-        Loaded(StandInEngine(parts=2).capacity, frozenset({1, 2}), [b"a", b""], StandInEngine().info),
+        Loaded(StandInEngine(parts=2).capacity, frozenset({1, 2}), [b"a", b""], StandInEngine().info, ["en"]),
         Tokenize(Pair("a", "b"), special=True),
         CountPrompt(Generate("r", "hello", lora=(("a", 0.5),))),
     ],

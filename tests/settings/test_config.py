@@ -98,7 +98,6 @@ DEFAULTS: dict[str, Any] = {
     "kv_type": "f16",
     "rpc": (),
     "lora": (),
-    "engine_process": False,
     "engine_timeout": 30.0,
     "speculation": True,
     "draft_model": "",
@@ -193,7 +192,6 @@ SWITCHES = [
     "llama_metrics",
     "debug_echo",
     "shared_prefix_cache",
-    "engine_process",
     "speculation",
 ]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]

@@ -10,11 +10,14 @@ from umaserve.remote.client import RemoteEngine
 from umaserve.remote.server import Server
 from umaserve.serving.ticks import Engine
 from umaserve.settings.daemon import Config
+from umaserve.speech.voice import Voice
 
 
-def remote_engine(engine: Engine, threads: int = 1, server: Server | None = None) -> RemoteEngine:
+def remote_engine(
+    engine: Engine, threads: int = 1, server: Server | None = None, voice: Voice | None = None
+) -> RemoteEngine:
     """What the daemon sees of ``engine``; ``threads`` may call it."""
-    server = server or serving(engine)
+    server = server or serving(engine, voice)
     channels = []
     for _ in range(threads):
         ours, theirs = socket.socketpair()
@@ -23,5 +26,5 @@ def remote_engine(engine: Engine, threads: int = 1, server: Server | None = None
     return RemoteEngine(channels, Config(), None, lambda _fraction: True)
 
 
-def serving(engine: Engine) -> Server:
-    return Server(lambda _config, _template, _ask: engine)
+def serving(engine: Engine, voice: Voice | None = None) -> Server:
+    return Server(lambda _config, _template, _speaker, _ask: (engine, voice))

@@ -118,7 +118,7 @@ class ModelHost:
         self._made_before = 0
         """``ServingMetrics.tokens_generated`` when the engine was loaded."""
         self._scheduler: Scheduler | None = None
-        self._started_at = loop.now()
+        self._started_at = self._loaded_at = loop.now()
         self._progress = 0.0
         self._bar = ProgressBar("loading the model", sys.stderr)
 
@@ -173,6 +173,7 @@ class ModelHost:
         self._progress = 1.0
         self.info = engine.info
         self._made_before = self._metrics.tokens_generated
+        self._loaded_at = self._loop.now()
         self._jobs = [EngineJobs(thread) for thread in self.threads]
         compute, preparing, preparing_media, *disk = self._jobs
         self._scheduler = Scheduler(
@@ -239,7 +240,9 @@ class ModelHost:
         handle, scheduler = self._handle, self._scheduler
         if handle is None or handle.life is None or scheduler is None or not self._config.engine_timeout:
             return
-        stuck = [thread.name for thread in self.threads if thread.stuck_s() is not None]
+        # What hangs since an earlier engine is no call to this one.
+        age_s = self._loop.now() - self._loaded_at
+        stuck = [thread.name for thread in self.threads if (thread.stuck_s() or math.inf) < age_s]
         if stuck or scheduler.hangs(self._config.engine_timeout):
             log.error("the engine does not return from a %s", f"call for {stuck[0]}" if stuck else "tick")
             handle.kill()

@@ -20,7 +20,7 @@ from umaserve.daemon.model_host import EngineHandle, ModelHost
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
-from umaserve.daemon.voices import NewVoice, Voices
+from umaserve.daemon.voices import Voices
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.metrics import ServingMetrics, exposition
@@ -28,6 +28,7 @@ from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.outputs import Metrics
+from umaserve.remote.voice import RemoteVoice
 from umaserve.serving import content_filter
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
@@ -62,8 +63,9 @@ class Server:
     """One daemon. ``run`` blocks until it ends and returns the exit status."""
 
     def __init__(
-        self, config: Config, new_engine: Callable[[], EngineHandle], new_voice: NewVoice | None = None
+        self, config: Config, new_engine: Callable[[], EngineHandle], voice: RemoteVoice | None = None
     ) -> None:
+        """``voice``: what the engines speak with."""
         self._config = config
         self._state = State.LOADING
         self._status = 0
@@ -85,7 +87,7 @@ class Server:
         self._host = ModelHost(
             loop, config, self._sessions, self._admission, self._serving_metrics, self._content_filter, new_engine
         )
-        self._voices = Voices(config, new_voice, loop.wake, self._host.compute)
+        self._voices = Voices(config, voice, loop.wake, self._host.compute)
         self._services = self._new_services()
         self._links = DaemonLinks(loop, config, self._services)
         lent = (*self._services.speech.threads, *self._services.recordings.threads, *self._links.threads)
@@ -135,18 +137,12 @@ class Server:
             self._stuck,
             self._config.request_timeout,
         )
-        self._host.compute.submit(self._voices.load, self._on_voice)
+        self._host.load(self._wanted, self._on_loaded)
         try:
             self._loop.run()
         finally:
             entrances.close()
         return self._shut_down(entrances)
-
-    def _on_voice(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._on_loaded(error)
-        elif self._wanted():
-            self._host.load(self._wanted, self._on_loaded)
 
     def _wanted(self) -> bool:
         """Whether engines are to be loaded."""
@@ -299,7 +295,6 @@ class Server:
         stopped = [stop(max(0.0, until - time.monotonic())) for stop in stops]
         if all(stopped):
             self._host.close()
-            self._voices.close()
         else:
             log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
             logging.shutdown()

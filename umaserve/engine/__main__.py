@@ -13,21 +13,28 @@ import threading
 from collections.abc import Callable
 
 from umaserve.engine.engine import LlamaEngine, load_checked
+from umaserve.engine.llama_voice import LlamaVoice
 from umaserve.remote.channel import Channel
 from umaserve.remote.server import Server
 from umaserve.settings.daemon import Config
+from umaserve.speech.voice import Samples
 from umaserve.system import logs, program, threads
 
 log = logging.getLogger(__name__)
 
 
-def _load(config: Config, chat_template: str | None, progress: Callable[[float], bool]) -> LlamaEngine:
+def _load(
+    config: Config, chat_template: str | None, speaker: Samples | None, progress: Callable[[float], bool]
+) -> tuple[LlamaEngine, LlamaVoice | None]:
     logs.configure(config.log_level, config.log_format)
+    voice = LlamaVoice(config, speaker) if config.tts_model else None
+    if voice is not None:
+        voice.load()
     engine = load_checked(config, progress, chat_template)
     # As in the daemon: a collection of all that stays for good would hold the streams.
     gc.collect()
     gc.freeze()
-    return engine
+    return engine, voice
 
 
 def _serve(server: Server, channel: Channel) -> None:

@@ -21,6 +21,7 @@ from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
 from umaserve.serving.ticks import Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
+from umaserve.speech.voice import Samples
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,16 @@ class RemoteEngine:
     """Implements ``serving.ticks.Engine``. Each thread that calls it gets one of the channels, in the order of their
     first calls. All methods raise ``EngineLost``."""
 
-    def __init__(self, channels: Sequence[Channel], config: Config, chat_template: str | None, progress: Ask) -> None:
-        """Have the model loaded; raises ``ModelError``. ``progress`` is as in ``daemon.model_host.Load``."""
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        config: Config,
+        chat_template: str | None,
+        progress: Ask,
+        speaker: Samples | None = None,
+    ) -> None:
+        """Have the model loaded, and the voice of ``tts_model``, whose default speaker is ``speaker``. Raises
+        ``ModelError``. ``progress`` is as in ``daemon.model_host.Load``."""
         self._channels = channels
         self._unused = list(reversed(channels))
         self._mine = threading.local()
@@ -60,11 +69,13 @@ class RemoteEngine:
         self._calls = calls(number, number, Coder(number.write, lambda value, _: self._chunk(value)))
         # The process that reads model files has no business with relays, and their secret.
         without_secret = replace(config, relay=(), worker_secret="")
-        loaded = self._call("load", __version__, without_secret, chat_template, ask=progress)
+        loaded = self._call("load", __version__, without_secret, chat_template, speaker, ask=progress)
         self.capacity = loaded.capacity
         self.end_tokens: frozenset[int] = loaded.end_tokens
         self.pieces: Sequence[bytes] = loaded.pieces
         self.info = loaded.info
+        self.languages: Sequence[str] = loaded.languages
+        """The voice's."""
 
     # -- the engine's methods ------------------------------------------------------------------------------------
 
@@ -106,6 +117,16 @@ class RemoteEngine:
 
         embedded: Embedded = self._call("embed", query, ask=ask)
         return embedded
+
+    def speak(self, text: str, speaker: Samples | None, language: str, pause: YieldPoint) -> Samples:
+        """As in ``speech.voice.Voice``, by the voice that was loaded."""
+
+        def ask(_: float) -> bool:
+            pause()
+            return True
+
+        samples: Samples = self._call("speak", text, speaker, language, ask=ask)
+        return samples
 
     def shed(self) -> None:
         self._call("shed")

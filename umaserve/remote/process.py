@@ -11,6 +11,7 @@ from typing import NamedTuple
 from umaserve.errors import ModelError
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
+from umaserve.remote.voice import RemoteVoice
 from umaserve.serving.ticks import EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.system import program
@@ -43,9 +44,11 @@ class EngineProcess:
     """Made on the loop's thread: the kernel kills the process when the thread that started it ends. The process ends
     when one of its sockets is closed."""
 
-    def __init__(self, chat_template: str | None = None) -> None:
-        """``chat_template``: the text of the operator's, instead of the model's own."""
+    def __init__(self, chat_template: str | None = None, voice: RemoteVoice | None = None) -> None:
+        """``chat_template``: the text of the operator's, instead of the model's own. ``voice``: speaks by this process
+        from its loading on."""
         self._chat_template = chat_template
+        self._voice = voice
         pairs = [socket.socketpair() for _ in range(1 + THREADS)]
         theirs = [their_end.fileno() for _, their_end in pairs]
         self._process = program.start(PROGRAM, *map(str, theirs), pass_fds=theirs)
@@ -63,10 +66,14 @@ class EngineProcess:
 
     def load(self, config: Config, progress: Callable[[float], bool]) -> RemoteEngine:
         """As in ``daemon.model_host.EngineHandle``."""
+        speaker = None if self._voice is None else self._voice.own
         try:
-            return RemoteEngine(self._channels, config, self._chat_template, progress)
+            engine = RemoteEngine(self._channels, config, self._chat_template, progress, speaker)
         except EngineLost:
             raise ModelError(f"the engine's process {self.end().words} while it loaded the model") from None
+        if self._voice is not None:
+            self._voice.engine = engine
+        return engine
 
     def kill(self) -> None:
         """It does not return from a call."""

@@ -16,19 +16,24 @@ from umaserve.outputs import Answer, Embedded, ModelInfo
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, failure_of
 from umaserve.remote.frames import Frame
+from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
 from umaserve.serving.ticks import Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
 from umaserve.settings.daemon import Config
+from umaserve.speech.voice import Samples, Voice
 from umaserve.system.threads import DISK_NICE, be_nice
 
 log = logging.getLogger(__name__)
 
 Ask = Callable[[float], bool]
 """Calls back: the progress of loading; or that the engine may pause. Returns whether to go on."""
-LoadEngine = Callable[[Config, str | None, Ask], Engine]
-"""Loads the model; the text is that of the operator's chat template. Raises ``ModelError``."""
+LoadEngine = Callable[[Config, str | None, Samples | None, Ask], tuple[Engine, Voice | None]]
+"""Loads the model, and the voice of ``tts_model``. The text is that of the operator's chat template, the samples are of
+the voice's default speaker. Raises ``ModelError``."""
 Held = Annotated[Prepared, "held"]
 """What the engine has prepared; the daemon has its number."""
+Sound = Annotated[Samples, "sound"]
+"""What a voice has said: within [-1, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Loaded:
     end_tokens: frozenset[int]
     pieces: Sequence[bytes]
     info: ModelInfo
+    languages: Sequence[str]
+    """The voice's; none where there is no voice."""
 
 
 class Calls:
@@ -47,12 +54,16 @@ class Calls:
     def __init__(self, load: LoadEngine) -> None:
         self._load = load
         self._engine: Engine
+        self._voice: Voice | None = None
 
-    def load(self, version: str, config: Config, chat_template: str | None, ask: Ask) -> Loaded:
+    def load(
+        self, version: str, config: Config, chat_template: str | None, speaker: Samples | None, ask: Ask
+    ) -> Loaded:
         if version != __version__:
             raise ModelError(f"umaserve {version} was replaced by {__version__} while it ran: restart it")
-        self._engine = engine = self._load(config, chat_template, ask)
-        return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info)
+        self._engine, self._voice = engine, voice = self._load(config, chat_template, speaker, ask)
+        languages = () if voice is None else voice.languages
+        return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info, languages)
 
     def prepare(self, request: Generate, tenant: str, generated: Sequence[int], ask: Ask) -> Prepared:
         prepared = self._engine.prepare(request, tenant, lambda: ask(0.0), generated)
@@ -86,6 +97,13 @@ class Calls:
 
         return self._engine.embed(query, pause)
 
+    def speak(self, text: str, speaker: Samples | None, language: str, ask: Ask) -> Sound:
+        def pause() -> None:
+            ask(0.0)
+
+        assert self._voice is not None
+        return self._voice.speak(text, speaker, language, pause)
+
     def shed(self) -> None:
         self._engine.shed()
 
@@ -115,7 +133,8 @@ class Call(NamedTuple):
 
 def calls(sampler: Coder, held: Coder, chunk: Coder) -> dict[str, Call]:
     """All calls by name; the coders are those of what has a number, which differ from end to end."""
-    codec = Codec({Sampler: sampler, Held: held, Chunk: chunk, RequestError: REQUEST_ERRORS})
+    own: dict[object, Coder] = {Sampler: sampler, Held: held, Chunk: chunk, RequestError: REQUEST_ERRORS}
+    codec = Codec({**own, Samples: SAMPLES, Sound: SOUND})
     made = {}
     for name, method in vars(Calls).items():
         if not name.startswith("_"):

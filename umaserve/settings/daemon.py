@@ -265,12 +265,6 @@ class Config:
     lora: tuple[str, ...] = setting(
         (), words(), "engine", "LoRA adapters, as GGUF files; NAME=FILE gives one a name for requests to choose"
     )
-    engine_process: bool = setting(
-        False,
-        switch(),
-        "engine",
-        "run llama.cpp in a process of its own, beside the one that serves clients; not the voice of tts_model",
-    )
     engine_timeout: float = setting(
         30.0,
         real("seconds", 0, 86400),
