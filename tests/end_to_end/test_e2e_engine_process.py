@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from daemon import ANSWER_S, FAR_FROM_A_TIE, Daemon
+from generate_wire import Conversation, text_of
 
 
 def engine_of(daemon: Daemon) -> int:
@@ -135,6 +137,41 @@ def test_when_the_engine_ends_in_mid_stream_all_streams_go_on(tmp_path: Path, nu
     assert number.name in daemon.logs
     assert "Traceback" not in daemon.logs
     daemon.wait_until_quiet()
+    assert daemon.stop() == 0
+
+
+def test_clients_of_other_protocols_go_on_too_and_are_told(tmp_path: Path) -> None:
+    flags = ("--http", "127.0.0.1:0", "--no-speculation")
+    daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"})
+
+    def by_events(at_three: Callable[[], None] | None = None) -> str:
+        body = {"prompt": FAR_FROM_A_TIE, "max_tokens": 60, "stream": True, "temperature": 0}
+        texts: list[str] = []
+        with httpx.stream("POST", f"http://{daemon.http}/v1/completions", json=body, timeout=ANSWER_S) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    texts.append(json.loads(line[6:])["choices"][0]["text"])
+                    if len(texts) == 3 and at_three is not None:
+                        at_three()
+        return "".join(texts)
+
+    def by_generate(at_three: Callable[[], None] | None = None) -> tuple[str, list[str]]:
+        with Conversation(daemon) as client:
+            client.config(FAR_FROM_A_TIE, max_tokens=60, temperature=0)
+            told = client.until("token")
+            if at_three is not None:
+                at_three()
+            told += client.until("completion", "error")
+        return text_of(told), [message["type"] for message in told]
+
+    def kill() -> None:
+        os.kill(engine_of(daemon), signal.SIGKILL)
+
+    assert by_events(kill) == by_events()
+    expected, _ = by_generate()
+    text, types = by_generate(kill)
+    assert (text, types[-1]) == (expected, "completion")
+    assert "status" in types[types.index("token") :]
     assert daemon.stop() == 0
 
 
