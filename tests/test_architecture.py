@@ -14,14 +14,17 @@ ROOT = Path(umaserve.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MODULES = {".".join(("umaserve", *path.relative_to(ROOT).with_suffix("").parts)): path for path in FILES}
 
-TOP = {"__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "outputs", "thoughts"}
+TOP = {
+    *("__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "model_names", "outputs"),
+    "thoughts",
+}
 """The modules outside all rooms."""
 
 ROOMS = {
     "system": {"errors"},
     "net": {"errors"},
     "wire": {"errors"},
-    "settings": {"errors"},
+    "settings": {"errors", "model_names"},
     "media": set(),
     "dialects": {"wire", "errors", "forms", "messages", "outputs"},
     "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},

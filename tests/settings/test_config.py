@@ -104,6 +104,9 @@ DEFAULTS: dict[str, Any] = {
     "tts_model": "",
     "tts_mmproj": "",
     "pooling": "model",
+    "models_dir": "",
+    "strict_models": False,
+    "idle_unload": 0.0,
     "relay": (),
     "worker_secret": "",
     "worker_secret_file": "",
@@ -148,6 +151,7 @@ REAL = {
     "resume_window": (0.0, 3600.0),
     "recordings_age": (0.0, 36500.0),
     "request_timeout": (0.0, 86400.0),
+    "idle_unload": (0.0, 2592000.0),
     "rate_requests": (0.0, 1e9),
     "rate_tokens": (0.0, 1e9),
     "slo_ttft_ms": (1.0, 3600000.0),
@@ -180,6 +184,7 @@ PATHS = {
     "draft_model": 0,
     "tts_model": 0,
     "tts_mmproj": 0,
+    "models_dir": 0,
     "worker_secret_file": 0,
     "relay_ca_file": 0,
 }
@@ -193,6 +198,7 @@ SWITCHES = [
     "debug_echo",
     "shared_prefix_cache",
     "speculation",
+    "strict_models",
 ]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]
 VARIABLES = {
@@ -890,7 +896,7 @@ def test_help_has_every_flag_with_its_default_and_variable() -> None:
         assert f"(default {SETTINGS.by_key[key].kind.render(DEFAULTS[key])}, " in line
     assert any("--config PATH" in line and "UMA_CONFIG" in line for line in lines)
     assert any("--keep-alive, --no-keep-alive" in line for line in lines)
-    assert {"serving:", "http:", "limits:", "targets:", "engine:", "relay:", "logging:"} <= set(lines)
+    assert {"serving:", "http:", "limits:", "targets:", "engine:", "models:", "relay:", "logging:"} <= set(lines)
 
 
 # The annotated file

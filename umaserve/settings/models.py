@@ -1,0 +1,220 @@
+"""The catalogue of models: the default one, those in tables of the configuration file, and those in a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.model_names import DEFAULT, MAX_NAME, is_name, spellings
+from umaserve.settings import model_files
+from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.kinds import Kind, path, quoted, switch
+from umaserve.settings.model_files import ModelFile, name_of
+from umaserve.settings.sources import Conflict, checked, checked_table, nearest, printable, read_toml
+
+log = logging.getLogger(__name__)
+
+OWN = ("mmproj", "chat_template", "lora", "draft_model")
+"""Settings of one model alone: no other takes the default model's over."""
+PER_MODEL = (
+    *OWN,
+    *("n_ctx", "parallel", "n_batch", "n_ubatch", "threads", "threads_batch", "n_gpu_layers", "flash_attn", "kv_type"),
+    *("rpc", "speculation", "pooling", "weights", "reasoning_budget", "host_cache_bytes", "media_cache_bytes"),
+)
+"""The settings of the daemon that a model's table may have."""
+OTHER_NAMES = {"draft": "draft_model"}
+MAX_ALIASES, MAX_DESCRIPTION = 64, 1024
+_NAME = f"1 to {MAX_NAME} bytes of printable characters, not {quoted(DEFAULT)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model that the daemon may serve."""
+
+    name: str
+    config: Config
+    """With which an engine is started for it."""
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    pin: bool = False
+    """Whether it is never unloaded."""
+    idle_unload: float = 0.0
+    """After how many seconds without requests it is unloaded; 0: never."""
+    preload: bool = False
+    """Whether it is loaded when the daemon starts."""
+    size_bytes: int = 0
+    """Of its files; 0 where they can't be read."""
+
+
+class Catalogue:
+    """All models that the daemon may serve. Raises ConfigError for names that stand for two of them."""
+
+    def __init__(self, default: ModelSpec, others: Sequence[ModelSpec] = (), *, strict: bool = False) -> None:
+        """``strict``: names of no model are refused; otherwise they mean the default one."""
+        self.default = default
+        self.models = (default, *sorted(others, key=lambda spec: spec.name))
+        """The default one first, the others by name."""
+        self._strict = strict
+        self._named: dict[str, ModelSpec] = {}
+        for spec in self.models:
+            for name in (spec.name, *spec.aliases):
+                if (other := self._named.setdefault(name, spec)) is not spec:
+                    files = " and ".join(printable(one.config.model or "the default model") for one in (other, spec))
+                    raise ConfigError(f"models: {printable(name)} is the name of two models: {files}")
+
+    def choose(self, name: str) -> ModelSpec:
+        """The model that a request means by ``name``; raises ``RequestError``."""
+        if name in ("", DEFAULT):
+            return self.default
+        for spelling in spellings(name):
+            if spec := self._named.get(spelling):
+                return spec
+        if self._strict:
+            raise RequestError(Fault.MODEL_NOT_FOUND, "model", f"{quoted(name[:MAX_NAME])} not found")
+        return self.default
+
+
+def read(config: Config, file: str) -> Catalogue:
+    """The catalogue of ``config``, the tables in the configuration ``file``, if there is one, and the folder. Raises
+    ConfigError."""
+    tables = _tables(config, file)
+    taken = {os.path.realpath(spec.config.model) for spec in tables}
+    found = (one for one in _in_folder(config.models_dir) if os.path.realpath(one.path) not in taken)
+    listed = [*tables, *(_found(config, one) for one in found)]
+    meant = next((spec for spec in listed if _is_default(spec, config)), None)
+    default = _alone(config) if meant is None else _as_default(meant, config)
+    others = [spec for spec in listed if spec is not meant]
+    default, *others = [_with_file_name(spec, [default, *others]) for spec in (default, *others)]
+    return Catalogue(default, others, strict=config.strict_models)
+
+
+def _is_default(spec: ModelSpec, config: Config) -> bool:
+    """Whether ``config.model`` is its name or its file."""
+    if config.model in (spec.name, *spec.aliases):
+        return True
+    where = config.model or model_files.default_model()
+    return os.path.realpath(spec.config.model) == os.path.realpath(where)
+
+
+def _as_default(spec: ModelSpec, config: Config) -> ModelSpec:
+    own = {key: getattr(spec.config, key) or getattr(config, key) for key in OWN}
+    return replace(spec, config=replace(spec.config, **own), preload=True)
+
+
+def _alone(config: Config) -> ModelSpec:
+    """The default model, which is neither in a table nor in the folder."""
+    where = config.model or model_files.default_model()
+    name = name_of(where)
+    name = name if is_name(name) else DEFAULT
+    return ModelSpec(name, config, idle_unload=config.idle_unload, preload=True, size_bytes=_size(where))
+
+
+def _in_folder(folder: str) -> list[ModelFile]:
+    if not folder:
+        return []
+    try:
+        found, left_out = model_files.in_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"models_dir: {printable(folder)}: can't be read: {error.strerror}") from None
+    left_out += [f"{one.path}: expected a name of {_NAME}" for one in found if not is_name(one.name)]
+    for problem in left_out:
+        log.warning("models_dir: %s: left out", printable(problem))
+    return [one for one in found if is_name(one.name)]
+
+
+def _tables(config: Config, file: str) -> list[ModelSpec]:
+    """The models in the tables of the configuration file."""
+    if not file:
+        return []
+    shown = printable(file)
+    tables = checked_table(read_toml(file).get("models", {}), f"{shown}: models")
+    return [_table(config, name, table, f"{shown}: models.{printable(name)}") for name, table in tables.items()]
+
+
+def _found(config: Config, found: ModelFile) -> ModelSpec:
+    mine = replace(_without_own(config), model=found.path, mmproj=found.mmproj)
+    return ModelSpec(found.name, mine, idle_unload=config.idle_unload, size_bytes=_size(found.path))
+
+
+def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
+    """The model of the table ``[models.NAME]``."""
+    if not is_name(name):
+        raise ConfigError(f"{place}: expected a name of {_NAME}")
+    table: dict[str, Any] = {}
+    for key, value in checked_table(given, place).items():
+        if key not in _KINDS:
+            raise ConfigError(f"{place}.{printable(key)}: no such setting of a model{nearest(key, _KINDS)}")
+        known = OTHER_NAMES.get(key, key)
+        if known in table:
+            raise ConfigError(f"{place}.{key}: expected either it or another name for the same, got both")
+        table[known] = checked(_KINDS[key], value, f"{place}.{key}")
+    if "path" not in table:
+        raise ConfigError(f"{place}.path: expected the path of a GGUF file, got none")
+    file = table.pop("path")
+    try:
+        size = model_files.size_of(file)
+    except OSError as error:
+        raise ConfigError(f"{place}.path: {printable(file)}: can't be read: {error.strerror}") from None
+    changes = {key: table.pop(key) for key in PER_MODEL if key in table}
+    try:
+        mine = replace(_without_own(config), model=file, **changes)
+    except Conflict as conflict:
+        raise ConfigError(f"{place}: {conflict}") from None
+    return ModelSpec(name, mine, size_bytes=size, **{"idle_unload": config.idle_unload, **table})
+
+
+def _without_own(config: Config) -> Config:
+    return replace(config, **{key: getattr(_UNSET, key) for key in OWN})
+
+
+def _with_file_name(spec: ModelSpec, all_: Sequence[ModelSpec]) -> ModelSpec:
+    """With its file's name as one more alias, unless that means another model too."""
+    name = name_of(spec.config.model)
+    meant = [one for one in all_ if name in (one.name, *one.aliases, name_of(one.config.model))]
+    if meant != [spec] or not is_name(name) or name in (spec.name, *spec.aliases):
+        return spec
+    return replace(spec, aliases=(*spec.aliases, name))
+
+
+def _size(file: str) -> int:
+    try:
+        return model_files.size_of(file)
+    except OSError:
+        return 0  # Loading it says what is wrong.
+
+
+def _names() -> Kind[tuple[str, ...]]:
+    def check(value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or len(value) > MAX_ALIASES:
+            raise ValueError
+        if not all(isinstance(item, str) and is_name(item) for item in value):
+            raise ValueError
+        return tuple(dict.fromkeys(value))
+
+    return Kind("A,B,...", f"an array of at most {MAX_ALIASES} strings, each {_NAME}", check)
+
+
+def _description() -> Kind[str]:
+    def check(value: object) -> str:
+        if not isinstance(value, str) or len(value) > MAX_DESCRIPTION or not value.isprintable():
+            raise ValueError
+        return value
+
+    return Kind("TEXT", f"at most {MAX_DESCRIPTION} printable characters", check)
+
+
+_UNSET = Config()
+_KINDS: Mapping[str, Kind[Any]] = {
+    "path": path(),
+    **{key: SETTINGS.by_key[key].kind for key in (*PER_MODEL, "idle_unload")},
+    **{other: SETTINGS.by_key[key].kind for other, key in OTHER_NAMES.items()},
+    "aliases": _names(),
+    "description": _description(),
+    "pin": switch(),
+    "preload": switch(),
+}
+"""The keys of a model's table."""
