@@ -19,12 +19,13 @@ from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
 from umaserve.commands import keys as keys_cli
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
-from umaserve.settings.sources import Settings, nearest
+from umaserve.settings.sources import Loaded, Settings, nearest
 from umaserve.system import logs
 from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
     from umaserve.settings.daemon import Config
+    from umaserve.settings.models import Catalogue
     from umaserve.settings.relay import RelayConfig
     from umaserve.settings.worker import WorkerConfig
 
@@ -39,11 +40,13 @@ commands ("umaserve COMMAND --help" explains each):
   chat      have a conversation with a daemon that serves HTTP, with images, sound and speech
   metrics   print the metrics of a running daemon
   keys      make, list and revoke API keys
+  models    list the models that --model may name
   tune      measure which settings make a model fastest on this box
 
 examples:
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
   umaserve --model model.gguf --n-ctx 32768 --parallel 8
+  umaserve --models-dir /srv/models --model qwen3-8b-q4_k_m
   umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
 
 Each setting comes from its flag, else from its environment variable, else from the TOML file of --config, else from its
@@ -119,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "chat": _chat,
         "metrics": _metrics,
         "keys": _keys,
+        "models": _models,
         "tune": _tune,
     }
     command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
@@ -136,9 +140,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    config = _settings("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, SETTINGS, arguments)
-    if config is None:
+    catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
+    if catalogue is None:
         return 0
+    config = catalogue.default.config
     # Imported here: the clients need none of it.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
@@ -148,6 +153,24 @@ def _serve(arguments: Sequence[str]) -> int:
     template = chat_template.read(config.chat_template) if config.chat_template else None
     voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
     return Server(config, lambda: EngineProcess(template, voice), voice).run()
+
+
+def _models(arguments: Sequence[str]) -> int:
+    from umaserve.commands import models as models_cli
+
+    catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments)
+    if catalogue is not None:
+        _write(models_cli.listing(catalogue))
+    return 0
+
+
+def _catalogue(program: str, usage: str, about: str, arguments: Sequence[str]) -> Catalogue | None:
+    """The models of the daemon with these flags, the one that it serves first."""
+    # Imported here: no client needs it.
+    from umaserve.settings import models
+
+    loaded = _loaded(program, usage, about, SETTINGS, arguments)
+    return None if loaded is None else models.read(loaded.config, loaded.file)
 
 
 def _relay(arguments: Sequence[str]) -> int:
@@ -168,6 +191,13 @@ def _worker(arguments: Sequence[str]) -> int:
 
 
 def _settings(program: str, usage: str, description: str, settings: Settings[C], arguments: Sequence[str]) -> C | None:
+    loaded = _loaded(program, usage, description, settings, arguments)
+    return None if loaded is None else loaded.config
+
+
+def _loaded(
+    program: str, usage: str, description: str, settings: Settings[C], arguments: Sequence[str]
+) -> Loaded[C] | None:
     """A program's settings, with its log set up; ``None`` where all that was wanted was to see them."""
     parser = _Parser(
         program, usage=f"{program} {usage}", description=description, allow_abbrev=False,
@@ -185,7 +215,7 @@ def _settings(program: str, usage: str, description: str, settings: Settings[C],
         print(settings.render(loaded), end="")
         return None
     logs.configure(loaded.config.log_level, loaded.config.log_format)
-    return loaded.config
+    return loaded
 
 
 def _client_parser(command: str, description: str) -> argparse.ArgumentParser:

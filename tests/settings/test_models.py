@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umaserve.errors import ConfigError, Fault, RequestError
-from umaserve.model_names import DEFAULT, MAX_NAME, is_name
+from umaserve.errors import ConfigError
+from umaserve.model_names import MAX_NAME
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.model_files import ModelFile, grouped, in_folder, name_of, size_of
 from umaserve.settings.models import OWN, PER_MODEL, Catalogue, ModelSpec, read
@@ -173,10 +173,10 @@ def test_the_size_is_that_of_all_parts(tmp_path: Path):
 
 
 def test_without_more_models_there_is_the_default_one(tmp_path: Path):
-    only = catalogue(tmp_path, model="/nowhere/qwen.gguf", idle_unload=60.0)
-    config = Config(model="/nowhere/qwen.gguf", idle_unload=60.0)
+    only = catalogue(tmp_path, model="/nowhere/qwen.gguf")
+    config = Config(model="/nowhere/qwen.gguf")
     assert only.models == (only.default,)
-    assert only.default == ModelSpec("qwen", config, idle_unload=60.0, preload=True)
+    assert only.default == ModelSpec("qwen", config)
 
 
 def test_the_default_model_of_the_package_has_its_files_name(tmp_path: Path):
@@ -189,7 +189,6 @@ def test_the_default_model_comes_first_and_the_others_by_name(tmp_path: Path):
     put(tmp_path, "b.gguf", "a.gguf", "d.gguf", "c.gguf")
     models = catalogue(tmp_path, folder=str(tmp_path), model=f"{tmp_path}/c.gguf").models
     assert [spec.name for spec in models] == ["c", "a", "b", "d"]
-    assert [spec.preload for spec in models] == [True, False, False, False]
     assert [spec.size_bytes for spec in models] == [4, 4, 4, 4]
 
 
@@ -207,28 +206,24 @@ def test_a_table_has_settings_of_its_own(tmp_path: Path):
         n_ctx = 2048
         aliases = ["gpt-4o-mini", "eyes"]
         description = "sees"
-        pin = true
-        idle_unload = 600
-        preload = true
         [models.plain]
         path = "{tmp_path}/p.gguf"
     """
-    found = catalogue(tmp_path, toml, idle_unload=7.0)
-    base = SETTINGS.load({"config": str(tmp_path / "x.toml"), "idle_unload": 7.0}, {}).config
+    found = catalogue(tmp_path, toml)
+    base = SETTINGS.load({"config": str(tmp_path / "x.toml")}, {}).config
     assert base == found.default.config
-    vision, plain = found.choose("vision"), found.choose("plain")
+    plain, vision = found.models[1:]
     assert (vision.aliases, vision.description) == (("gpt-4o-mini", "eyes", "m"), "sees")
-    assert (vision.pin, vision.idle_unload, vision.preload, vision.size_bytes) == (True, 600.0, True, 4)
+    assert vision.size_bytes == 4
     assert vision.config == Config(
         model=f"{tmp_path}/m.gguf",
         mmproj=f"{tmp_path}/p.gguf",
         draft_model="d.gguf",
         n_ctx=2048,
         kv_type="q8_0",
-        idle_unload=7.0,
     )
-    assert (plain.aliases, plain.pin, plain.idle_unload, plain.preload) == (("p",), False, 7.0, False)
-    assert plain.config == Config(model=f"{tmp_path}/p.gguf", n_ctx=1024, kv_type="q8_0", idle_unload=7.0)
+    assert plain.aliases == ("p",)
+    assert plain.config == Config(model=f"{tmp_path}/p.gguf", n_ctx=1024, kv_type="q8_0")
 
 
 def test_a_table_of_a_file_in_the_folder_comes_instead_of_it(tmp_path: Path):
@@ -237,8 +232,8 @@ def test_a_table_of_a_file_in_the_folder_comes_instead_of_it(tmp_path: Path):
     toml = f'[models.mine]\npath = "{tmp_path}/elsewhere"\naliases = ["m"]'
     found = catalogue(tmp_path, toml, folder=str(tmp_path))
     assert [spec.name for spec in found.models[1:]] == ["mine", "n"]
-    assert found.choose("m").name == "mine"
-    assert found.choose("n").config.mmproj == f"{tmp_path}/mmproj-n.gguf"
+    assert "m" in found.models[1].aliases
+    assert found.models[2].config.mmproj == f"{tmp_path}/mmproj-n.gguf"
 
 
 @pytest.mark.parametrize("model", ["{}/m.gguf", "mine", "other-name"])
@@ -248,7 +243,6 @@ def test_the_default_model_may_be_named_and_have_a_table(tmp_path: Path, model: 
     found = catalogue(tmp_path, toml, model=model.format(tmp_path), mmproj="p.gguf", lora=["b"])
     assert found.models == (found.default,)
     assert found.default.name == "mine"
-    assert found.default.preload
     config = found.default.config
     assert (config.model, config.n_ctx, config.mmproj, config.lora) == (f"{tmp_path}/m.gguf", 512, "p.gguf", ("a",))
 
@@ -285,9 +279,6 @@ def test_the_settings_of_a_model_are_settings():
         ('FILE\nn_ctx = "many"', 'models.x.n_ctx: expected 0 or a whole number from 64 to 4194304, got the string'),
         ("FILE\nkv_type = \"q3\"", 'models.x.kv_type: expected one of "f16", "bf16", "f32", "q8_0", "q5_1", "q5_0",'),
         ("FILE\nparallel = 0", "models.x.parallel: expected a whole number from 1 to 256, got the number 0"),
-        ("FILE\nidle_unload = -1", "models.x.idle_unload: expected a number of seconds from 0 to 2592000, got the num"),
-        ("FILE\npin = 1", "models.x.pin: expected true or false, got the number 1"),
-        ('FILE\npreload = "yes"', 'models.x.preload: expected true or false, got the string "yes"'),
         ('FILE\naliases = "a"', "models.x.aliases: expected an array of at most 64 strings, each 1 to 200 bytes"),
         ('FILE\naliases = ["a", ""]', "models.x.aliases: expected an array of at most 64 strings, each 1 to 200 bytes"),
         ('FILE\naliases = ["default"]', "models.x.aliases: expected an array of at most 64 strings, each 1 to 200"),
@@ -350,7 +341,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path):
 def test_print_config_has_the_tables(tmp_path: Path):
     put(tmp_path, "m.gguf")
     path = tmp_path / "x.toml"
-    path.write_text(f'n_ctx = 128\n[models."a b"]\npath = "{tmp_path}/m.gguf"\naliases = ["é", "b"]\npin = true\n')
+    path.write_text(f'n_ctx = 128\n[models."a b"]\npath = "{tmp_path}/m.gguf"\naliases = ["é", "b"]\n')
     loaded = SETTINGS.load({"config": str(path)}, {})
     before = read(loaded.config, loaded.file)
     path.write_text(SETTINGS.render(loaded))
@@ -359,39 +350,13 @@ def test_print_config_has_the_tables(tmp_path: Path):
     assert read(again.config, again.file).models == before.models
 
 
-# Names
+# The default model's name
 
 
-SPECS = st.lists(
-    st.tuples(NAMES, st.lists(NAMES, max_size=3, unique=True)).filter(lambda pair: pair[0] not in pair[1]),
-    min_size=1,
-    max_size=5,
-).filter(lambda pairs: len({n for name, more in pairs for n in (name, *more)}) == sum(1 + len(m) for _, m in pairs))
-
-
-@untimed
-@given(pairs=SPECS.filter(lambda pairs: all(is_name(n) for name, more in pairs for n in (name, *more))), data=st.data())
-def test_each_name_means_its_model_however_it_is_spelled(pairs: list[tuple[str, list[str]]], data: st.DataObject):
-    specs = [ModelSpec(name, Config(), tuple(aliases)) for name, aliases in pairs]
-    known = {name for spec in specs for name in (spec.name, *spec.aliases)}
-    for strict in (False, True):
-        models = Catalogue(specs[0], specs[1:], strict=strict)
-        assert models.models[0] is models.choose("") is models.choose(DEFAULT) is specs[0]
-        spec = data.draw(st.sampled_from(specs))
-        name = data.draw(st.sampled_from([spec.name, *spec.aliases]))
-        assert models.choose(name) is spec
-        for ending in (":latest", ".gguf", ".gguf:latest"):
-            if name + ending not in known and (name + ending).removesuffix(":latest") not in known:
-                assert models.choose(name + ending) is spec
-
-
-@untimed
-@given(name=st.text(min_size=1))
-def test_a_name_of_no_model(name: str):
-    specs = [ModelSpec("one", Config(), ("two",)), ModelSpec("three", Config())]
-    if name.removesuffix(":latest").removesuffix(".gguf") in ("", DEFAULT, "one", "two", "three"):
-        return
-    assert Catalogue(specs[0], specs[1:]).choose(name) is specs[0]
-    with pytest.raises(RequestError) as caught:
-        Catalogue(specs[0], specs[1:], strict=True).choose(name)
-    assert (caught.value.fault, caught.value.field) == (Fault.MODEL_NOT_FOUND, "model")
+@pytest.mark.parametrize("name", ["mine", "other-name", "m", "m.gguf", "mine:latest"])
+def test_the_default_model_is_named_however_it_is_spelled(tmp_path: Path, name: str):
+    put(tmp_path, "m.gguf", "n.gguf")
+    toml = f'[models.mine]\npath = "{tmp_path}/m.gguf"\naliases = ["other-name", "m"]'
+    found = catalogue(tmp_path, toml, folder=str(tmp_path), model=name)
+    assert (found.default.name, [spec.name for spec in found.models]) == ("mine", ["mine", "n"])
+    assert found.default.config.model == f"{tmp_path}/m.gguf"

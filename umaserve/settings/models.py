@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.errors import ConfigError
 from umaserve.model_names import DEFAULT, MAX_NAME, is_name, spellings
 from umaserve.settings import model_files
 from umaserve.settings.daemon import SETTINGS, Config
-from umaserve.settings.kinds import Kind, path, quoted, switch
+from umaserve.settings.kinds import Kind, path, quoted
 from umaserve.settings.model_files import ModelFile, name_of
 from umaserve.settings.sources import Conflict, checked, checked_table, nearest, printable, read_toml
 
@@ -40,12 +40,6 @@ class ModelSpec:
     """With which an engine is started for it."""
     aliases: tuple[str, ...] = ()
     description: str = ""
-    pin: bool = False
-    """Whether it is never unloaded."""
-    idle_unload: float = 0.0
-    """After how many seconds without requests it is unloaded; 0: never."""
-    preload: bool = False
-    """Whether it is loaded when the daemon starts."""
     size_bytes: int = 0
     """Of its files; 0 where they can't be read."""
 
@@ -53,29 +47,16 @@ class ModelSpec:
 class Catalogue:
     """All models that the daemon may serve. Raises ConfigError for names that stand for two of them."""
 
-    def __init__(self, default: ModelSpec, others: Sequence[ModelSpec] = (), *, strict: bool = False) -> None:
-        """``strict``: names of no model are refused; otherwise they mean the default one."""
+    def __init__(self, default: ModelSpec, others: Sequence[ModelSpec] = ()) -> None:
         self.default = default
         self.models = (default, *sorted(others, key=lambda spec: spec.name))
         """The default one first, the others by name."""
-        self._strict = strict
-        self._named: dict[str, ModelSpec] = {}
+        named: dict[str, ModelSpec] = {}
         for spec in self.models:
             for name in (spec.name, *spec.aliases):
-                if (other := self._named.setdefault(name, spec)) is not spec:
+                if (other := named.setdefault(name, spec)) is not spec:
                     files = " and ".join(printable(one.config.model or "the default model") for one in (other, spec))
                     raise ConfigError(f"models: {printable(name)} is the name of two models: {files}")
-
-    def choose(self, name: str) -> ModelSpec:
-        """The model that a request means by ``name``; raises ``RequestError``."""
-        if name in ("", DEFAULT):
-            return self.default
-        for spelling in spellings(name):
-            if spec := self._named.get(spelling):
-                return spec
-        if self._strict:
-            raise RequestError(Fault.MODEL_NOT_FOUND, "model", f"{quoted(name[:MAX_NAME])} not found")
-        return self.default
 
 
 def read(config: Config, file: str) -> Catalogue:
@@ -86,15 +67,19 @@ def read(config: Config, file: str) -> Catalogue:
     found = (one for one in _in_folder(config.models_dir) if os.path.realpath(one.path) not in taken)
     listed = [*tables, *(_found(config, one) for one in found)]
     meant = next((spec for spec in listed if _is_default(spec, config)), None)
+    if meant is None and listed and config.model and not os.path.exists(config.model):
+        known = ", ".join(spec.name for spec in listed)
+        hint = nearest(config.model, [spec.name for spec in listed])
+        raise ConfigError(f"model: {printable(config.model)}: no such file, and no model of that name{hint}: {known}")
     default = _alone(config) if meant is None else _as_default(meant, config)
     others = [spec for spec in listed if spec is not meant]
     default, *others = [_with_file_name(spec, [default, *others]) for spec in (default, *others)]
-    return Catalogue(default, others, strict=config.strict_models)
+    return Catalogue(default, others)
 
 
 def _is_default(spec: ModelSpec, config: Config) -> bool:
     """Whether ``config.model`` is its name or its file."""
-    if config.model in (spec.name, *spec.aliases):
+    if set(spellings(config.model)) & {spec.name, *spec.aliases}:
         return True
     where = config.model or model_files.default_model()
     return os.path.realpath(spec.config.model) == os.path.realpath(where)
@@ -102,7 +87,7 @@ def _is_default(spec: ModelSpec, config: Config) -> bool:
 
 def _as_default(spec: ModelSpec, config: Config) -> ModelSpec:
     own = {key: getattr(spec.config, key) or getattr(config, key) for key in OWN}
-    return replace(spec, config=replace(spec.config, **own), preload=True)
+    return replace(spec, config=replace(spec.config, **own))
 
 
 def _alone(config: Config) -> ModelSpec:
@@ -110,7 +95,7 @@ def _alone(config: Config) -> ModelSpec:
     where = config.model or model_files.default_model()
     name = name_of(where)
     name = name if is_name(name) else DEFAULT
-    return ModelSpec(name, config, idle_unload=config.idle_unload, preload=True, size_bytes=_size(where))
+    return ModelSpec(name, config, size_bytes=_size(where))
 
 
 def _in_folder(folder: str) -> list[ModelFile]:
@@ -137,7 +122,7 @@ def _tables(config: Config, file: str) -> list[ModelSpec]:
 
 def _found(config: Config, found: ModelFile) -> ModelSpec:
     mine = replace(_without_own(config), model=found.path, mmproj=found.mmproj)
-    return ModelSpec(found.name, mine, idle_unload=config.idle_unload, size_bytes=_size(found.path))
+    return ModelSpec(found.name, mine, size_bytes=_size(found.path))
 
 
 def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
@@ -164,7 +149,7 @@ def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
         mine = replace(_without_own(config), model=file, **changes)
     except Conflict as conflict:
         raise ConfigError(f"{place}: {conflict}") from None
-    return ModelSpec(name, mine, size_bytes=size, **{"idle_unload": config.idle_unload, **table})
+    return ModelSpec(name, mine, size_bytes=size, **table)
 
 
 def _without_own(config: Config) -> Config:
@@ -210,11 +195,9 @@ def _description() -> Kind[str]:
 _UNSET = Config()
 _KINDS: Mapping[str, Kind[Any]] = {
     "path": path(),
-    **{key: SETTINGS.by_key[key].kind for key in (*PER_MODEL, "idle_unload")},
+    **{key: SETTINGS.by_key[key].kind for key in PER_MODEL},
     **{other: SETTINGS.by_key[key].kind for other, key in OTHER_NAMES.items()},
     "aliases": _names(),
     "description": _description(),
-    "pin": switch(),
-    "preload": switch(),
 }
 """The keys of a model's table."""
