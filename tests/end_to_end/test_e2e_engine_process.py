@@ -175,6 +175,50 @@ def test_clients_of_other_protocols_go_on_too_and_are_told(tmp_path: Path) -> No
     assert daemon.stop() == 0
 
 
+FAULTY = """
+import itertools, os, signal, sys
+from umaserve import cli
+from umaserve.remote.channel import Channel, Kind
+from umaserve.remote.process import EngineProcess
+
+lives = itertools.chain([30], range(1, 21), itertools.repeat(10**9))
+begin, send = EngineProcess.__init__, Channel.send
+
+def faulty_begin(self, *arguments):
+    begin(self, *arguments)
+    self.calls_left = next(lives)
+    for channel in self._channels:
+        channel.process = self
+
+def faulty_send(self, kind, *content, **others):
+    process = self.process
+    process.calls_left -= kind is Kind.CALL
+    dies = kind is Kind.CALL and process.calls_left == 0
+    if dies and process.pid % 2:
+        os.kill(process.pid, signal.SIGKILL)
+    send(self, kind, *content, **others)
+    if dies and process.pid % 2 == 0:
+        os.kill(process.pid, signal.SIGKILL)
+
+EngineProcess.__init__, Channel.send = faulty_begin, faulty_send
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""The daemon, whose engines are killed at a call each: the second one at its first, the third one at its second, …"""
+
+
+def test_wherever_the_engine_is_killed_nobody_loses_a_token(tmp_path: Path) -> None:
+    flags = ("--no-speculation", "--parallel", "4")
+    whole = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"})
+    expected = texts(whole)
+    assert whole.stop() == 0
+    daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"}, program=("-c", FAULTY))
+    got = texts(daemon)
+    assert [text for text, _ in got] == [text for text, _ in expected]
+    assert [end["reason"] for _, end in got] == [end["reason"] for _, end in expected]
+    assert daemon.metrics()["engine_crashes_total"] >= 10, "engines were killed while the texts were made"
+    assert daemon.stop() == 0
+
+
 def test_an_engine_that_hangs_is_ended_and_its_streams_go_on(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, "--engine-timeout", "1", env={"UMA_THREADS": "1"})
     expected = daemon.text(FAR_FROM_A_TIE, max_tokens=60)

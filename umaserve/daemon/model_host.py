@@ -114,7 +114,7 @@ class ModelHost:
         self._unanswered: Sequence[Question] = ()
         """To be asked again, once no suspect is tried."""
         self._failures = 0
-        """Engines in a row that ended before they had made anything."""
+        """Engines in a row that ended by themselves before they had made anything."""
         self._made_before = 0
         """``ServingMetrics.tokens_generated`` when the engine was loaded."""
         self._scheduler: Scheduler | None = None
@@ -227,7 +227,7 @@ class ModelHost:
         about = {"cause": end.cause, "in_work": [session.request_id for session in self._suspects]}
         about["last_words"] = end.last_words
         log.error("the engine's process %s", end.words, extra={"fields": about})
-        if self._metrics.tokens_generated > self._made_before:
+        if not end.blames or self._metrics.tokens_generated > self._made_before:
             self._failures = 0
         self._handle = self._engine = self._scheduler = None
         self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=end.blames)]

@@ -95,6 +95,8 @@ class EngineProcess:
             return End("hang", "did not return from a call, and was killed", last_words)
         if status == -signal.SIGKILL and killed_for_memory() > self._killed_for_memory:
             return End("memory", "was killed, since memory was short", last_words)
+        if status == -signal.SIGKILL:
+            return End("SIGKILL", "was killed by another program", last_words)
         return End(signal.Signals(-status).name if status < 0 else f"status {status}", words, last_words)
 
     def _last_words(self) -> str:
