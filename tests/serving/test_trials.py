@@ -60,6 +60,14 @@ def test_one_that_crashes_two_engines_fails_and_the_others_do_not() -> None:
     assert (world.current(trials), world.let_in(trials)) == ("", "b")
 
 
+def test_whoever_was_not_tried_is_innocent_once_another_has_crashed_alone() -> None:
+    world = World("abc")
+    world.crash("abc")
+    world.crash("a")
+    trials = world.crash("bc")
+    assert (world.of["b"].running, world.of["c"].running, world.current(trials)) == (True, True, "b")
+
+
 def test_a_later_crash_is_a_new_one() -> None:
     world = World("a")
     trials = world.crash("a")

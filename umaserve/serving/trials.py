@@ -26,7 +26,12 @@ class Trials:
         """Each with the number of its tokens past which it is innocent."""
         self._waiting: list[Session] = []
         """Those that may not be prepared yet."""
-        for session in suspects:
+        tried = list(suspects)
+        for session in sessions.running():
+            if session not in tried:
+                # Whoever was suspected of an earlier crash and not tried yet: that was another one.
+                session.crashes = 0
+        for session in tried:
             if session.running:
                 self._suspect(session)
 
