@@ -22,7 +22,7 @@ from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Question, Questions
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.ticks import Engine
+from umaserve.serving.ticks import Engine, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.stages.spoken import NICE
 from umaserve.system.cores import CoreCounter
@@ -64,7 +64,7 @@ class EngineHandle(Protocol):
 
     def load(self, config: Config, progress: Callable[[float], bool]) -> LoadedEngine:
         """Load the model: once, on a thread of its own. ``progress`` takes how much is loaded, from 0 to 1, and says
-        whether to go on. Raises ``ModelError``."""
+        whether to go on. Raises ``ModelError``, and ``EngineLost`` where another program has killed it."""
 
     def kill(self) -> None:
         """It does not return from a call."""
@@ -194,7 +194,9 @@ class ModelHost:
             suspects=self._suspects,
         )
         self.questions = Questions(engine, compute, preparing, preparing_media, config.max_queue)
-        # A collection of all that stays for good would hold the streams for some 14 ms now and then.
+        # A collection of all that stays for good would hold the streams for some 14 ms now and then. What an engine
+        # before this one left stays no longer.
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
         seconds = round(self._loop.now() - self._started_at, 2)
@@ -264,6 +266,9 @@ class ModelHost:
         if error is None:
             return
         log.error("the model could not be loaded again: %s", error, exc_info=_unexpected(error))
+        if isinstance(error, EngineLost):
+            # Another program has killed it: that says nothing about the next one.
+            self._failures = 0
         if self._failures >= PATIENCE:
             problem = "the model could not be loaded again: see the server's log"
             self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", problem, retry_after_s=MAX_PAUSE_S))
@@ -370,8 +375,8 @@ class ModelHost:
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    """For the log, which says all of a ``ModelError`` by its message."""
-    return None if isinstance(error, ModelError) else error
+    """For the log, which says all of the expected ones by their messages."""
+    return None if isinstance(error, ModelError | EngineLost) else error
 
 
 def _nothing() -> None:

@@ -35,6 +35,7 @@ from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.rates import Rates
 from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.ticks import EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.settings.reread import reread
 from umaserve.stages.recordings import Recordings
@@ -161,7 +162,7 @@ class Server:
         self._links.start()
 
     def _fail_loading(self, error: BaseException) -> None:
-        if isinstance(error, ModelError):
+        if isinstance(error, ModelError | EngineLost):
             log.error("%s", error)
         else:
             log.error("the model could not be loaded: see the server's log", exc_info=error)

@@ -66,3 +66,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # It is closed already.
+
+    def free(self) -> None:
+        """Give its descriptor back, once it is closed: a thread that still waits here has ``Lost`` already."""
+        self._socket.close()

@@ -70,7 +70,9 @@ class EngineProcess:
         try:
             engine = RemoteEngine(self._channels, config, self._chat_template, progress, speaker)
         except EngineLost:
-            raise ModelError(f"the engine's process {self.end().words} while it loaded the model") from None
+            end = self.end()
+            kind = ModelError if end.blames else EngineLost
+            raise kind(f"the engine's process {end.words} while it loaded the model") from None
         if self._voice is not None:
             self._voice.engine = engine
         return engine
@@ -111,3 +113,5 @@ class EngineProcess:
             channel.close()
         self.end()
         self.life.close()
+        for channel in self._channels:
+            channel.free()
