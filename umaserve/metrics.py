@@ -120,7 +120,7 @@ HELP = {
     "detached_generations": "Generations kept for WebSocket clients that lost their connection.",
     "large_input_bytes": "Memory that large messages of clients take, beyond what each client has anyway.",
     "stuck_threads": "Threads that have not advanced for too long; above 0, /health answers 503.",
-    "rss_bytes": "Resident memory of the process.",
+    "rss_bytes": "Resident memory of the daemon and its engine.",
     "rx_bytes_total": "Bytes received from clients.",
     "tx_bytes_total": "Bytes sent to clients.",
     "relay_uptime_s": "Seconds since the relay's start.",
