@@ -179,7 +179,7 @@ def test_wheels_for_another_python_are_named_to_pip():
 
 
 STAND_IN = """\
-#!{python}
+#!/usr/bin/env -S "{python}"
 import os, sys
 flags = dict(zip(sys.argv, sys.argv[1:]))
 os.environ["UMA_HTTP"] = flags["--host"] + ":" + flags["--port"]
