@@ -237,14 +237,15 @@ class ModelHost:
         self._load_again(wanted)
 
     def end_if_it_hangs(self) -> None:
-        """End an engine that does not return from a tick or another call, as if it had crashed. What it does to itself
-        in the kernel, such as reading weights from a slow disk, takes as long as it may."""
+        """End an engine that does not return from a tick or another call, as if it had crashed. Loading, and a slow
+        disk, take as long as they may."""
         handle, scheduler = self._handle, self._scheduler
         if handle is None or handle.life is None or scheduler is None or not self._config.engine_timeout:
             return
         # What hangs since an earlier engine is no call to this one.
         age_s = self._loop.now() - self._loaded_at
-        stuck = [thread.name for thread in self.threads if (thread.stuck_s() or math.inf) < age_s]
+        threads = self.compute, self.preparing, self._preparing_media
+        stuck = [thread.name for thread in threads if (thread.stuck_s() or math.inf) < age_s]
         if stuck or scheduler.hangs(self._config.engine_timeout):
             log.error("the engine does not return from a %s", f"call for {stuck[0]}" if stuck else "tick")
             handle.kill()
@@ -260,7 +261,12 @@ class ModelHost:
         self.loading = True
         self._progress = 0.0
         self.tell_waiting()
-        self._loop.call_later(pause_s, lambda: self.load(wanted, lambda error: self._loaded_again(error, wanted)))
+
+        def again() -> None:
+            if wanted():
+                self.load(wanted, lambda error: self._loaded_again(error, wanted))
+
+        self._loop.call_later(pause_s, again)
 
     def _loaded_again(self, error: BaseException | None, wanted: Callable[[], bool]) -> None:
         if error is None:
