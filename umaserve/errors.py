@@ -24,6 +24,8 @@ class Fault(enum.Enum):
     MEMORY_PRESSURE = enum.auto()
     QUEUE_FULL = enum.auto()
     TIMED_OUT = enum.auto()
+    MODEL_NOT_FOUND = enum.auto()
+    """The daemon has no model of that name."""
     MODEL_NOT_LOADED = enum.auto()
     DECODE_FAILED = enum.auto()
     SHUTTING_DOWN = enum.auto()

@@ -261,6 +261,8 @@ class Generate:
     priority: Priority = Priority.INTERACTIVE
     target_ttft_s: float | None = None
     target_tbt_s: float | None = None
+    model: str = ""
+    """The name that the client calls the model by; empty: the default one."""
 
     @property
     def continues_text(self) -> bool:

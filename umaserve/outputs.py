@@ -270,6 +270,39 @@ class ModelInfo:
     """About so much of ``size_bytes`` is in the memory of GPUs: in proportion to the layers there."""
 
 
+class ModelState(enum.StrEnum):
+    """What the daemon does with one of its models."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+    """It could not be loaded, or its engine ended; it is tried again after a pause, if somebody asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One of the models that the daemon may serve."""
+
+    name: str
+    aliases: Sequence[str]
+    description: str
+    default: bool
+    """Whether requests that name none get it."""
+    size_bytes: int
+    """Of its files; 0 where they can't be read."""
+    state: ModelState
+    progress: float
+    """How much of it is loaded, from 0 to 1."""
+    needed_bytes: int
+    """The memory that it takes or would take, as far as is known."""
+    last_used_at: float | None
+    """When it had work last, in seconds since 1970; ``None``: not since the start."""
+    info: ModelInfo | None
+    """``None`` where it has not been loaded since the start."""
+
+
 @dataclass(frozen=True, slots=True)
 class VoiceInfo:
     """Properties of the daemon's voice."""

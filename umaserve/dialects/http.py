@@ -41,6 +41,7 @@ HTTP_STATUS: Mapping[Fault, int] = {
     Fault.MEMORY_PRESSURE: 503,
     Fault.QUEUE_FULL: 503,
     Fault.TIMED_OUT: 504,
+    Fault.MODEL_NOT_FOUND: 404,
     Fault.MODEL_NOT_LOADED: 503,
     Fault.DECODE_FAILED: 500,
     Fault.SHUTTING_DOWN: 503,

@@ -43,6 +43,7 @@ ERRORS = {
     Fault.TOO_MANY_SESSIONS: ("rate_limited", True, "retry"),
     Fault.RATE_LIMITED: ("rate_limited", True, "retry"),
     Fault.TIMED_OUT: ("timeout", True, "retry"),
+    Fault.MODEL_NOT_FOUND: ("invalid_request", True, "modify_request"),
     Fault.MODEL_NOT_LOADED: ("model_loading_error", False, "none"),
     Fault.DECODE_FAILED: ("internal_error", False, "none"),
     Fault.SHUTTING_DOWN: ("internal_error", True, "reconnect"),

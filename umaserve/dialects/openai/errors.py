@@ -25,12 +25,13 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.MEMORY_PRESSURE: (_SERVER, "memory_pressure"),
     Fault.QUEUE_FULL: (_SERVER, "queue_full"),
     Fault.TIMED_OUT: (_SERVER, "timeout"),
+    Fault.MODEL_NOT_FOUND: (_INVALID, "model_not_found"),
     Fault.MODEL_NOT_LOADED: (_SERVER, "model_not_loaded"),
     Fault.DECODE_FAILED: (_SERVER, "server_error"),
     Fault.SHUTTING_DOWN: (_SERVER, "shutting_down"),
 }
 """``type`` and ``code``."""
-_OF_FIELDS = (Fault.BAD_REQUEST, Fault.NOT_SUPPORTED, Fault.PROMPT_TOO_LARGE)
+_OF_FIELDS = (Fault.BAD_REQUEST, Fault.NOT_SUPPORTED, Fault.PROMPT_TOO_LARGE, Fault.MODEL_NOT_FOUND)
 
 
 def error_body(error: RequestError) -> ErrorReply:
