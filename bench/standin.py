@@ -15,7 +15,7 @@ from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, ModelInfo
 from umaserve.remote.process import End
 from umaserve.serving.ticks import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
-from umaserve.settings.daemon import SETTINGS, Config
+from umaserve.settings.daemon import SETTINGS
 from umaserve.system import logs
 
 _PROMPT = [0] * 30
@@ -99,7 +99,7 @@ class StandInHandle:
     life = None
     pid = os.getpid()
 
-    def load(self, _config: Config, _progress: Callable[[float], bool]) -> StandInEngine:
+    def load(self, *_how: object) -> StandInEngine:
         return StandInEngine()
 
     def kill(self) -> None:

@@ -94,3 +94,11 @@ class ConfigError(Exception):
 
 class ModelError(Exception):
     """The model can't be loaded: one line, exit status 1."""
+
+
+class TooLarge(ModelError):
+    """It takes more memory than is available."""
+
+    def __init__(self, message: str, needed_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes

@@ -268,6 +268,8 @@ class ModelInfo:
     """Whether its projector takes sounds."""
     gpu_bytes: int = 0
     """About so much of ``size_bytes`` is in the memory of GPUs: in proportion to the layers there."""
+    needed_bytes: int = 0
+    """Memory of the box that it takes, weights included; 0 where that was not measured."""
 
 
 class ModelState(enum.StrEnum):

@@ -669,10 +669,10 @@ GATED = """
 import sys
 from umaserve.remote.process import EngineProcess
 load = EngineProcess.load
-def gated(self, config, progress):
+def gated(self, config, allowance, progress):
     progress(0.5)
     sys.stdin.read()
-    return load(self, config, progress)
+    return load(self, config, allowance, progress)
 EngineProcess.load = gated
 from umaserve.cli import main
 sys.exit(main())

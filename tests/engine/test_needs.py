@@ -15,7 +15,7 @@ from umaserve.engine.empty_model import buffer_bytes, cell_bytes
 from umaserve.engine.engine import load_checked
 from umaserve.engine.model import find
 from umaserve.engine.needs import Needs
-from umaserve.errors import ModelError
+from umaserve.errors import ModelError, TooLarge
 from umaserve.settings.daemon import Config
 
 MIB = 2**20
@@ -68,7 +68,7 @@ def test_nothing_is_known_of_what_llama_cpp_ends_at(tmp_path: Path, caplog: pyte
     path = tiny_model(tmp_path / "model.gguf", "llama", attention__head_count=3)
     assert measured(path) is None
     assert "is unknown: umaserve.engine.empty_model ended by Aborted: " in caplog.text
-    needs.check(path, Config(model=path), lambda: True)
+    assert needs.check(path, Config(model=path), MIB, lambda: True) == 0
 
 
 def test_nothing_is_known_once_it_is_not_wanted() -> None:
@@ -130,25 +130,32 @@ def test_what_can_not_fit_is_refused(
     assert f", and {available} MiB are available: {remedy}" in str(error.value)
 
 
-def test_a_model_and_its_draft_model_are_measured_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(needs, "available_bytes", lambda: 64 * MIB)
+def test_a_model_and_its_draft_model_are_measured_together(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "model.gguf", "llama")
-    needs.check(path, Config(model=path, n_ctx=4096), lambda: True)
+    alone = needs.check(path, Config(model=path, n_ctx=4096), 64 * MIB, lambda: True)
     draft = Config(model=path, n_ctx=4096, draft_model=find(""))
-    with pytest.raises(ModelError, match=r"model \S+model\.gguf: it takes .*draft model and projector"):
-        needs.check(path, draft, lambda: True)
+    with pytest.raises(TooLarge, match=r"model \S+model\.gguf: it takes .*draft model and projector") as refused:
+        needs.check(path, draft, 64 * MIB, lambda: True)
+    assert 0 < alone < 64 * MIB < refused.value.needed_bytes
+    assert needs.check(path, draft, 1 << 40, lambda: True) == pytest.approx(refused.value.needed_bytes, rel=0.05)
 
 
-def test_the_default_model_is_measured_where_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "available_bytes", lambda: MIB)
-    needs.check(find(""), Config(), lambda: True)
-    with pytest.raises(ModelError, match=r"and 1 MiB are available: .*--n-ctx \(1000192\)|choose a smaller"):
-        needs.check(find(""), Config(n_ctx=1_000_000), lambda: True)
+def test_the_default_model_is_measured_where_it_is_long() -> None:
+    assert needs.check(find(""), Config(), MIB, lambda: True) == 0
+    with pytest.raises(TooLarge, match=r"and 1 MiB are available: .*--n-ctx \(1000192\)|choose a smaller"):
+        needs.check(find(""), Config(n_ctx=1_000_000), MIB, lambda: True)
 
 
-def test_the_engine_is_not_loaded_where_the_box_has_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "available_bytes", lambda: 1000 * MIB)
-    with pytest.raises(
-        ModelError, match=r"it takes 2\d{4} MiB of memory .*, and 1000 MiB are available: lower --n-ctx"
-    ):
-        load_checked(Config(n_ctx=1 << 20), lambda _fraction: True)
+def test_the_engine_is_not_loaded_where_too_little_memory_is_available() -> None:
+    with pytest.raises(TooLarge, match=r"it takes 2\d{4} MiB of memory .*, and 1000 MiB are available: lower --n-ctx"):
+        load_checked(Config(n_ctx=1 << 20), 1000 * MIB, lambda _fraction: True)
+
+
+def test_the_loaded_model_tells_what_it_takes(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "model.gguf", "llama")
+    config = Config(model=path, n_ctx=4096, parallel=2)
+    engine = load_checked(config, 1 << 40, lambda _fraction: True)
+    try:
+        assert engine.info.needed_bytes > Path(path).stat().st_size
+    finally:
+        engine.close()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_engine import remote_engine, serving
+from remote_engine import ALLOWANCE, remote_engine, serving
 from standin import StandInEngine, StandInVoice, answer, heard
 
-from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError
+from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
 from umaserve.messages import Attachment, ChatTurn, Detokenize, Embed, Generate, Image
 from umaserve.outputs import Detokenized
 from umaserve.remote import frames
@@ -28,9 +31,10 @@ from umaserve.remote.server import Server
 from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Malformed, Tail
 from umaserve.remote.voice import RemoteVoice
-from umaserve.serving.ticks import Outcome, Prepared, Run, Tick, YieldPoint
+from umaserve.serving.ticks import Allowance, Outcome, Prepared, Run, Tick, YieldPoint
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
+from umaserve.system.threads import LOADING_NICE, MEDIA_NICE
 
 
 def picture(data: str) -> Generate:
@@ -63,7 +67,7 @@ def test_the_engine_gets_the_settings_without_the_secret() -> None:
 
     threading.Thread(target=Server(load).serve, args=(Channel(theirs),), daemon=True).start()
     config = Config(model="m.gguf", relay=("ws://relay:1",), worker_secret="only for relays")
-    RemoteEngine([Channel(ours)], config, None, lambda _fraction: True)
+    RemoteEngine([Channel(ours)], config, None, ALLOWANCE, lambda _fraction: True)
     assert given == [Config(model="m.gguf")]
 
 
@@ -156,8 +160,8 @@ def test_media_arrive_as_they_were_sent() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_says_why() -> None:
-    def load(_config: object, _template: object, _speaker: object, ask: Callable[[float], bool]) -> NoReturn:
-        assert ask(0.25)
+    def load(*how: Any) -> NoReturn:
+        assert how[-1](0.25)
         raise ModelError("no such file")
 
     ours, theirs = socket.socketpair()
@@ -169,8 +173,58 @@ def test_a_model_that_cannot_be_loaded_says_why() -> None:
         return True
 
     with pytest.raises(ModelError, match="no such file"):
-        RemoteEngine([Channel(ours)], Config(), None, progress)
+        RemoteEngine([Channel(ours)], Config(), None, ALLOWANCE, progress)
     assert told == [0.25]
+
+
+def loaded(load: Callable[..., Any], allowance: Allowance) -> None:
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=Server(load).serve, args=(Channel(theirs),), daemon=True).start()
+    with ours:
+        RemoteEngine([Channel(ours)], Config(), None, allowance, lambda _fraction: True)
+
+
+def test_a_model_that_is_too_large_says_what_it_takes() -> None:
+    def load(*how: Any) -> NoReturn:
+        raise TooLarge(f"it takes 5 bytes, and {how[3].available_bytes} are available", 5)
+
+    with pytest.raises(TooLarge, match="it takes 5 bytes, and 3 are available") as refused:
+        loaded(load, Allowance(3, beside=False))
+    assert refused.value.needed_bytes == 5
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_model_is_loaded_at_low_priority_while_others_run(beside: bool) -> None:
+    found: list[int] = []
+
+    def load(*_how: object) -> tuple[StandInEngine, None]:
+        with subprocess.Popen([sys.executable, "-c", "import os; print(os.nice(0))"], stdout=subprocess.PIPE) as child:
+            found.append(int(child.communicate()[0]))
+        found.append(nice())
+        return StandInEngine(), None
+
+    loaded(load, Allowance(1, beside))
+    before = nice()
+    assert found == [LOADING_NICE if beside else before] * 2
+
+
+def nice() -> int:
+    """The calling thread's niceness."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_requests_with_media_are_prepared_at_low_priority() -> None:
+    found: list[int] = []
+
+    class Preparing(StandInEngine):
+        def prepare(self, *about: Any) -> Prepared:
+            found.append(nice())
+            return super().prepare(*about)
+
+    engine = remote_engine(Preparing())
+    engine.prepare(Generate("r", "hello"))
+    engine.prepare(picture("a cat"))
+    assert found == [nice(), MEDIA_NICE]
 
 
 def test_another_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +303,7 @@ class Mad:
         server = serving(behind)
         loading = threading.Thread(target=lambda: server._do(self.channel, self.channel.receive()))
         loading.start()
-        self.engine = RemoteEngine([Channel(ours)], Config(), None, lambda _fraction: True)
+        self.engine = RemoteEngine([Channel(ours)], Config(), None, ALLOWANCE, lambda _fraction: True)
         loading.join()
         self.socket = theirs
 

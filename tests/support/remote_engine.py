@@ -8,9 +8,11 @@ import threading
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.server import Server
-from umaserve.serving.ticks import Engine
+from umaserve.serving.ticks import Allowance, Engine
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Voice
+
+ALLOWANCE = Allowance(1 << 40, beside=False)
 
 
 def remote_engine(
@@ -23,8 +25,8 @@ def remote_engine(
         ours, theirs = socket.socketpair()
         channels.append(Channel(ours))
         threading.Thread(target=server.serve, args=(Channel(theirs),), daemon=True).start()
-    return RemoteEngine(channels, Config(), None, lambda _fraction: True)
+    return RemoteEngine(channels, Config(), None, ALLOWANCE, lambda _fraction: True)
 
 
 def serving(engine: Engine, voice: Voice | None = None) -> Server:
-    return Server(lambda _config, _template, _speaker, _ask: (engine, voice))
+    return Server(lambda *_how: (engine, voice))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umaserve.system.memory import MemoryPressure, available_bytes, counter, own_group, stalled_percent
+from umaserve.system.memory import (
+    MemoryPressure,
+    available_bytes,
+    counter,
+    mapped_bytes,
+    own_group,
+    stalled_percent,
+)
 
 MIB = 2**20
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:          100000 kB\nMemAvailable:    1024000 kB\nBuffers: 1 kB\n"
@@ -144,6 +153,24 @@ def test_a_box_that_hides_its_memory_is_taken_for_a_large_one(box: Box) -> None:
     assert box.available == 4 * MIB
     (box.proc / "self/cgroup").unlink()
     assert box.available == sys.maxsize
+
+
+def test_mapped_files_are_told_of_each_process_that_runs(box: Box) -> None:
+    for pid, kib in ((7, 300), (8, 4)):
+        (box.proc / str(pid)).mkdir()
+        (box.proc / str(pid) / "status").write_text(f"VmRSS:\t 9000 kB\nRssAnon:\t 80 kB\nRssFile:\t {kib} kB\n")
+    (box.proc / "9").mkdir()
+    (box.proc / "9/status").write_text("Name:\tzombie\n")
+    assert mapped_bytes([7, 8, 9, 10], box.proc) == 304 << 10
+
+
+def test_a_file_that_this_process_maps_counts(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(64 * MIB))
+    before = mapped_bytes([os.getpid()])
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert max(mapped[:: mmap.PAGESIZE]) == 0
+        assert mapped_bytes([os.getpid()]) - before > 60 * MIB
 
 
 def test_this_box_has_some() -> None:

@@ -22,12 +22,12 @@ from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Question, Questions
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.ticks import Engine, EngineLost
+from umaserve.serving.ticks import Allowance, Engine, EngineLost
 from umaserve.settings.daemon import Config
-from umaserve.stages.spoken import NICE
 from umaserve.system.cores import CoreCounter
+from umaserve.system.memory import available_bytes
 from umaserve.system.progress import ProgressBar
-from umaserve.system.threads import DISK_NICE, JobThread
+from umaserve.system.threads import DISK_NICE, MEDIA_NICE, JobThread
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class EngineHandle(Protocol):
     def life(self) -> socket.socket | None:
         """Readable once the engine has ended; ``None`` if it ends with this process."""
 
-    def load(self, config: Config, progress: Callable[[float], bool]) -> LoadedEngine:
+    def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> LoadedEngine:
         """Load the model: once, on a thread of its own. ``progress`` takes how much is loaded, from 0 to 1, and says
-        whether to go on. Raises ``ModelError``, and ``EngineLost`` where another program has killed it."""
+        whether to go on. Raises ``ModelError``, ``TooLarge`` where the ``allowance`` is too small for it, and
+        ``EngineLost`` where another program has killed it."""
 
     def kill(self) -> None:
         """It does not return from a call."""
@@ -91,7 +92,7 @@ class ModelHost:
     ) -> None:
         self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S, urgent=True)
         self.preparing = JobThread("preparing", loop.wake, max_s=MAX_PREPARING_S)
-        self._preparing_media = JobThread("media", loop.wake, nice=NICE, max_s=MAX_MEDIA_S)
+        self._preparing_media = JobThread("media", loop.wake, nice=MEDIA_NICE, max_s=MAX_MEDIA_S)
         self._disk = JobThread("disk", loop.wake, nice=DISK_NICE) if config.kv_cache else None
         self._loading_thread = JobThread("loading", loop.wake, max_s=math.inf)
         self.loading = False
@@ -161,7 +162,8 @@ class ModelHost:
                 loaded(None)
 
         self._show_progress()
-        self._loading_thread.submit(lambda: handle.load(self._config, on_progress), on_loaded)
+        allowance = Allowance(available_bytes(), beside=False)
+        self._loading_thread.submit(lambda: handle.load(self._config, allowance, on_progress), on_loaded)
 
     def _show_progress(self) -> None:
         if self.loading:

@@ -16,6 +16,7 @@ from umaserve.engine.engine import LlamaEngine, load_checked
 from umaserve.engine.llama_voice import LlamaVoice
 from umaserve.remote.channel import Channel
 from umaserve.remote.server import Server
+from umaserve.serving.ticks import Allowance
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
 from umaserve.system import logs, program, threads
@@ -24,13 +25,17 @@ log = logging.getLogger(__name__)
 
 
 def _load(
-    config: Config, chat_template: str | None, speaker: Samples | None, progress: Callable[[float], bool]
+    config: Config,
+    chat_template: str | None,
+    speaker: Samples | None,
+    allowance: Allowance,
+    progress: Callable[[float], bool],
 ) -> tuple[LlamaEngine, LlamaVoice | None]:
     logs.configure(config.log_level, config.log_format)
     voice = LlamaVoice(config, speaker) if config.tts_model else None
     if voice is not None:
         voice.load()
-    engine = load_checked(config, progress, chat_template)
+    engine = load_checked(config, allowance.available_bytes, progress, chat_template)
     # As in the daemon: a collection of all that stays for good would hold the streams.
     gc.collect()
     gc.freeze()

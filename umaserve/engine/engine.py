@@ -69,9 +69,11 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
     return LlamaEngine(load_model(find(config.model), config, progress), config, chat_template)
 
 
-def load_checked(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
+def load_checked(
+    config: Config, available_bytes: int, progress: Callable[[float], bool], chat_template: str | None = None
+) -> LlamaEngine:
     """As ``load``, of files that another process has loaded before, which some of them would end; not of the default
-    model, which is known. Also raises ``ModelError`` where the box has too little memory."""
+    model, which is known. Also raises ``TooLarge`` where the model takes more than is available."""
 
     def wanted() -> bool:
         return progress(0.0)
@@ -81,8 +83,10 @@ def load_checked(config: Config, progress: Callable[[float], bool], chat_templat
             rehearsal.check(path, wanted, pooling=pooling)
     if config.mmproj:
         rehearsal.check_projector(config.mmproj, find(config.model), wanted)
-    needs.check(find(config.model), config, wanted)
-    return load(config, progress, chat_template)
+    needed_bytes = needs.check(find(config.model), config, available_bytes, wanted)
+    engine = load(config, progress, chat_template)
+    engine.info = dataclasses.replace(engine.info, needed_bytes=needed_bytes)
+    return engine
 
 
 class LlamaEngine:

@@ -38,12 +38,18 @@ class HostMemory:
         self._ready = 0
         """Number of bytes from the start whose pages are populated, or queued for it."""
         self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        threading.Thread(target=self._populate, name="host memory", daemon=True).start()
         self._look_ahead(0)
+        self._begun = threading.Lock()
+        """Taken once the thread is there. That is not now: the thread that loads the model may be of low priority, which
+        what it starts inherits."""
+        for _ in range(self._wanted.qsize()):
+            self._populate_next()
 
     def place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
         """The ``size`` bytes from ``offset`` on, to read or write."""
         self._look_ahead(offset + size)
+        if self._begun.acquire(blocking=False):
+            threading.Thread(target=self._populate, name="host memory", daemon=True).start()
         return (ctypes.c_uint8 * size).from_buffer(self._map, offset)
 
     def give_back(self) -> None:
@@ -60,11 +66,14 @@ class HostMemory:
 
     def _populate(self) -> None:
         while True:
-            offset, size = self._wanted.get()
-            # Through ctypes, which releases the GIL; mmap's own method doesn't.
-            if _libc.madvise(self._address + offset, size, _POPULATE_WRITE):
-                # Then they are populated by page faults.
-                log.debug("pages are not made ready: %s", os.strerror(ctypes.get_errno()))
+            self._populate_next()
+
+    def _populate_next(self) -> None:
+        offset, size = self._wanted.get()
+        # Through ctypes, which releases the GIL; mmap's own method doesn't.
+        if _libc.madvise(self._address + offset, size, _POPULATE_WRITE):
+            # Then they are populated by page faults.
+            log.debug("pages are not made ready: %s", os.strerror(ctypes.get_errno()))
 
 
 class Scratch:

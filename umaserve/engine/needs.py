@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from umaserve.errors import ModelError
+from umaserve.errors import TooLarge
 from umaserve.settings.daemon import Config
 from umaserve.system import program
-from umaserve.system.memory import available_bytes
 
 log = logging.getLogger(__name__)
 
@@ -77,24 +76,26 @@ def measured(path: str, config: Config, wanted: Callable[[], bool], *, sequences
     return Needs(**orjson.loads(found))
 
 
-def check(path: str, config: Config, wanted: Callable[[], bool]) -> None:
-    """Raise ``ModelError`` where the model at ``path``, with its draft model and projector, takes more memory than is
-    available without swapping, and warn where little is left. Says nothing where parts are on other boxes."""
+def check(path: str, config: Config, available: int, wanted: Callable[[], bool]) -> int:
+    """The bytes that the model at ``path`` takes, with its draft model and projector; 0 where that is not measured: of
+    the default model, where parts are on other boxes, and where it can't be found out. Raises ``TooLarge`` where it is
+    more than is ``available`` without swapping, and warns where little is left."""
     if config.rpc or (not config.model and config.n_ctx <= KNOWN_CELLS):
-        return
+        return 0
     needs = measured(path, config, wanted)
     if needs is None:
-        return
+        return 0
     others = os.path.getsize(config.mmproj) if config.mmproj and config.n_gpu_layers == 0 else 0
     if config.draft_model:
         of_draft = replace(config, n_ctx=needs.n_ctx, pooling="model")
         draft = measured(config.draft_model, of_draft, wanted, sequences=needs.n_seq_max)
         others += 0 if draft is None else draft.total
-    judge(path, config, needs, others, available_bytes())
+    judge(path, config, needs, others, available)
+    return needs.total + others
 
 
 def judge(path: str, config: Config, needs: Needs, others: int, available: int) -> None:
-    """As ``check``, by what is known: ``others`` are the bytes of the draft model and the projector."""
+    """Whether that fits, by what is known: ``others`` are the bytes of the draft model and the projector."""
     total = needs.total + others
     parts = {
         "weights": needs.weights,
@@ -105,7 +106,7 @@ def judge(path: str, config: Config, needs: Needs, others: int, available: int) 
     sizes = ", ".join(f"{name} {n_bytes >> 20}" for name, n_bytes in parts.items() if n_bytes >> 20)
     found = f"model {path}: it takes {total >> 20} MiB of memory ({sizes}), and {available >> 20} MiB are available"
     if total > available:
-        raise ModelError(f"{found}: {_remedy(config, needs, total - available)}")
+        raise TooLarge(f"{found}: {_remedy(config, needs, total - available)}", total)
     if total + config.host_cache_bytes > available * AMPLE_SHARE:
         cache = f", and --host-cache-bytes lets it take {config.host_cache_bytes >> 20} more"
         log.warning("memory may get short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")

@@ -19,7 +19,7 @@ from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge
 from umaserve.remote.server import Ask, calls
 from umaserve.remote.values import Coder, Malformed, Tail
-from umaserve.serving.ticks import Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
+from umaserve.serving.ticks import Allowance, Chunk, EngineLost, Listing, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples
 
@@ -54,11 +54,12 @@ class RemoteEngine:
         channels: Sequence[Channel],
         config: Config,
         chat_template: str | None,
+        allowance: Allowance,
         progress: Ask,
         speaker: Samples | None = None,
     ) -> None:
         """Have the model loaded, and the voice of ``tts_model``, whose default speaker is ``speaker``. Raises
-        ``ModelError``. ``progress`` is as in ``daemon.model_host.Load``."""
+        ``ModelError``. ``progress`` is as in ``daemon.model_host.EngineHandle``."""
         self._channels = channels
         self._unused = list(reversed(channels))
         self._mine = threading.local()
@@ -69,7 +70,7 @@ class RemoteEngine:
         self._calls = calls(number, number, Coder(number.write, lambda value, _: self._chunk(value)))
         # The process that reads model files has no business with relays, and their secret.
         without_secret = replace(config, relay=(), worker_secret="")
-        loaded = self._call("load", __version__, without_secret, chat_template, speaker, ask=progress)
+        loaded = self._call("load", __version__, without_secret, chat_template, speaker, allowance, ask=progress)
         self.capacity = loaded.capacity
         self.end_tokens: frozenset[int] = loaded.end_tokens
         self.pieces: Sequence[bytes] = loaded.pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError
+from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
 from umaserve.remote.values import Codec, Coder, Malformed
 
 
@@ -39,6 +39,8 @@ class Unloadable:
     """``ModelError``."""
 
     message: str
+    needed_bytes: int | None
+    """``None`` unless it is ``TooLarge``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,10 @@ def failure_of(error: BaseException) -> Failure:
             return TooLong(error.prompt_tokens, error.context_tokens)
         case RequestError():
             return Refused(error.fault, error.field, error.problem, error.retry_after_s)
+        case TooLarge():
+            return Unloadable(str(error), error.needed_bytes)
         case ModelError():
-            return Unloadable(str(error))
+            return Unloadable(str(error), None)
     return Bug(isinstance(error, CallbackFailed))
 
 
@@ -68,8 +72,8 @@ def error_of(failure: Failure) -> Exception:
             return RequestError(fault, field, problem, retry_after_s=retry_after_s)
         case TooLong(prompt_tokens, context_tokens):
             return ContextExceeded(prompt_tokens, context_tokens)
-        case Unloadable(message):
-            return ModelError(message)
+        case Unloadable(message, needed_bytes):
+            return ModelError(message) if needed_bytes is None else TooLarge(message, needed_bytes)
         case Bug(in_callback):
             return CallbackFailed() if in_callback else EngineFailed("the engine failed: its log says why")
 

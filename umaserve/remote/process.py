@@ -12,7 +12,7 @@ from umaserve.errors import ModelError
 from umaserve.remote.channel import Channel
 from umaserve.remote.client import RemoteEngine
 from umaserve.remote.voice import RemoteVoice
-from umaserve.serving.ticks import EngineLost
+from umaserve.serving.ticks import Allowance, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.system import program
 from umaserve.system.memory import killed_for_memory
@@ -64,11 +64,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, config: Config, progress: Callable[[float], bool]) -> RemoteEngine:
+    def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> RemoteEngine:
         """As in ``daemon.model_host.EngineHandle``."""
         speaker = None if self._voice is None else self._voice.own
         try:
-            engine = RemoteEngine(self._channels, config, self._chat_template, progress, speaker)
+            engine = RemoteEngine(self._channels, config, self._chat_template, allowance, progress, speaker)
         except EngineLost:
             end = self.end()
             kind = ModelError if end.blames else EngineLost

@@ -18,16 +18,17 @@ from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, f
 from umaserve.remote.frames import Frame
 from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
-from umaserve.serving.ticks import Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
+from umaserve.serving.preparing import has_media
+from umaserve.serving.ticks import Allowance, Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples, Voice
-from umaserve.system.threads import DISK_NICE, be_nice
+from umaserve.system.threads import DISK_NICE, LOADING_NICE, MEDIA_NICE, be_nice
 
 log = logging.getLogger(__name__)
 
 Ask = Callable[[float], bool]
 """Calls back: the progress of loading; or that the engine may pause. Returns whether to go on."""
-LoadEngine = Callable[[Config, str | None, Samples | None, Ask], tuple[Engine, Voice | None]]
+LoadEngine = Callable[[Config, str | None, Samples | None, Allowance, Ask], tuple[Engine, Voice | None]]
 """Loads the model, and the voice of ``tts_model``. The text is that of the operator's chat template, the samples are of
 the voice's default speaker. Raises ``ModelError``."""
 Held = Annotated[Prepared, "held"]
@@ -57,15 +58,27 @@ class Calls:
         self._voice: Voice | None = None
 
     def load(
-        self, version: str, config: Config, chat_template: str | None, speaker: Samples | None, ask: Ask
+        self,
+        version: str,
+        config: Config,
+        chat_template: str | None,
+        speaker: Samples | None,
+        allowance: Allowance,
+        ask: Ask,
     ) -> Loaded:
         if version != __version__:
             raise ModelError(f"umaserve {version} was replaced by {__version__} while it ran: restart it")
-        self._engine, self._voice = engine, voice = self._load(config, chat_template, speaker, ask)
+        if allowance.beside:
+            # Its thread does nothing else.
+            be_nice(LOADING_NICE)
+        self._engine, self._voice = engine, voice = self._load(config, chat_template, speaker, allowance, ask)
         languages = () if voice is None else voice.languages
         return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info, languages)
 
     def prepare(self, request: Generate, tenant: str, generated: Sequence[int], ask: Ask) -> Prepared:
+        if has_media(request):
+            # The daemon has a thread for these alone.
+            be_nice(MEDIA_NICE)
         prepared = self._engine.prepare(request, tenant, lambda: ask(0.0), generated)
         # The daemon's sampler stands for all of it.
         return replace(prepared, sampler=prepared)

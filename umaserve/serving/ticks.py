@@ -299,6 +299,16 @@ class JobQueue(Protocol):
         """The same for a long job, which calls its argument from time to time to let other jobs run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What an engine may take while it loads its model, and after."""
+
+    available_bytes: int
+    """Of the box's memory, with what the model's mapped file takes."""
+    beside: bool
+    """Whether other models run, whose streams loading must not slow down."""
+
+
 class EngineLost(Exception):
     """The engine is gone, or no longer trusted: no call to it will be answered."""
 

@@ -53,6 +53,14 @@ def _resident(process: Path) -> int:
     return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def mapped_bytes(pids: Iterable[int], proc: Path = PROC) -> int:
+    """Bytes of files that these processes have mapped and the memory holds (proc(5), status). ``available_bytes``
+    counts them as available, since the kernel could drop them. Pages that several map count more than once; a process
+    that has ended has none."""
+    texts = (_text(proc / str(pid) / "status") for pid in pids)
+    return sum((counter(text, "RssFile") or 0) * 1024 for text in texts)
+
+
 def killed_for_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """How many programs the kernel has killed for their memory so far: on the box, or where a sandbox hides that, in
     our control group. 0 where it hides both."""

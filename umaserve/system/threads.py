@@ -32,6 +32,13 @@ each system call, and each time waits while another thread decodes media, say: w
 DISK_NICE = 10
 """The niceness of a thread that reads and writes what others computed."""
 
+MEDIA_NICE = 10
+"""The niceness of a thread that decodes and lays out clients' media."""
+
+LOADING_NICE = 19
+"""The niceness of a thread that loads a model while others run. What it starts inherits it: nothing that a stream will
+wait for may be among that, since only root lowers a niceness again."""
+
 MAX_HANDOVER_S = 0.001
 """How long the loop waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
 
