@@ -40,8 +40,8 @@ class HostMemory:
         self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._look_ahead(0)
         self._begun = threading.Lock()
-        """Taken once the thread is there. That is not now: the thread that loads the model may be of low priority, which
-        what it starts inherits."""
+        """Taken once the thread is there. That is not now: the thread that loads the model may be of low priority, and
+        what it starts would be too."""
         for _ in range(self._wanted.qsize()):
             self._populate_next()
 
