@@ -26,7 +26,7 @@ ROOMS = {
     "wire": {"errors"},
     "settings": {"errors", "model_names"},
     "media": set(),
-    "dialects": {"wire", "errors", "forms", "messages", "outputs"},
+    "dialects": {"wire", "errors", "forms", "messages", "model_names", "outputs"},
     "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
     "remote": {"speech", "serving", "settings", "system", "errors", "messages", "outputs"},

@@ -88,6 +88,17 @@ class ContextExceeded(RequestError):
         return ContextExceeded(self.prompt_tokens, self.context_tokens)
 
 
+class ModelAwaited(RequestError):
+    """A request that can't be read before the model that it names is loaded; ``model`` is that name."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
+        self.model = model
+
+    def copy(self) -> ModelAwaited:
+        return ModelAwaited(self.model)
+
+
 class ConfigError(Exception):
     """The operator's flags, environment, file or socket can't be used: one line, exit status 2."""
 

@@ -104,7 +104,7 @@ class Model:
         body = ChatBody(
             RequestLimits(max_prompt_bytes=10_000),
             None,
-            lambda: self._info,
+            lambda _name: self._info,
             f"chatcmpl-{len(self.prompts)}",
             1700000000,
         )

@@ -35,7 +35,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def new_body(limits: RequestLimits = LIMITS) -> MessageBody:
-    return MessageBody(limits, lambda: MODEL_INFO, "7")
+    return MessageBody(limits, lambda _name: MODEL_INFO, "7")
 
 
 def body(**wanted: Any) -> bytes:
@@ -100,7 +100,7 @@ def answer(*texts: str, reason: FinishReason = FinishReason.STOP, stop: str | No
 def test_a_plain_request():
     asked = request()
     assert asked == Generate(
-        "msg_7", (ChatTurn("user", "hi"),), 8, asked.sampling, enable_thinking=False, splits_thoughts=True
+        "msg_7", (ChatTurn("user", "hi"),), 8, asked.sampling, enable_thinking=False, splits_thoughts=True, model="any"
     )
     assert (asked.sampling.temperature, asked.sampling.top_p) == (1.0, 1.0)
 
@@ -379,7 +379,7 @@ def page(path: str, **query: str) -> dict[str, Any]:
     return json.loads(content)
 
 
-FACTS = replace(facts(), model=lambda: MODEL_INFO, started_at=1700000000)
+FACTS = replace(facts(), model=lambda _name: MODEL_INFO, started_at=1700000000)
 MODEL = {
     "type": "model",
     "id": "small-1",

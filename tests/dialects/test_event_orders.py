@@ -163,7 +163,7 @@ def test_the_events_of_every_message(session: Session, tools: bool, thinks: bool
     asked: dict[str, Any] = {"max_tokens": 2000}
     asked |= {"tools": [{"name": "f", "input_schema": {"type": "object"}}]} if tools else {}
     asked |= {"thinking": {"type": "enabled", "budget_tokens": 1024}} if thinks else {}
-    body = MessageBody(LIMITS, lambda: MODEL_INFO, "7")
+    body = MessageBody(LIMITS, lambda _name: MODEL_INFO, "7")
     events = message_events(run(body, {**asked, "stream": True}, session), body.frame)
     stream = MessageStream()
     for ping in sorted(data.draw(st.sets(st.integers(0, max(0, len(events) - 1)))), reverse=True):
@@ -174,7 +174,7 @@ def test_the_events_of_every_message(session: Session, tools: bool, thinks: bool
     assert ("thinking" in {block["type"] for block in stream.blocks}) <= thinks
     if not session.whole:
         return
-    one = MessageBody(LIMITS, lambda: MODEL_INFO, "7")
+    one = MessageBody(LIMITS, lambda _name: MODEL_INFO, "7")
     assert run(one, asked, session) == []
     answer = json.loads(one.result())
     assert stream.stop_reason == answer["stop_reason"]
@@ -196,7 +196,7 @@ def test_the_events_of_every_message(session: Session, tools: bool, thinks: bool
 
 # Ollama's.
 
-FACTS = replace(facts(), model=lambda: MODEL_INFO, limits=LIMITS, now=lambda: 1_700_000_000)
+FACTS = replace(facts(), model=lambda _name: MODEL_INFO, limits=LIMITS, now=lambda: 1_700_000_000)
 
 
 @dataclass

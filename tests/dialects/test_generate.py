@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.routes import listed
 from umaserve.dialects import grammars
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.generate.conversation import GenerateDialect
@@ -44,6 +45,7 @@ from umaserve.outputs import (
     Logprobs,
     Metrics,
     ModelInfo,
+    ModelState,
     Output,
     Scored,
     Started,
@@ -60,6 +62,7 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=64)
 MODEL = ModelInfo("tiny", "llama", "Q4_1", 135, 9, 4096, 2048, 49152, 576, None, "<s>", "</s>")
+MODELS = [listed(MODEL, aliases=("small",))]
 KEY = "sesame-äöü"
 DONE = Finished(FinishReason.LENGTH, Usage(4, 2, 3), Timing(0.01, 0.0452, 1.2405))
 USAGE = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6, "prefix_reused_tokens": 3}
@@ -71,7 +74,12 @@ def dialect(*, resumable: bool = True, key: str | None = None, model: ModelInfo 
     numbers = itertools.count(1)
     authenticate = None if key is None else key.__eq__
     return GenerateDialect(
-        LIMITS, lambda: model, lambda: f"gen_{next(numbers)}", resumable=resumable, authenticate=authenticate
+        LIMITS,
+        lambda _name: model,
+        lambda: MODELS,
+        lambda: f"gen_{next(numbers)}",
+        resumable=resumable,
+        authenticate=authenticate,
     )
 
 
@@ -133,7 +141,7 @@ def test_an_answer_has_what_is_asked_for_within_the_operators_cap(
 ) -> None:
     limits = RequestLimits(64, cap)
     fields = Fields({"prompt": "Once", "parameters": {"max_tokens": wanted}})
-    request, _options = read_config(fields, limits, None, "gen_1")
+    request, _options = read_config(fields, limits, MODELS, "gen_1")
     assert request.max_tokens == given
     assert with_parameters(request, Fields({"max_tokens": 5}), limits).max_tokens == 5
     assert with_parameters(request, Fields({"top_k": 5}), limits).max_tokens == given
@@ -191,7 +199,12 @@ def test_config_with_every_field() -> None:
         priority="background",
         slo={"target_ttft_ms": 150, "target_tbt_ms": 80},
     ) == dataclasses.replace(
-        PARAMETERS_READ, logprobs=3, priority=Priority.BACKGROUND, target_ttft_s=0.15, target_tbt_s=0.08
+        PARAMETERS_READ,
+        logprobs=3,
+        priority=Priority.BACKGROUND,
+        target_ttft_s=0.15,
+        target_tbt_s=0.08,
+        model="tiny",
     )
 
 
@@ -210,13 +223,17 @@ def test_how_many_alternatives(asked: object, logprobs: int | None) -> None:
     assert configured(options={"include_logprobs": asked}).logprobs == logprobs
 
 
-@pytest.mark.parametrize("name", ["tiny", "default", "", None])
+@pytest.mark.parametrize("name", ["tiny", "tiny:latest", "tiny.gguf", "small", "default", "", None])
 def test_names_of_the_model(name: str | None) -> None:
-    assert configured(model=name) == configured()
+    assert configured(model=name) == dataclasses.replace(configured(), model=name or "")
 
 
-def test_any_model_may_be_named_while_none_is_known() -> None:
-    assert tell(dialect(model=None), "config", prompt="Once", model="llama-7b") == configured()
+def test_one_of_several_models_may_be_named() -> None:
+    models = [*MODELS, listed(MODEL, name="large", default=False, state=ModelState.UNLOADED, info=None)]
+    request, _options = read_config(Fields({"prompt": "Once", "model": "large"}), LIMITS, models, "gen_1")
+    assert request.model == "large"
+    with pytest.raises(RequestError, match='model: expected "tiny" or "large" or "default", got "huge"'):
+        read_config(Fields({"prompt": "Once", "model": "huge"}), LIMITS, models, "gen_1")
 
 
 @pytest.mark.parametrize(
@@ -817,6 +834,7 @@ ERRORS = {
     Fault.TOO_MANY_SESSIONS: ("rate_limited", True, "retry"),
     Fault.RATE_LIMITED: ("rate_limited", True, "retry"),
     Fault.TIMED_OUT: ("timeout", True, "retry"),
+    Fault.MODEL_NOT_FOUND: ("invalid_request", True, "modify_request"),
     Fault.MODEL_NOT_LOADED: ("model_loading_error", False, "none"),
     Fault.DECODE_FAILED: ("internal_error", False, "none"),
     Fault.SHUTTING_DOWN: ("internal_error", True, "reconnect"),
@@ -1005,7 +1023,7 @@ def test_what_is_held_grows_with_what_is_kept() -> None:
 
 
 def body(**fields: Any) -> tuple[GenerateBody, Generate]:
-    asked = GenerateBody(LIMITS, lambda: MODEL, "gen_1")
+    asked = GenerateBody(LIMITS, lambda _name: MODEL, lambda: MODELS, "gen_1")
     (request,) = asked.receive(json.dumps({"prompt": "Once", **fields}).encode())
     return asked, request
 
@@ -1090,7 +1108,7 @@ def test_rest_error_is_the_websockets() -> None:
     ],
 )
 def test_rest_body_that_is_refused(payload: bytes, message: str) -> None:
-    asked = GenerateBody(LIMITS, lambda: MODEL, "gen_1")
+    asked = GenerateBody(LIMITS, lambda _name: MODEL, lambda: MODELS, "gen_1")
     with pytest.raises(RequestError) as raised:
         asked.receive(payload)
     assert raised.value.message.startswith(message)
@@ -1105,7 +1123,7 @@ def test_rest_asks_for_nothing_but_a_generation(output: Output) -> None:
     with pytest.raises(RuntimeError):
         body()[0].send(0, output)
     with pytest.raises(RuntimeError):
-        GenerateBody(LIMITS, lambda: MODEL, "gen_1").send(0, DONE)
+        GenerateBody(LIMITS, lambda _name: MODEL, lambda: MODELS, "gen_1").send(0, DONE)
     with pytest.raises(RuntimeError):
         body()[0].result()
 
@@ -1186,7 +1204,7 @@ def test_no_bytes_do_worse_than_a_refusal(inputs: list[bytes]) -> None:
 @untimed
 @given(any_json | near_messages)
 def test_no_rest_body_does_worse_than_a_refusal(value: object) -> None:
-    asked = GenerateBody(LIMITS, lambda: MODEL, "gen_1")
+    asked = GenerateBody(LIMITS, lambda _name: MODEL, lambda: MODELS, "gen_1")
     try:
         asked.receive(json.dumps(value).encode())
     except RequestError as error:

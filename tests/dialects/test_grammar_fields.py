@@ -41,11 +41,11 @@ def completion(asked: dict[str, Any]) -> Generate:
 
 
 def config(asked: dict[str, Any]) -> Generate:
-    return read_config(Fields({"prompt": "Hi", "parameters": asked}), LIMITS, None, "1")[0]
+    return read_config(Fields({"prompt": "Hi", "parameters": asked}), LIMITS, [], "1")[0]
 
 
 def rest(asked: dict[str, Any]) -> Generate:
-    return read_body(Fields({"prompt": "Hi", **asked}), LIMITS, None, "1")[0]
+    return read_body(Fields({"prompt": "Hi", **asked}), LIMITS, [], "1")[0]
 
 
 def chat(asked: dict[str, Any]) -> Generate:

@@ -283,7 +283,7 @@ OUTPUTS = (Started(), Placed(), Prefilled(5, 3, 0.5), Token("a\n", 6, elapsed_s=
 
 
 def body() -> NativeBody:
-    return NativeBody(replace(facts(), model=lambda: StandInEngine().info))
+    return NativeBody(replace(facts(), model=lambda _name: StandInEngine().info))
 
 
 def events(values: dict[str, Any], *outputs: Output) -> list[Any]:
@@ -447,7 +447,7 @@ def rerank(**values: Any) -> RerankRequest:
 def test_documents_are_ranked_by_their_scores() -> None:
     pairs = tuple(Pair("q", document) for document in DOCUMENTS)
     asked = rerank(top_n=2)
-    assert asked == RerankRequest(Embed(pairs, ranks=True), 2, as_tei=False, return_text=False)
+    assert asked == RerankRequest(Embed(pairs, ranks=True), "", 2, as_tei=False, return_text=False)
     scores = Embedded([[-1.0], [2.5], [-1.0]], 9)
     assert orjson.loads(rerank_result(scores, asked, "m")) == {
         "model": "m",
@@ -509,7 +509,7 @@ def running(prompt: str | None = None) -> RunningAnswer:
 
 
 def about(*answers: RunningAnswer) -> Facts:
-    return replace(facts(parallel=2), model=lambda: StandInEngine().info, running=lambda: answers)
+    return replace(facts(parallel=2), model=lambda _name: StandInEngine().info, running=lambda: answers)
 
 
 def test_slots_tell_what_runs_without_the_clients_texts() -> None:
@@ -561,7 +561,7 @@ def test_adapters_have_numbers_and_no_paths() -> None:
 
 @pytest.mark.parametrize("key", ["content", "input"])
 def test_embeddings_in_the_native_form(key: str) -> None:
-    assert parse_embedding(orjson.dumps({key: ["a", [1]]}), LIMITS) == Embed(("a", TokenIds((1,))))
+    assert parse_embedding(Fields({key: ["a", [1]]}), LIMITS) == Embed(("a", TokenIds((1,))))
     made = embedding_result(Embedded([[0.5, 0.5], [1.0, 0.0]], 3))
     assert orjson.loads(made) == [{"index": 0, "embedding": [[0.5, 0.5]]}, {"index": 1, "embedding": [[1.0, 0.0]]}]
 
@@ -577,7 +577,7 @@ def test_embeddings_in_the_native_form(key: str) -> None:
 )
 def test_bad_embedding_requests(values: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_embedding(orjson.dumps(values), LIMITS)
+        parse_embedding(Fields(values), LIMITS)
     assert caught.value.message == said
 
 

@@ -48,11 +48,16 @@ from umaserve.outputs import (
     Usage,
     Waiting,
 )
+from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Refusal, Request
 
 LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=100)
 FACTS = replace(
-    facts(), model=lambda: MODEL_INFO, limits=LIMITS, now=lambda: 1_700_000_000, new_id=lambda prefix: f"{prefix}1"
+    facts(),
+    model=lambda _name: MODEL_INFO,
+    limits=LIMITS,
+    now=lambda: 1_700_000_000,
+    new_id=lambda prefix: f"{prefix}1",
 )
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -60,7 +65,9 @@ SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.0, repeat_pena
 
 
 def chat(info: ModelInfo | None = MODEL_INFO, **fields: Any) -> TextRequest:
-    return chat_request(json.dumps({"model": "any", "messages": HELLO} | fields).encode(), LIMITS, info, "c1")
+    return chat_request(
+        json.dumps({"model": "any", "messages": HELLO} | fields).encode(), LIMITS, lambda _name: info, "c1"
+    )
 
 
 def asked(**fields: Any) -> Generate:
@@ -70,7 +77,9 @@ def asked(**fields: Any) -> Generate:
 
 
 def generation(**fields: Any) -> TextRequest:
-    return generate_request(json.dumps({"model": "any", "prompt": "Hello"} | fields).encode(), LIMITS, MODEL_INFO, "g1")
+    return generate_request(
+        json.dumps({"model": "any", "prompt": "Hello"} | fields).encode(), LIMITS, lambda _name: MODEL_INFO, "g1"
+    )
 
 
 THINKER = replace(MODEL_INFO, thinks=True)
@@ -81,7 +90,10 @@ THINKER = replace(MODEL_INFO, thinks=True)
 
 def test_a_chat_is_read_with_ollamas_defaults() -> None:
     assert chat() == TextRequest(
-        Generate("c1", (ChatTurn("user", "Hello"),), max_tokens=100, sampling=SAMPLING, splits_thoughts=True),
+        Generate(
+            "c1", (ChatTurn("user", "Hello"),), max_tokens=100, sampling=SAMPLING, splits_thoughts=True, model="any"
+        ),
+        "any",
         stream=True,
         unloads=False,
     )
@@ -148,8 +160,8 @@ def test_thinking_is_asked_for(think: object, thinks: bool | None, kwargs: dict[
     ],
 )
 def test_without_messages_the_model_is_loaded_or_unloaded(keep_alive: object, unloads: bool) -> None:
-    assert chat(messages=[], keep_alive=keep_alive) == TextRequest(None, stream=True, unloads=unloads)
-    assert generation(prompt="", keep_alive=keep_alive, stream=False) == TextRequest(None, False, unloads)
+    assert chat(messages=[], keep_alive=keep_alive) == TextRequest(None, "any", stream=True, unloads=unloads)
+    assert generation(prompt="", keep_alive=keep_alive, stream=False) == TextRequest(None, "any", False, unloads)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +398,7 @@ def test_the_model_is_loaded_without_a_line_of_counts() -> None:
         "done": True,
         "done_reason": "load",
     }
-    loading = GenerateBody(replace(FACTS, model=lambda: None), "g1")
+    loading = GenerateBody(replace(FACTS, model=lambda _name: None), "g1")
     with pytest.raises(RequestError, match="model: still loading"):
         loading.receive(b'{"model": "any"}')
 
@@ -441,7 +453,7 @@ def test_ollamas_client_calls_its_tools_and_gets_an_answer(form: ToolForm, strea
     def serve(request: httpx.Request) -> httpx.Response:
         limits = RequestLimits(max_prompt_bytes=10_000)
         model = replace(MODEL_INFO, tool_form=form)
-        body = ChatBody(replace(FACTS, model=lambda: model, limits=limits), f"c{len(prompts)}")
+        body = ChatBody(replace(FACTS, model=lambda _name: model, limits=limits), f"c{len(prompts)}")
         prompts.append(body.receive(request.read())[0].prompt)
         text = next(said)
         outputs = [*(Token(text[at : at + 2], 1) for at in range(0, len(text), 2)), END]
@@ -536,10 +548,10 @@ def test_ollamas_clients_find_a_server_at_the_root(agent: str, found: bool) -> N
 
 
 def test_texts_are_embedded() -> None:
-    assert parse_embed(b'{"model": "m", "input": "a", "truncate": true}', LIMITS, MODEL_INFO) == (Embed(("a",)), None)
-    two = b'{"model": "m", "input": ["a", "b"], "dimensions": 2}'
-    assert parse_embed(two, LIMITS, MODEL_INFO) == (Embed(("a", "b")), 2)
-    assert parse_embeddings(b'{"model": "m", "prompt": "a"}', LIMITS, MODEL_INFO) == Embed(("a",))
+    assert parse_embed(Fields({"input": "a", "truncate": True}), LIMITS, MODEL_INFO) == (Embed(("a",)), None)
+    two = {"input": ["a", "b"], "dimensions": 2}
+    assert parse_embed(Fields(two), LIMITS, MODEL_INFO) == (Embed(("a", "b")), 2)
+    assert parse_embeddings(Fields({"prompt": "a"}), LIMITS, MODEL_INFO) == Embed(("a",))
     answer = Embedded([[0.5, 1.0]], 3)
     assert json.loads(embed_result(answer, None, MODEL_INFO, 0.25)) == {
         "model": "small-1:latest",
@@ -569,4 +581,4 @@ def test_texts_are_embedded() -> None:
 )
 def test_a_wrong_field_of_embeddings_is_named(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
-        parse_embed(json.dumps({"model": "m"} | fields).encode(), LIMITS, MODEL_INFO)
+        parse_embed(Fields(fields), LIMITS, MODEL_INFO)

@@ -58,7 +58,7 @@ Wanted = dict[str, Any]
 
 
 def chat(voice: VoiceInfo | None = VOICE) -> ChatBody:
-    return ChatBody(LIMITS, voice, lambda: None, "chatcmpl-7", 1700000000)
+    return ChatBody(LIMITS, voice, lambda _name: None, "chatcmpl-7", 1700000000)
 
 
 def request(body: ChatBody | None = None, **wanted: Any) -> Generate:

@@ -47,7 +47,7 @@ def asked(
     *, files: tuple[bytes, ...] = (WAV,), translates: bool = False, **fields: Any
 ) -> tuple[TranscriptionBody, Generate]:
     content, kind = encoded(fields, list(files))
-    body = TranscriptionBody(LIMITS, lambda: None, "transcript-1", kind, translates=translates)
+    body = TranscriptionBody(LIMITS, lambda _name: None, "transcript-1", kind, translates=translates)
     (request,) = body.receive(content)
     return body, request
 

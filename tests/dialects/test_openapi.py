@@ -46,7 +46,7 @@ from umaserve.settings.daemon import Config
 from umaserve.wire.fields import Fields
 
 ROUTES = routes()
-SPEAKING = replace(facts(), voice=VoiceInfo(("en",), clones=False), model=lambda: StandInEngine().info)
+SPEAKING = replace(facts(), voice=VoiceInfo(("en",), clones=False), model=lambda _name: StandInEngine().info)
 OLLAMAS = {"User-Agent": "ollama-python"}
 """Only Ollama's clients find something at the root."""
 EMBEDDING = ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings")

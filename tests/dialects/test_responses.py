@@ -38,7 +38,7 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FACTS = replace(
     facts(),
     limits=RequestLimits(max_prompt_bytes=2000),
-    model=lambda: MODEL_INFO,
+    model=lambda _name: MODEL_INFO,
     new_id=lambda prefix: f"{prefix}7",
     now=lambda: 5,
 )
@@ -286,7 +286,7 @@ def test_a_stream():
 
 
 def test_a_stream_in_which_nothing_comes_says_that_it_goes_on():
-    one = ResponseBody(replace(FACTS, model=lambda: None))
+    one = ResponseBody(replace(FACTS, model=lambda _name: None))
     one.receive(body(stream=True, model="some"))
     told = read(one.frame(one.ping) + one.frame(one.ping))
     assert [event["type"] for event in told] == ["response.created"] + ["response.in_progress"] * 3
@@ -440,7 +440,9 @@ def test_log_probabilities():
 
 def test_a_plain_request():
     asked = request()
-    assert asked == Generate("resp_7", (ChatTurn("user", "hi"),), None, asked.sampling, splits_thoughts=True)
+    assert asked == Generate(
+        "resp_7", (ChatTurn("user", "hi"),), None, asked.sampling, splits_thoughts=True, model="any"
+    )
     assert (asked.sampling.temperature, asked.sampling.top_p) == (1.0, 1.0)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from thought_tokens import split_tokens
 
+from tests.support.routes import listed
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.dialects.generate.rest import GenerateBody
 from umaserve.dialects.openai.completions import ChatBody
@@ -28,7 +29,7 @@ ENDED_WITHIN = Finished(FinishReason.LENGTH, Usage(3, 20, 0, 20))
 
 
 def chat(**wanted: Any) -> tuple[ChatBody, Generate]:
-    body = ChatBody(LIMITS, None, lambda: INFO, "chatcmpl-7", 0)
+    body = ChatBody(LIMITS, None, lambda _name: INFO, "chatcmpl-7", 0)
     (request,) = body.receive(json.dumps({"messages": [{"role": "user", "content": "hi"}], **wanted}).encode())
     return body, request
 
@@ -135,7 +136,14 @@ def uds(**wanted: Any) -> tuple[JsonDialect, Generate]:
 
 def generate(**options: Any) -> tuple[GenerateDialect, Generate]:
     numbers = itertools.count()
-    dialect = GenerateDialect(LIMITS, lambda: INFO, lambda: str(next(numbers)), resumable=False, authenticate=None)
+    dialect = GenerateDialect(
+        LIMITS,
+        lambda _name: INFO,
+        lambda: [listed(INFO)],
+        lambda: str(next(numbers)),
+        resumable=False,
+        authenticate=None,
+    )
     request = dialect.receive(json.dumps({"type": "config", "prompt": "hi", "options": options}).encode())
     assert isinstance(request, Generate)
     return dialect, request
@@ -171,7 +179,7 @@ def test_uds_without_a_stream():
 
 @pytest.mark.parametrize(("reasoning", "text", "thoughts"), [("separate", ANSWER, THOUGHT), ("off", ANSWER, None)])
 def test_generate(reasoning: str, text: str, thoughts: str | None):
-    body = GenerateBody(LIMITS, lambda: INFO, "g")
+    body = GenerateBody(LIMITS, lambda _name: INFO, lambda: [listed(INFO)], "g")
     (request,) = body.receive(json.dumps({"prompt": "hi", "options": {"reasoning": reasoning}}).encode())
     assert request.splits_thoughts
     for output in (*split_tokens(TEXT), END):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from umaserve.daemon.routes import DIALECTS
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Facts, HttpDialect, Route
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.outputs import ModelInfo
+from umaserve.outputs import ListedModel, ModelInfo, ModelState
 from umaserve.serving.sessions import Caller
 from umaserve.settings.daemon import Config
 
@@ -29,6 +30,23 @@ MODEL_INFO = ModelInfo(
     eos="</s>",
 )
 """Of no real model."""
+
+
+def listed(model: ModelInfo, **changes: Any) -> ListedModel:
+    """The model in a list: the default one, loaded and without aliases, but for ``changes``."""
+    as_default = ListedModel(
+        name=model.name,
+        aliases=(),
+        description="",
+        default=True,
+        size_bytes=model.size_bytes,
+        state=ModelState.LOADED,
+        progress=1.0,
+        needed_bytes=0,
+        last_used_at=None,
+        info=model,
+    )
+    return replace(as_default, **changes)
 
 
 def dialects(**settings: Any) -> list[HttpDialect]:

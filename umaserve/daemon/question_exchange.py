@@ -41,10 +41,10 @@ class QuestionExchange:
 
     def start(self, content: bytes) -> None:
         try:
-            _info, questions = self._services.loaded()
             self._services.sessions.admit(self._caller, self._asked_at)
-            query, render = self._endpoint.parse(content, self._facts)
-            self._question = questions.ask(query, render, self._answered)
+            asked = self._endpoint.parse(content, self._facts)
+            _info, questions = self._services.loaded()
+            self._question = questions.ask(asked.query, asked.render, self._answered)
             self._memory.keep(len(content))
         except RequestError as error:
             self._reply(error)

@@ -16,11 +16,12 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.outputs import Metrics, ModelInfo
+from umaserve.outputs import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.questions import Questions
 from umaserve.serving.sessions import Caller, Session, SessionManager
 from umaserve.settings.daemon import Config
+from umaserve.settings.model_files import name_of
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
 from umaserve.stages.spoken import Speech
@@ -60,7 +61,8 @@ class Services:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
         return Facts(
             limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None),
-            model=self.model,
+            model=lambda _name: self.model(),
+            models=lambda: [_listed(config, self.model())],
             voice=voice,
             new_id=_new_id,
             now=_seconds,
@@ -79,6 +81,22 @@ class Services:
         if info is None or questions is None:
             raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
         return info, questions
+
+
+def _listed(config: Config, info: ModelInfo | None) -> ListedModel:
+    """The one model."""
+    return ListedModel(
+        name=name_of(config.model) if info is None else info.name,
+        aliases=(),
+        description="",
+        default=True,
+        size_bytes=0 if info is None else info.size_bytes,
+        state=ModelState.LOADING if info is None else ModelState.LOADED,
+        progress=0.0 if info is None else 1.0,
+        needed_bytes=0,
+        last_used_at=None,
+        info=info,
+    )
 
 
 def _running(sessions: SessionManager, *, shown: bool) -> list[RunningAnswer]:

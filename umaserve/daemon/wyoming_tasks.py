@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from umaserve.daemon.reading import Reading
@@ -211,13 +212,14 @@ class Transcription:
             Sound(memoryview(sound).toreadonly(), SOUND, self._format.rate),
             facts.new_id("transcript-"),
             facts.limits,
-            facts.model(),
+            facts.model(self._listening.model),
             language=self._listening.language,
             prompt=self._listening.words,
         )
         self._client.keep(len(sound))
         sessions = self._services.sessions
         self._session = sessions.open(self._client.guarded(self._deliver), self._caller)
+        request = replace(request, model=self._listening.model)
         sessions.request(self._session, request, self._services.loop.now())
 
     def _deliver(self, output: Output | RequestError) -> None:

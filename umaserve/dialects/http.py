@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsResponses
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import Fault, ModelAwaited, RequestError
 from umaserve.messages import Generate, Query, SoundFormat
-from umaserve.outputs import Answer, CacheMiss, ModelInfo, Output, VoiceInfo
+from umaserve.model_names import DEFAULT, spellings
+from umaserve.outputs import Answer, CacheMiss, ListedModel, ModelInfo, Output, VoiceInfo
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
@@ -70,8 +71,11 @@ class Facts:
     """What a dialect may know about its daemon."""
 
     limits: RequestLimits
-    model: Callable[[], ModelInfo | None]
-    """``None`` while it loads."""
+    model: Callable[[str], ModelInfo | None]
+    """The model that is meant by a name, the default one by an empty name; ``None``: it has not been loaded yet. Raises
+    ``RequestError`` for an unknown name where the operator wants names to be strict."""
+    models: Callable[[], Sequence[ListedModel]]
+    """All that the daemon may serve, the default one first."""
     voice: VoiceInfo | None
     """``None`` if the daemon has no voice."""
     new_id: Callable[[str], str]
@@ -95,12 +99,20 @@ class Facts:
     kept_by_relay: Mapping[str, Any] = field(default_factory=dict)
     """What a response says of what the relay keeps, where that keeps it."""
 
-    def loaded(self) -> ModelInfo:
-        """The model; raises ``RequestError`` while it loads."""
-        info = self.model()
+    def loaded(self, name: str = "") -> ModelInfo:
+        """The model that is meant by ``name``; raises ``ModelAwaited`` until it has been loaded."""
+        info = self.model(name)
         if info is None:
-            raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
+            raise ModelAwaited(name)
         return info
+
+
+def find_model(models: Sequence[ListedModel], name: str) -> ListedModel | None:
+    """The one of ``models`` that is called ``name``; the first one is the default."""
+    if name == DEFAULT:
+        return models[0]
+    found = (model for one in spellings(name) for model in models if one in (model.name, *model.aliases))
+    return next(found, None)
 
 
 class Body(Protocol):
@@ -226,11 +238,21 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineQuestion:
-    """A query to the engine; ``parse`` returns the query in a body and the renderer of its answer, or raises
-    ``RequestError``. ``media``: as in ``TextReply``."""
+class Asked:
+    """A query to the engine, and how its answer is rendered."""
 
-    parse: Callable[[bytes, Facts], tuple[Query, Callable[[Answer], bytes]]]
+    query: Query
+    render: Callable[[Answer], bytes]
+    model: str = ""
+    """The name of the model that is asked; empty: the default one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineQuestion:
+    """A query to the engine; ``parse`` reads it from a body, or raises ``RequestError``. ``media``: as in
+    ``TextReply``."""
+
+    parse: Callable[[bytes, Facts], Asked]
     media: bool = False
 
 

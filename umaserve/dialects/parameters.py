@@ -88,6 +88,11 @@ def json_body(body: bytes) -> Fields:
     return Fields(values)
 
 
+def model_name(fields: Fields) -> str:
+    """What the client calls the model; empty where it names none."""
+    return fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or ""
+
+
 def refuse_unknown_constraints(fields: Fields) -> None:
     """Refuse fields of other servers that promise a constraint, unless they ask for none: an answer without it would
     be wrong without a word."""

@@ -35,13 +35,14 @@ class MessageBody:
     end = None
     """A stream ends with ``message_stop`` or an error; nothing follows."""
 
-    def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], unique: str) -> None:
+    def __init__(self, limits: RequestLimits, model: Callable[[str], ModelInfo | None], unique: str) -> None:
         """``unique`` makes the ids of the message and the request."""
         self._id, self._request_id = f"msg_{unique}", f"req_{unique}"
         self.headers = [("request-id", self._request_id), *cap_headers(limits)]
         self._limits = limits
         self._model = model
         self._unique = unique
+        self._asked_model = ""
         self._stream = False
         self._max_tokens: int | None = None
         self._blocks = Blocks(None)
@@ -61,6 +62,7 @@ class MessageBody:
         """The one request in ``body``; raises ``RequestError``."""
         asked = message_request(body, self._limits, self._id)
         self._stream, self._max_tokens = asked.stream, asked.request.max_tokens
+        self._asked_model = asked.request.model
         self._blocks = Blocks(self._parser(asked.request), thoughts=asked.request.enable_thinking is True)
         return [asked.request]
 
@@ -106,7 +108,7 @@ class MessageBody:
         if not request.tools:
             return None
         new_id = short_ids(self._unique)
-        return lambda: parser_for(request, self._model(), new_id)
+        return lambda: parser_for(request, self._model(request.model), new_id)
 
     def _begin(self, usage: Usage) -> Iterator[Event]:
         if not self._begun:
@@ -127,7 +129,7 @@ class MessageBody:
 
     def _message(self, usage: Usage) -> dict[str, Any]:
         """A message without content."""
-        info = self._model()
+        info = self._model(self._asked_model)
         return {
             "id": self._id,
             "type": "message",

@@ -8,7 +8,6 @@ from umaserve.dialects import grammars
 from umaserve.dialects.anthropic.tools import chosen_tools, tools
 from umaserve.dialects.anthropic.turns import turns
 from umaserve.dialects.parameters import (
-    MAX_ID_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TOKEN_ID,
@@ -16,6 +15,7 @@ from umaserve.dialects.parameters import (
     json_body,
     lora,
     max_tokens,
+    model_name,
     sampling,
     stops,
     with_targets,
@@ -66,7 +66,6 @@ def count_request(body: bytes, limits: RequestLimits) -> CountPrompt:
 
 def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
     """What of a request makes its prompt."""
-    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)  # Any name means the one model that is loaded.
     thinks, budget = _thinking(fields)
     offered, must_call, several = chosen_tools(fields, tools(fields, limits))
     return Generate(
@@ -79,6 +78,7 @@ def conversation(fields: Fields, limits: RequestLimits, new_id: str) -> Generate
         splits_thoughts=True,
         thought_budget=budget,
         chat_template_kwargs=_template_kwargs(fields),
+        model=model_name(fields),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import resources
 
 import orjson
@@ -11,8 +10,7 @@ from umaserve.dialects.anthropic import models
 from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.requests import count_request
-from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, Page, Route, SharedPaths, TextReply
-from umaserve.messages import Query
+from umaserve.dialects.http import Asked, EngineQuestion, Facts, HttpDialect, Page, Route, SharedPaths, TextReply
 from umaserve.outputs import Answer, Counted
 
 
@@ -20,12 +18,14 @@ def _message(facts: Facts) -> MessageBody:
     return MessageBody(facts.limits, facts.model, facts.new_id(""))
 
 
-def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _count(body: bytes, facts: Facts) -> Asked:
+    query = count_request(body, facts.limits)
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Counted)
         return orjson.dumps({"input_tokens": answer.tokens})
 
-    return count_request(body, facts.limits), render
+    return Asked(query, render, query.request.model)
 
 
 DIALECT = HttpDialect(

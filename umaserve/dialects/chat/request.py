@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.content import check_media, joined
-from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, sampling
+from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, model_name, sampling
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
 from umaserve.outputs import VoiceInfo
@@ -68,6 +68,7 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
         enable_thinking=fields.boolean("enable_thinking", False),
         splits_thoughts=True,
         spoken=None if speech is None else speech.speaking,
+        model=model_name(fields),
     )
     return ChatRequest(
         request, fields.boolean("streaming", True), ignores_recording=speech is not None and speech.ignores_recording

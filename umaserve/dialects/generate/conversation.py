@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from umaserve.dialects.dialect import Reply
@@ -17,7 +17,7 @@ from umaserve.dialects.generate.request import (
 from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
-from umaserve.outputs import FeedbackKept, Metrics, ModelInfo, Output, Spoken, Steered
+from umaserve.outputs import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
 from umaserve.wire.fields import Fields, bad_request, number, parse_json, string
 from umaserve.wire.websocket import CloseCode
 
@@ -44,7 +44,8 @@ class GenerateDialect:
     def __init__(
         self,
         limits: RequestLimits,
-        model: Callable[[], ModelInfo | None],
+        model: Callable[[str], ModelInfo | None],
+        models: Callable[[], Sequence[ListedModel]],
         new_id: Callable[[], str],
         *,
         resumable: bool,
@@ -52,6 +53,7 @@ class GenerateDialect:
     ) -> None:
         self._limits = limits
         self._model = model
+        self._models = models
         self._new_id = new_id
         self._resumable = resumable
         self._authenticate = authenticate
@@ -156,7 +158,7 @@ class GenerateDialect:
 
     def _configure(self, fields: Fields) -> Generate:
         self._check_idle()
-        request, options = read_config(fields, self._limits, self._model(), self._new_id())
+        request, options = read_config(fields, self._limits, self._models(), self._new_id())
         self._generation = Generation(request, options, self._model, keep_tokens=self._resumable)
         self._asked = None
         return request

@@ -66,7 +66,7 @@ class Generation:
     """
 
     def __init__(
-        self, request: Generate, options: Options, model: Callable[[], ModelInfo | None], *, keep_tokens: bool
+        self, request: Generate, options: Options, model: Callable[[str], ModelInfo | None], *, keep_tokens: bool
     ) -> None:
         self.request = request
         """As received, with the modifications that are in effect."""
@@ -194,7 +194,7 @@ class Generation:
         return outcome
 
     def model(self) -> ModelInfo:
-        info = self._model()
+        info = self._model(self.request.model)
         if info is None:
             raise RuntimeError("a generation without a model")
         return info

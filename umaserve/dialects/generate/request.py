@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from umaserve.dialects import grammars
+from umaserve.dialects.http import find_model
 from umaserve.dialects.parameters import (
     MAX_TURNS,
     REASONING,
@@ -13,6 +15,7 @@ from umaserve.dialects.parameters import (
     check_prompt_bytes,
     lora,
     max_tokens,
+    model_name,
     sampling,
     stops,
     turn,
@@ -24,12 +27,11 @@ from umaserve.dialects.parameters import (
 from umaserve.dialects.parameters import prompt as read_prompt
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Generate, Sampling
-from umaserve.outputs import ModelInfo
+from umaserve.model_names import DEFAULT
+from umaserve.outputs import ListedModel
 from umaserve.wire.fields import Fields, bad_request, out_of_range
 
-MAX_MODEL_BYTES = 256
 DEFAULT_LOGPROBS, MAX_LOGPROBS = 5, 20
-ANY_MODEL = ("", "default")
 FIXED_PARAMETERS = (*grammars.FIELDS, "lora", "cache_prompt")
 """Parameters that can't be modified while a generation runs."""
 PARAMETERS = frozenset(
@@ -55,19 +57,19 @@ class Options:
 
 
 def read_config(
-    fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str
+    fields: Fields, limits: RequestLimits, models: Sequence[ListedModel], request_id: str
 ) -> tuple[Generate, Options]:
-    """The request in a ``config`` message; raises ``RequestError``."""
-    request, options = _read(fields, limits, loaded, request_id, stream=True)
+    """The request in a ``config`` message; raises ``RequestError``, also where it names none of ``models``."""
+    request, options = _read(fields, limits, models, request_id, stream=True)
     return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
 
 
 def read_body(
-    fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str
+    fields: Fields, limits: RequestLimits, models: Sequence[ListedModel], request_id: str
 ) -> tuple[Generate, Options]:
-    """The request in a REST body; raises ``RequestError``. Parameters are at the top level; ``parameters`` and
+    """As ``read_config``, in a REST body. Parameters are at the top level; ``parameters`` and
     ``options`` take precedence over them."""
-    request, options = _read(fields, limits, loaded, request_id, stream=fields.boolean("stream", False))
+    request, options = _read(fields, limits, models, request_id, stream=fields.boolean("stream", False))
     request = with_parameters(request, fields, limits)
     return with_parameters(request, fields.object("parameters") or Fields({}), limits), options
 
@@ -91,9 +93,9 @@ def with_parameters(request: Generate, fields: Fields, limits: RequestLimits) ->
 
 
 def _read(
-    fields: Fields, limits: RequestLimits, loaded: ModelInfo | None, request_id: str, *, stream: bool
+    fields: Fields, limits: RequestLimits, models: Sequence[ListedModel], request_id: str, *, stream: bool
 ) -> tuple[Generate, Options]:
-    _check_model(fields, loaded)
+    model = _model(fields, models)
     prompt = _prompt(fields.values.get("prompt"), limits)
     wanted = fields.object("options") or Fields({})
     options = Options(
@@ -107,15 +109,17 @@ def _read(
     if options.echo_prompt and not isinstance(prompt, str):
         problem = "expected false where prompt is an array of messages, got true"
         raise RequestError(Fault.BAD_REQUEST, wanted.name("echo_prompt"), problem)
-    request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted))
+    request = Generate(request_id, prompt, within_cap(None, limits), logprobs=_logprobs(wanted), model=model)
     request = with_thoughts(with_template_kwargs(request, wanted), wanted, split=options.reasoning != "inline")
     return with_targets(request, fields), options
 
 
-def _check_model(fields: Fields, loaded: ModelInfo | None) -> None:
-    name = fields.string("model", max_bytes=MAX_MODEL_BYTES, empty=True)
-    if name is not None and loaded is not None and name not in (loaded.name, *ANY_MODEL):
-        raise out_of_range(fields.name("model"), f'"{loaded.name}" or "default"', f'"{name}"')
+def _model(fields: Fields, models: Sequence[ListedModel]) -> str:
+    name = model_name(fields)
+    if name and find_model(models, name) is None:
+        known = " or ".join(f'"{known}"' for known in (*(model.name for model in models), DEFAULT))
+        raise out_of_range(fields.name("model"), known, f'"{name}"')
+    return name
 
 
 def _prompt(value: object, limits: RequestLimits) -> str | tuple[ChatTurn, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 
@@ -13,7 +13,7 @@ from umaserve.dialects.http import HTTP_STATUS, JSON, ErrorReply, ErrorShape, ca
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
-from umaserve.outputs import FeedbackKept, Finished, Metrics, ModelInfo, Output, Spoken, Steered
+from umaserve.outputs import FeedbackKept, Finished, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
 from umaserve.wire.fields import Fields, bad_request, parse_json
 
 _HTTP_FAULTS = {408: Fault.TIMED_OUT, 500: Fault.DECODE_FAILED}
@@ -31,10 +31,17 @@ class GenerateBody:
     end = None
     """A stream ends with its completion or error; nothing follows."""
 
-    def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str) -> None:
+    def __init__(
+        self,
+        limits: RequestLimits,
+        model: Callable[[str], ModelInfo | None],
+        models: Callable[[], Sequence[ListedModel]],
+        new_id: str,
+    ) -> None:
         self.headers = cap_headers(limits)
         self._limits = limits
         self._model = model
+        self._models = models
         self._new_id = new_id
         self._generation: Generation | None = None
         self._finished: Finished | None = None
@@ -53,7 +60,7 @@ class GenerateBody:
         values = parse_json(body)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
-        request, options = read_body(Fields(values), self._limits, self._model(), self._new_id)
+        request, options = read_body(Fields(values), self._limits, self._models(), self._new_id)
         self._generation = Generation(request, options, self._model, keep_tokens=False)
         return [request]
 

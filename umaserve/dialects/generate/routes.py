@@ -15,11 +15,13 @@ def _conversation(facts: Facts, authenticate: Authenticate | None) -> GenerateDi
     def new_id() -> str:
         return facts.new_id(_ID_PREFIX)
 
-    return GenerateDialect(facts.limits, facts.model, new_id, resumable=facts.resumable, authenticate=authenticate)
+    return GenerateDialect(
+        facts.limits, facts.model, facts.models, new_id, resumable=facts.resumable, authenticate=authenticate
+    )
 
 
 def _body(facts: Facts) -> GenerateBody:
-    return GenerateBody(facts.limits, facts.model, facts.new_id(_ID_PREFIX))
+    return GenerateBody(facts.limits, facts.model, facts.models, facts.new_id(_ID_PREFIX))
 
 
 DIALECT = HttpDialect(

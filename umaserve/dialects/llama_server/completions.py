@@ -14,7 +14,7 @@ from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
 from umaserve.dialects.llama_server.errors import error_body
 from umaserve.dialects.llama_server.requests import NativeRequest, native_request
 from umaserve.dialects.llama_server.settings import generation_settings
-from umaserve.dialects.parameters import RequestLimits, json_body
+from umaserve.dialects.parameters import RequestLimits, json_body, model_name
 from umaserve.dialects.timings import progress, timings
 from umaserve.errors import RequestError
 from umaserve.messages import Generate, Infill, MixedText, TokenIds
@@ -95,9 +95,10 @@ class NativeBody:
 
     def receive(self, body: bytes) -> Sequence[Generate]:
         """The answers asked for, each a request of its own; raises ``RequestError``."""
-        info = self._facts.model()
+        fields = json_body(body)
+        info = self._facts.model(model_name(fields))
         adapters = () if info is None else info.adapters
-        asked = self._parse(json_body(body), self._facts.limits, self._facts.new_id("cmpl-"), adapters)
+        asked = self._parse(fields, self._facts.limits, self._facts.new_id("cmpl-"), adapters)
         self._asked = replace(asked, choices=())
         self._answers = [_Answer(choice) for choice in asked.choices]
         return asked.choices
@@ -173,7 +174,7 @@ class NativeBody:
             "tokens": answer.tokens if self._asked.return_tokens and not streaming else [],
             "id_slot": NO_SLOT,
             "stop": True,
-            "model": self._facts.loaded().name,
+            "model": self._facts.loaded(answer.request.model).name,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "generation_settings": generation_settings(answer.request, self._asked),

@@ -5,17 +5,16 @@ from __future__ import annotations
 import orjson
 
 from umaserve.dialects.openai.embeddings import embedded_texts
-from umaserve.dialects.parameters import RequestLimits, json_body
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.messages import Embed
 from umaserve.outputs import Embedded
-from umaserve.wire.fields import out_of_range
+from umaserve.wire.fields import Fields, out_of_range
 
 _EUCLIDEAN = 2
 
 
-def parse_embedding(body: bytes, limits: RequestLimits) -> Embed:
+def parse_embedding(fields: Fields, limits: RequestLimits) -> Embed:
     """Parse a body of ``POST /embedding``; raises ``RequestError``. A prompt's cap applies to all texts together."""
-    fields = json_body(body)
     key = "input" if fields.values.get("content") is None and fields.values.get("input") is not None else "content"
     texts = embedded_texts(fields, key, limits)
     norm = fields.integer("embd_normalize", -1)

@@ -15,6 +15,7 @@ from umaserve.dialects.parameters import (
     RequestLimits,
     check_prompt_bytes,
     lora,
+    model_name,
     sampling,
     stops,
     with_targets,
@@ -62,7 +63,7 @@ class NativeRequest:
 
 
 def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters: Sequence[str] = ()) -> NativeRequest:
-    """The request in a body of ``POST /completion``; raises ``RequestError``. ``adapters``: the names of the server's,
+    """Parse a body of ``POST /completion``; raises ``RequestError``. ``adapters``: the names of the server's,
     which requests name by number."""
     fields = _in_our_words(fields, adapters)
     prompts = inputs(fields, "prompt", limits, MAX_PROMPTS)
@@ -77,7 +78,7 @@ def native_request(fields: Fields, limits: RequestLimits, new_id: str, adapters:
 
 
 def infill_request(fields: Fields, limits: RequestLimits, new_id: str, adapters: Sequence[str] = ()) -> NativeRequest:
-    """The request in a body of ``POST /infill``; raises ``RequestError``."""
+    """Parse a body of ``POST /infill``; raises ``RequestError``."""
     fields = _in_our_words(fields, adapters)
     prefix, suffix = (string(fields.values.get(key), key, empty=True) for key in ("input_prefix", "input_suffix"))
     beginning = string(fields.values.get("prompt") or "", "prompt", empty=True)
@@ -127,6 +128,7 @@ def _parameters(fields: Fields, limits: RequestLimits, new_id: str) -> Generate:
         cache_prompt=fields.boolean("cache_prompt", True),
         lora=lora(fields),
         wants_progress=fields.boolean("return_progress", False) and fields.boolean("stream", False),
+        model=model_name(fields),
     )
     return with_targets(request, fields)
 

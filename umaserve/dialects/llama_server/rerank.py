@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body, model_name
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Embed, Pair
 from umaserve.outputs import Embedded
@@ -18,9 +18,10 @@ MAX_DOCUMENTS = 256
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """The pairs, and of the answer how many it has at most and its form."""
+    """The pairs and the model's name, and of the answer how many it has at most and its form."""
 
     query: Embed
+    model: str
     top_n: int | None
     as_tei: bool
     return_text: bool
@@ -30,7 +31,7 @@ def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
     """Parse a body of ``POST /rerank``; raises ``RequestError``. A prompt's cap applies to all texts together, the
     question counting once for each document."""
     fields = json_body(body)
-    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
+    model = model_name(fields)
     as_tei = fields.values.get("texts") is not None
     if as_tei and fields.values.get("documents") is not None:
         raise RequestError(Fault.BAD_REQUEST, "texts", "expected to be absent where documents are given")
@@ -41,7 +42,7 @@ def parse_rerank(body: bytes, limits: RequestLimits) -> RerankRequest:
     check_prompt_bytes(sum(len(text.encode()) for pair in pairs for text in (pair.query, pair.document)), limits, key)
     of_tei, of_jina = (fields.boolean(name, False) for name in ("return_text", "return_documents"))
     top_n = fields.integer("top_n", 1)
-    return RerankRequest(Embed(pairs, ranks=True), top_n, as_tei, return_text=of_tei if as_tei else of_jina)
+    return RerankRequest(Embed(pairs, ranks=True), model, top_n, as_tei, return_text=of_tei if as_tei else of_jina)
 
 
 def _text(document: object, path: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import resources
 
 from umaserve.dialects.http import (
     JSON,
+    Asked,
     EngineQuestion,
     Facts,
     HttpDialect,
@@ -25,58 +25,65 @@ from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
-from umaserve.messages import Query
+from umaserve.dialects.parameters import json_body, model_name
 from umaserve.outputs import Answer, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.wire.http_head import Request
 
 
-def _tokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
-    query, with_pieces = parse_tokenize(body, facts.limits)
+def _tokenize(body: bytes, facts: Facts) -> Asked:
+    fields = json_body(body)
+    query, with_pieces = parse_tokenize(fields, facts.limits)
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Tokenized)
         return tokenize_result(answer, with_pieces=with_pieces)
 
-    return query, render
+    return Asked(query, render, model_name(fields))
 
 
-def _detokenize(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _detokenize(body: bytes, facts: Facts) -> Asked:
+    fields = json_body(body)
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Detokenized)
         return detokenize_result(answer)
 
-    return parse_detokenize(body, facts.limits), render
+    return Asked(parse_detokenize(fields, facts.limits), render, model_name(fields))
 
 
-def _embedding(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _embedding(body: bytes, facts: Facts) -> Asked:
+    fields = json_body(body)
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
         return embedding_result(answer)
 
-    return parse_embedding(body, facts.limits), render
+    return Asked(parse_embedding(fields, facts.limits), render, model_name(fields))
 
 
-def _rerank(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _rerank(body: bytes, facts: Facts) -> Asked:
     asked = parse_rerank(body, facts.limits)
-    name = facts.loaded().name
+    name = facts.loaded(asked.model).name
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
         return rerank_result(answer, asked, name)
 
-    return asked.query, render
+    return Asked(asked.query, render, asked.model)
 
 
 def _slots(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, slots(facts, wants_idle=bool(request.query.get("fail_on_no_slot")))
 
 
-def _apply_template(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _apply_template(body: bytes, facts: Facts) -> Asked:
+    query = parse_apply_template(body, facts.limits)
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Prompted)
         return apply_template_result(answer)
 
-    return parse_apply_template(body, facts.limits), render
+    return Asked(query, render, query.request.model)
 
 
 DIALECT = HttpDialect(

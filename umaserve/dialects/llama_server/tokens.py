@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import orjson
 
-from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body, token_ids
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, token_ids
 from umaserve.messages import Detokenize, Tokenize
 from umaserve.outputs import Detokenized, Tokenized
-from umaserve.wire.fields import string
+from umaserve.wire.fields import Fields, string
 
 
-def parse_tokenize(body: bytes, limits: RequestLimits) -> tuple[Tokenize, bool]:
+def parse_tokenize(fields: Fields, limits: RequestLimits) -> tuple[Tokenize, bool]:
     """Parse a body of ``POST /tokenize``, and whether it wants each token's text; raises ``RequestError``."""
-    fields = json_body(body)
     text = string(fields.values.get("content"), "content", empty=True)
     check_prompt_bytes(len(text.encode()), limits, "content")
     return Tokenize(text, fields.boolean("add_special", False)), fields.boolean("with_pieces", False)
@@ -26,9 +25,9 @@ def tokenize_result(answer: Tokenized, *, with_pieces: bool) -> bytes:
     return orjson.dumps({"tokens": [{"id": token, "piece": _text_or_bytes(piece)} for token, piece in pieces]})
 
 
-def parse_detokenize(body: bytes, limits: RequestLimits) -> Detokenize:
+def parse_detokenize(fields: Fields, limits: RequestLimits) -> Detokenize:
     """Parse a body of ``POST /detokenize``; raises ``RequestError``."""
-    return Detokenize(token_ids(json_body(body).values.get("tokens"), "tokens", limits))
+    return Detokenize(token_ids(fields.values.get("tokens"), "tokens", limits))
 
 
 def detokenize_result(answer: Detokenized) -> bytes:

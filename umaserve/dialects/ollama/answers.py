@@ -57,7 +57,7 @@ class _TextBody(ABC):
         self._facts = facts
         self._new_id = new_id
         self._created = datetime.fromtimestamp(facts.now(), UTC)
-        self._asked = TextRequest(None, stream=False, unloads=False)
+        self._asked = TextRequest(None, "", stream=False, unloads=False)
         self._calls = Calls()
         self._parser: ToolCallParser | None = None
         self._model = ""
@@ -77,7 +77,7 @@ class _TextBody(ABC):
         """The one request in ``body``, or none if it only loads the model; raises ``RequestError``."""
         asked = self._parse(body)
         if asked.request is None:
-            self._model = full_name(self._facts.loaded())
+            self._model = full_name(self._facts.loaded(asked.model))
             self._asked = replace(asked, stream=False)
             return ()
         # Without the prompt, so as not to keep its images in memory.
@@ -127,7 +127,7 @@ class _TextBody(ABC):
 
     def _begin(self) -> None:
         """The model is loaded: its name and its way to write calls are known."""
-        info = self._facts.loaded()
+        info = self._facts.loaded(self._asked.model)
         self._model = full_name(info)
         assert self._asked.request is not None
         if self._asked.request.tools:
@@ -179,7 +179,7 @@ class ChatBody(_TextBody):
     """One ``POST /api/chat``."""
 
     def _parse(self, body: bytes) -> TextRequest:
-        return chat_request(body, self._facts.limits, self._facts.model(), self._new_id)
+        return chat_request(body, self._facts.limits, self._facts.model, self._new_id)
 
     def _shape(self, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text}
@@ -194,7 +194,7 @@ class GenerateBody(_TextBody):
     """One ``POST /api/generate``."""
 
     def _parse(self, body: bytes) -> TextRequest:
-        return generate_request(body, self._facts.limits, self._facts.model(), self._new_id)
+        return generate_request(body, self._facts.limits, self._facts.model, self._new_id)
 
     def _shape(self, piece: Piece) -> dict[str, Any]:
         return {"response": piece.text} | ({"thinking": piece.thoughts} if piece.thoughts else {})

@@ -7,9 +7,8 @@ import orjson
 from umaserve.dialects.ollama.answers import nanoseconds
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.options import check_load_options, unloads
-from umaserve.dialects.ollama.requests import model_name
 from umaserve.dialects.openai.embeddings import shortened
-from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.messages import Embed
 from umaserve.outputs import Embedded, ModelInfo
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
@@ -17,10 +16,10 @@ from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 MAX_INPUTS = 256
 
 
-def parse_embed(body: bytes, limits: RequestLimits, info: ModelInfo) -> tuple[Embed, int | None]:
+def parse_embed(fields: Fields, limits: RequestLimits, info: ModelInfo) -> tuple[Embed, int | None]:
     """Parse a body of ``POST /api/embed``; returns also how many numbers of each vector are wanted, if not all. Raises
     ``RequestError``. A prompt's cap applies to all texts together."""
-    fields = _fields(body, info)
+    _check_options(fields, info)
     dimensions = fields.integer("dimensions", 1, info.embedding_length)
     fields.boolean("truncate", False)  # Not used: a text that is too long is refused, never cut.
     value = fields.values.get("input")
@@ -48,9 +47,10 @@ def embed_result(answer: Embedded, dimensions: int | None, info: ModelInfo, tota
     )
 
 
-def parse_embeddings(body: bytes, limits: RequestLimits, info: ModelInfo) -> Embed:
+def parse_embeddings(fields: Fields, limits: RequestLimits, info: ModelInfo) -> Embed:
     """Parse a body of ``POST /api/embeddings``, which has one text; raises ``RequestError``."""
-    text = string(_fields(body, info).values.get("prompt"), "prompt")
+    _check_options(fields, info)
+    text = string(fields.values.get("prompt"), "prompt")
     check_prompt_bytes(len(text.encode()), limits)
     return Embed((text,))
 
@@ -59,9 +59,6 @@ def embeddings_result(answer: Embedded) -> bytes:
     return orjson.dumps({"embedding": list(answer.vectors[0])})
 
 
-def _fields(body: bytes, info: ModelInfo) -> Fields:
-    fields = json_body(body)
-    model_name(fields)
+def _check_options(fields: Fields, info: ModelInfo) -> None:
     check_load_options(fields.object("options") or Fields({}), info)
     unloads(fields)
-    return fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from umaserve.dialects.ollama.options import logprobs, options, think, unloads
@@ -20,37 +21,43 @@ from umaserve.messages import ChatTurn, Generate, Sampling
 from umaserve.outputs import ModelInfo
 from umaserve.wire.fields import Fields, string
 
+Model = Callable[[str], ModelInfo | None]
+"""The model that is meant by a name; ``None``: it has not been loaded yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """A parsed body. ``request`` is ``None`` if it only loads the model or, with ``unloads``, only unloads it."""
 
     request: Generate | None
+    model: str
     stream: bool
     unloads: bool
 
 
 def model_name(fields: Fields) -> str:
-    """``model``, by which any name means the loaded model; raises ``RequestError``."""
+    """``model``, which may not be absent; raises ``RequestError``."""
     return string(fields.values.get("model"), "model", max_bytes=MAX_ID_BYTES)
 
 
-def chat_request(body: bytes, limits: RequestLimits, info: ModelInfo | None, new_id: str) -> TextRequest:
-    """Parse a body of ``POST /api/chat``; raises ``RequestError``. ``info``: the model, once it is loaded.
+def chat_request(body: bytes, limits: RequestLimits, model: Model, new_id: str) -> TextRequest:
+    """Parse a body of ``POST /api/chat``; raises ``RequestError``.
 
     ``tool_choice`` is not in Ollama's reference, which so ignores it, but clients send it, in the forms of OpenAI's.
     """
     fields = json_body(body)
-    model_name(fields)
+    name = model_name(fields)
     offered, must_call, several = chosen_tools(fields, tools(fields))
-    asked = Generate(new_id, turns(fields, limits), tools=offered, must_call=must_call, parallel_calls=several)
-    return _asked(fields, limits, info, asked)
+    one = Generate(
+        new_id, turns(fields, limits), tools=offered, must_call=must_call, parallel_calls=several, model=name
+    )
+    return _asked(fields, limits, model(name), one)
 
 
-def generate_request(body: bytes, limits: RequestLimits, info: ModelInfo | None, new_id: str) -> TextRequest:
-    """Parse a body of ``POST /api/generate``; raises ``RequestError``. ``info``: the model, once it is loaded."""
+def generate_request(body: bytes, limits: RequestLimits, model: Model, new_id: str) -> TextRequest:
+    """Parse a body of ``POST /api/generate``; raises ``RequestError``."""
     fields = json_body(body)
-    model_name(fields)
+    name = model_name(fields)
     _refuse(fields, "template", "the model's own chat template is used; for another, set raw and send a whole prompt")
     _refuse(fields, "suffix", "this server fills no gaps in a text")
     if fields.values.get("context") is not None:
@@ -69,7 +76,7 @@ def generate_request(body: bytes, limits: RequestLimits, info: ModelInfo | None,
         prompt = (*before, ChatTurn("user", text, attachments=attachments))
     else:
         prompt = ""
-    return _asked(fields, limits, info, Generate(new_id, prompt))
+    return _asked(fields, limits, model(name), Generate(new_id, prompt, model=name))
 
 
 def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, request: Generate) -> TextRequest:
@@ -86,7 +93,7 @@ def _asked(fields: Fields, limits: RequestLimits, info: ModelInfo | None, reques
         splits_thoughts=not isinstance(request.prompt, str),
     )
     asked = with_targets(whole, fields) if request.prompt else None
-    return TextRequest(asked, fields.boolean("stream", True), unloads(fields))
+    return TextRequest(asked, request.model, fields.boolean("stream", True), unloads(fields))
 
 
 def _unbound(chosen: Sampling) -> Sampling:

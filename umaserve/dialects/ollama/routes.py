@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import resources
 
-from umaserve.dialects.http import JSON, EngineQuestion, Facts, HttpDialect, Page, Route, TextReply, page_of_model
+from umaserve.dialects.http import (
+    JSON,
+    Asked,
+    EngineQuestion,
+    Facts,
+    HttpDialect,
+    Page,
+    Route,
+    TextReply,
+    page_of_model,
+)
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
-from umaserve.messages import Query
+from umaserve.dialects.ollama.requests import model_name
+from umaserve.dialects.parameters import json_body
 from umaserve.outputs import Answer, Embedded
 from umaserve.wire.http_head import Request
 
@@ -31,23 +41,29 @@ def _refuse(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
     return models.refuse()
 
 
-def _embed(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
-    info, asked_at = facts.loaded(), facts.clock()
-    query, dimensions = embeddings.parse_embed(body, facts.limits, info)
+def _embed(body: bytes, facts: Facts) -> Asked:
+    asked_at = facts.clock()
+    fields = json_body(body)
+    model = model_name(fields)
+    info = facts.loaded(model)
+    query, dimensions = embeddings.parse_embed(fields, facts.limits, info)
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
         return embeddings.embed_result(answer, dimensions, info, facts.clock() - asked_at)
 
-    return query, render
+    return Asked(query, render, model)
 
 
-def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _embeddings(body: bytes, facts: Facts) -> Asked:
+    fields = json_body(body)
+    model = model_name(fields)
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
         return embeddings.embeddings_result(answer)
 
-    return embeddings.parse_embeddings(body, facts.limits, facts.loaded()), render
+    return Asked(embeddings.parse_embeddings(fields, facts.limits, facts.loaded(model)), render, model)
 
 
 DIALECT = HttpDialect(

@@ -38,7 +38,9 @@ class _OpenAIBody:
     _object: str
     _chunk_object: str
 
-    def __init__(self, limits: RequestLimits, model: Callable[[], ModelInfo | None], new_id: str, created: int) -> None:
+    def __init__(
+        self, limits: RequestLimits, model: Callable[[str], ModelInfo | None], new_id: str, created: int
+    ) -> None:
         """``new_id`` is the answer's id, ``created`` its creation time in seconds since 1970."""
         self.headers = cap_headers(limits)
         self._limits = limits
@@ -131,7 +133,7 @@ class _OpenAIBody:
 
     def _around(self, kind: str) -> dict[str, Any]:
         if self._head is None:
-            info = self._model()
+            info = self._model(self._asked.model)
             self._head = {
                 "model": self._asked.model if info is None else info.name,
                 "system_fingerprint": None if info is None else f"fp_{zlib.crc32(repr(info).encode()):08x}",
@@ -167,7 +169,7 @@ class ChatBody(_OpenAIBody):
         self,
         limits: RequestLimits,
         voice: VoiceInfo | None,
-        model: Callable[[], ModelInfo | None],
+        model: Callable[[str], ModelInfo | None],
         new_id: str,
         created: int,
     ) -> None:
@@ -188,7 +190,7 @@ class ChatBody(_OpenAIBody):
         if not request.tools:
             return ChatChoice(index, None)
         new_id = short_ids(f"{unique}_{index}")
-        return ChatChoice(index, lambda: parser_for(request, self._model(), new_id))
+        return ChatChoice(index, lambda: parser_for(request, self._model(request.model), new_id))
 
 
 class CompletionBody(_OpenAIBody):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from umaserve.dialects.openai.requests import inputs, size_of
-from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_prompt_bytes, json_body
+from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
 from umaserve.messages import Embed, MixedText, TokenIds
 from umaserve.outputs import Embedded
 from umaserve.wire.fields import Fields, array, string
@@ -28,11 +28,9 @@ class EmbeddingsRequest:
     dimensions: int | None = None
 
 
-def parse_embeddings(body: bytes, limits: RequestLimits, length: int) -> EmbeddingsRequest:
+def parse_embeddings(fields: Fields, limits: RequestLimits, length: int) -> EmbeddingsRequest:
     """Parse a body of ``POST /v1/embeddings``; raises ``RequestError``. A prompt's cap applies to all texts together.
     ``length``: of the model's vectors."""
-    fields = json_body(body)
-    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
     dimensions = fields.integer("dimensions", 1, length)
     texts = embedded_texts(fields, "input", limits)
     as_base64 = fields.choice("encoding_format", {"float": False, "base64": True}, False)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from umaserve.dialects.grammars import ANY_OBJECT, only_one, schema
 from umaserve.dialects.openai.speech import CHAT_FORMATS, wanted_audio
 from umaserve.dialects.openai.turns import chosen_tools, tools, turns
 from umaserve.dialects.parameters import (
-    MAX_ID_BYTES,
     MAX_SEED,
     RequestLimits,
     check_prompt_bytes,
     json_body,
     lora,
+    model_name,
     sampling,
     stops,
     template_kwargs,
@@ -205,17 +206,20 @@ def size_of(text: str | TokenIds | MixedText) -> int:
 def _asked(fields: Fields, requests: tuple[Generate, ...], *, echo: bool = False) -> CompletionRequest:
     n = _n_choices(fields)
     stream_options = fields.object("stream_options") or Fields({})
-    stream, cache_prompt, adapters = fields.boolean("stream", False), fields.boolean("cache_prompt", True), lora(fields)
-    progress = fields.boolean("return_progress", False) and stream
-    requests = tuple(
-        with_targets(replace(request, cache_prompt=cache_prompt, lora=adapters, wants_progress=progress), fields)
-        for request in requests
-    )
+    stream = fields.boolean("stream", False)
+    model = model_name(fields)
+    shared: dict[str, Any] = {
+        "cache_prompt": fields.boolean("cache_prompt", True),
+        "lora": lora(fields),
+        "wants_progress": fields.boolean("return_progress", False) and stream,
+        "model": model,
+    }
+    requests = tuple(with_targets(replace(request, **shared), fields) for request in requests)
     choices = tuple(nth_choice(request, k) for request in requests for k in range(n))
     if len(choices) > 1:
         choices = tuple(replace(choice, id=f"{choice.id}-{index}") for index, choice in enumerate(choices))
     return CompletionRequest(
-        model=fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or "",
+        model=model,
         choices=choices,
         choices_each=n,
         stream=stream,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import resources
 
 import orjson
 
 from umaserve.dialects.http import (
     JSON,
+    Asked,
     EngineQuestion,
     Facts,
     FormReply,
@@ -27,9 +27,8 @@ from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
-from umaserve.dialects.parameters import json_body
+from umaserve.dialects.parameters import json_body, model_name
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Query
 from umaserve.outputs import Answer, Counted, Embedded
 from umaserve.wire.http_head import Request
 
@@ -58,23 +57,27 @@ def _speech(body: bytes, facts: Facts) -> SpokenText:
     return text_to_speech(json_body(body), facts.voice)
 
 
-def _embeddings(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
-    info = facts.loaded()
-    request = parse_embeddings(body, facts.limits, info.embedding_length)
+def _embeddings(body: bytes, facts: Facts) -> Asked:
+    fields = json_body(body)
+    model = model_name(fields)
+    info = facts.loaded(model)
+    request = parse_embeddings(fields, facts.limits, info.embedding_length)
 
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Embedded)
         return embeddings_result(answer, request, info.name)
 
-    return request.query, render
+    return Asked(request.query, render, model)
 
 
-def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _count(body: bytes, facts: Facts) -> Asked:
+    query = count_request(body, facts.limits)
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Counted)
         return orjson.dumps({"input_tokens": answer.tokens})
 
-    return count_request(body, facts.limits), render
+    return Asked(query, render, query.request.model)
 
 
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:

@@ -13,7 +13,7 @@ from umaserve.dialects import sse
 from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import MIN_LOGPROB, scored_token
 from umaserve.dialects.openai.errors import error_body
-from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits
+from umaserve.dialects.parameters import RequestLimits, model_name
 from umaserve.dialects.transcription import check_end, transcription
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sound
@@ -36,6 +36,7 @@ _UNKNOWN = "unknown"
 class _Asked:
     """What a form asks for, without the recording."""
 
+    model: str = ""
     file_format: str = "json"
     stream: bool = False
     logprobs: bool = False
@@ -55,7 +56,7 @@ class TranscriptionBody:
     def __init__(
         self,
         limits: RequestLimits,
-        model: Callable[[], ModelInfo | None],
+        model: Callable[[str], ModelInfo | None],
         new_id: str,
         content_type: str,
         *,
@@ -92,14 +93,14 @@ class TranscriptionBody:
             _sound(form),
             self._new_id,
             self._limits,
-            self._model(),
+            self._model(asked.model),
             language=asked.language,
             prompt=fields.values.get("prompt", "").strip(),
             temperature=asked.temperature,
             translates=self._translates,
         )
         scored = asked.logprobs or asked.file_format == "verbose_json"
-        return [replace(request, logprobs=0) if scored else request]
+        return [replace(request, logprobs=0 if scored else None, model=asked.model)]
 
     def send(self, _index: int, output: Output) -> list[bytes]:
         """The events for ``output``; none unless streaming. Raises ``RequestError`` where the transcript lacks its
@@ -248,7 +249,7 @@ def _sound(form: Form) -> Sound:
 
 
 def _asked(fields: Fields, *, translates: bool) -> _Asked:
-    fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
+    model = model_name(fields)
     file_format = fields.one_of("response_format", WHOLE_TYPES) or "json"
     stream = fields.boolean("stream", False)
     if stream and file_format not in STREAMED:
@@ -259,7 +260,8 @@ def _asked(fields: Fields, *, translates: bool) -> _Asked:
     included = _each(fields, "include", "logprobs", "since there is nothing else to include")
     language = fields.string("language", max_bytes=MAX_LANGUAGE_BYTES, empty=True) or ""
     temperature = fields.number("temperature", 0.0, 1.0) or 0.0
-    return _Asked(file_format, stream, "logprobs" in included, "" if translates else language.strip(), temperature)
+    spoken = "" if translates else language.strip()
+    return _Asked(model, file_format, stream, "logprobs" in included, spoken, temperature)
 
 
 def _each(fields: Fields, key: str, known: str, why: str) -> list[str]:

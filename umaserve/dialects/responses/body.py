@@ -61,6 +61,7 @@ class ResponseBody:
         self._facts = facts
         self._created = facts.now()
         self._stream = False
+        self._model = ""
         self._shown: Mapping[str, Any] = {}
         self._kept: Kept | None = None
         self._background = False
@@ -88,6 +89,7 @@ class ResponseBody:
         asked = response_request(body, self._facts.limits, self._id, self._facts.kept)
         parser = self._parser(asked.request)
         self._output = OutputItems(parser, asked.tools, self._unique, seals=asked.sealed)
+        self._model = asked.request.model
         # Without the request, so as not to keep the prompt's media in memory.
         self._stream, self._shown = asked.stream, {**asked.shown, **self._facts.kept_by_relay}
         self._kept, self._background = asked.kept, asked.background
@@ -174,7 +176,7 @@ class ResponseBody:
         if not request.tools:
             return None
         new_id = short_ids(self._unique)
-        return lambda: parser_for(request, self._facts.model(), new_id)
+        return lambda: parser_for(request, self._facts.model(request.model), new_id)
 
     def _end(
         self,
@@ -206,7 +208,7 @@ class ResponseBody:
         all_kept.keep(kept)
 
     def _response(self, *, ended: bool = True) -> dict[str, Any]:
-        info = self._facts.model()
+        info = self._facts.model(self._model)
         state = self._ended if ended else None
         begun: dict[str, Any] = {
             "status": self._status,

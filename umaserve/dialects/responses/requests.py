@@ -17,6 +17,7 @@ from umaserve.dialects.parameters import (
     json_body,
     lora,
     max_tokens,
+    model_name,
     sampling,
     stops,
     template_kwargs,
@@ -69,7 +70,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
     for key, why in _NOT_KEPT.items():
         if fields.values.get(key) is not None:
             raise RequestError(Fault.BAD_REQUEST, fields.name(key), f"expected to be absent: {why}")
-    model = fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)  # Any name means the one that is loaded.
+    model = model_name(fields)
     instructions = _instructions(fields)
     asked = keeping(fields, kept)
     offered, shown_tools = tools(fields, limits)
@@ -98,6 +99,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
         chat_template_kwargs=kwargs,
         cache_prompt=fields.boolean("cache_prompt", True),
         lora=lora(fields),
+        model=model,
     )
     request = with_targets(with_thoughts(request, fields, split=True), fields)
     # Never done without a word: a prompt that is too long is refused.
@@ -110,7 +112,7 @@ def response_request(body: bytes, limits: RequestLimits, new_id: str, kept: Tena
         "max_output_tokens": wanted,
         "max_tool_calls": fields.integer("max_tool_calls", 1),
         "metadata": _metadata(fields),
-        "model": model or "",
+        "model": model,
         "parallel_tool_calls": choice.several,
         "prompt_cache_key": fields.string("prompt_cache_key", max_bytes=MAX_VALUE_BYTES, empty=True),
         "reasoning": shown_reasoning,

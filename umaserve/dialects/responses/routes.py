@@ -7,24 +7,26 @@ from importlib import resources
 
 import orjson
 
-from umaserve.dialects.http import EngineQuestion, Facts, HttpDialect, KeptTextReply, Page, Route
+from umaserve.dialects.http import Asked, EngineQuestion, Facts, HttpDialect, KeptTextReply, Page, Route
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.dialects.responses.requests import response_request
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt, Query
+from umaserve.messages import CountPrompt
 from umaserve.outputs import Answer, Counted
 from umaserve.wire.http_head import Request
 
 
-def _count(body: bytes, facts: Facts) -> tuple[Query, Callable[[Answer], bytes]]:
+def _count(body: bytes, facts: Facts) -> Asked:
+    request = response_request(body, facts.limits, "", facts.kept).request
+
     def render(answer: Answer) -> bytes:
         assert isinstance(answer, Counted)
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": answer.tokens})
 
-    return CountPrompt(response_request(body, facts.limits, "", facts.kept).request), render
+    return Asked(CountPrompt(request), render, request.model)
 
 
 def _page(make: Callable[[TenantsResponses, Request], tuple[int, str, bytes]]) -> Page:

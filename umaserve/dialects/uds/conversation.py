@@ -16,6 +16,7 @@ from umaserve.dialects.parameters import (
     check_prompt_bytes,
     lora,
     max_tokens,
+    model_name,
     sampling,
     stops,
     turn,
@@ -229,6 +230,7 @@ def _generate(fields: Fields, limits: RequestLimits) -> Generate:
         stop=stops(fields),
         cache_prompt=fields.boolean("cache_prompt", True),
         lora=lora(fields),
+        model=model_name(fields),
     )
     return with_targets(request, fields)
 

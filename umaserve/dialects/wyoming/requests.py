@@ -88,22 +88,23 @@ def _number(fields: Fields, key: str, low: int, high: int) -> int:
 class Listening:
     """What ``transcribe`` says of the speech that follows."""
 
+    model: str = ""
     language: str = ""
     words: str = ""
     """Names and terms that may occur."""
 
 
 def listening(data: Mapping[str, Any]) -> Listening:
-    """Any model's name means the loaded model. Raises ``RequestError``."""
+    """Raises ``RequestError``."""
     fields = Fields(data)
-    fields.string("name", max_bytes=MAX_NAME_BYTES, empty=True)
+    model = fields.string("name", max_bytes=MAX_NAME_BYTES, empty=True)
     words = [
         word
         for key in ("transcript_names", "transcript_terms")
         for word in fields.strings(key, max_items=MAX_WORDS, max_bytes=MAX_NAME_BYTES)
     ]
     language = fields.string("language", max_bytes=MAX_NAME_BYTES, empty=True)
-    return Listening(language or "", ", ".join(words))
+    return Listening(model or "", language or "", ", ".join(words))
 
 
 def misplaced(event_type: str) -> RequestError:
