@@ -25,7 +25,7 @@ from umaserve.serving.policy import (
     may_start,
     plan,
 )
-from umaserve.serving.snapshot import AGING_S, Held, Plan, Prompt, Snapshot, Stream
+from umaserve.serving.snapshot import AGING_S, Elsewhere, Held, Plan, Prompt, Snapshot, Stream
 from umaserve.serving.ticks import Capacity, Copy, Divide, Load, Release, Save, SavedBytes
 
 NOW = 1000.0
@@ -125,6 +125,19 @@ def moving_snapshots(draw: st.DrawFn) -> Snapshot:
     times = st.just(0.0) | st.floats(0, 0.1)
     prompts = [one if one.started else one._replace(moving_s=draw(times)) for one in snapshot.prompts]
     return dataclasses.replace(snapshot, prompts=prompts, moving_s=draw(times))
+
+
+@st.composite
+def snapshots_beside(draw: st.DrawFn) -> Snapshot:
+    """Without adapters; other models on the same thread have streams, prompts, or both."""
+    streaming = draw(st.booleans())
+    elsewhere = Elsewhere(
+        decode_s=draw(st.floats(0, 0.3)) if streaming else 0.0,
+        target_s=draw(st.floats(0.001, 2.0)) if streaming else math.inf,
+        prefilling=draw(st.integers(0, 3)),
+        planned_s=draw(st.floats(0, 0.5)),
+    )
+    return dataclasses.replace(draw(plain_snapshots), elsewhere=elsewhere)
 
 
 def by_id(snapshot: Snapshot) -> dict[int, Prompt]:
@@ -426,6 +439,66 @@ def test_rule_9_a_tick_is_for_one_set_of_adapters_and_each_has_its_turn(snapshot
 
 
 @untimed
+@given(snapshots_beside())
+def test_rule_11_more_than_the_floor_keeps_the_time_of_all_models(snapshot: Snapshot) -> None:
+    the_plan = plan(snapshot)
+    cost, cached, elsewhere = snapshot.cost, snapshot.cached, snapshot.elsewhere
+    n_streams = len(the_plan.decode) + sum(stream.id in the_plan.preempt for stream in snapshot.streams)
+    if not (n_streams or elsewhere.streaming) or prefilled(the_plan) <= MIN_ROWS:
+        return
+    decode_s = cost.seconds(n_streams, 0, cached) if n_streams else 0.0
+    all_s = decode_s + elsewhere.decode_s
+    shortest = min(elsewhere.target_s, target(snapshot.streams) if snapshot.streams else IDLE_TICK_S)
+    prefill_s = cost.seconds(n_streams, prefilled(the_plan), cached) - decode_s
+    allowed = HEADROOM * shortest
+    if all_s > shortest:
+        allowed = all_s / (1 - MAX_SHARE)
+    elif any(one.arrived_at + one.target_ttft_s < snapshot.now for one in snapshot.prompts):
+        allowed = max(allowed, all_s / (1 - MIN_SHARE))
+    assert all_s + prefill_s * (1 + elsewhere.prefilling) <= allowed * (1 + 1e-9), "and the others get as much"
+    if all_s <= shortest:
+        assert decode_s + prefill_s + elsewhere.planned_s <= allowed * (1 + 1e-9), "beside the ticks that are planned"
+
+
+@untimed
+@given(snapshots_beside(), st.booleans())
+def test_rule_11_whatever_runs_elsewhere_nothing_stops(snapshot: Snapshot, prompts_apart: bool) -> None:
+    snapshot = dataclasses.replace(snapshot, prompts_apart=prompts_apart)
+    the_plan, alone = plan(snapshot), plan(dataclasses.replace(snapshot, elsewhere=Elsewhere()))
+    assert len(the_plan.decode) >= min(len(alone.decode), 1)
+    interactive = {stream.id for stream in snapshot.streams if not in_background(stream)}
+    assert {id_ for id_, _ in alone.decode} & interactive <= {id_ for id_, _ in the_plan.decode}
+    assert prefilled(the_plan) >= min(prefilled(alone), PREFILL_FLOOR)
+
+
+@untimed
+@given(snapshots_beside())
+def test_rule_11_guesses_take_nobodys_time(snapshot: Snapshot) -> None:
+    the_plan, elsewhere = plan(dataclasses.replace(snapshot, prompts=[])), snapshot.elsewhere
+    if rows_of(the_plan) == len(the_plan.decode):
+        return
+    assert not elsewhere.prefilling, "prompts of others want the time"
+    seconds = snapshot.cost.seconds(rows_of(the_plan), 0, snapshot.cached)
+    shortest = min(elsewhere.target_s, target(snapshot.streams))
+    assert seconds + max(elsewhere.decode_s, elsewhere.planned_s) <= HEADROOM * shortest * (1 + 1e-9)
+
+
+@untimed
+@given(snapshots_beside())
+def test_rule_11_where_the_target_is_lost_elsewhere_prefill_has_its_share(snapshot: Snapshot) -> None:
+    decode_s = snapshot.elsewhere.decode_s
+    elsewhere = dataclasses.replace(snapshot.elsewhere, target_s=0.9 * decode_s)
+    waiting = [prompt(1, remaining=10**6, started=True)]
+    cost = Cost(0.0, 0.0, 1e-4, 0.0)
+    lost = dataclasses.replace(
+        snapshot, streams=[], prompts=waiting, held=[], cost=cost, batch_tokens=10**6, elsewhere=elsewhere
+    )
+    seconds = (prefilled(plan(lost)) + 1) * cost.prefill_row_s
+    least = decode_s / (1 - MIN_SHARE) - decode_s
+    assert seconds * (1 + elsewhere.prefilling) >= least * (1 - 1e-9)
+
+
+@untimed
 @given(snapshots())
 def test_the_plan_depends_on_nothing_but_the_snapshot(snapshot: Snapshot) -> None:
     assert plan(snapshot) == plan(snapshot)
@@ -556,6 +629,58 @@ PLANS = {
     "and not those that have started": (
         snapshot([prompt(1, cells=21), prompt(2, cells=1), prompt(3, started=True)], free_cells=20, free_slots=2),
         did((), ((3, 10),)),
+    ),
+    # 0.95 * 0.1 s, less 20 ms and 2 ms, at 3.05 ms a row
+    "beside streams elsewhere": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1)),
+        did((), ((1, 23),)),
+    ),
+    # Half of 75 ms, less 2 ms
+    "and as much as another model's prompts": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, 1)),
+        did((), ((1, 11),)),
+    ),
+    # Half of 0.95 * 0.1 s, less 0.01 + 6.05 ms
+    "streams and prompts on both": (
+        snapshot([prompt(3, remaining=999)], [Stream(1, 0.2)], elsewhere=Elsewhere(0.01, 0.1, 1)),
+        did((1,), ((3, 12),)),
+    ),
+    "in what a tick of another model leaves": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, 1, 0.08)),
+        did((), ((1, 4),)),
+    ),
+    "the floor, where it leaves nothing": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, 1, 0.3)),
+        did((), ((1, 1),)),
+    ),
+    "enough for its decode where others elsewhere leave hardly any time": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.09, 0.1)),
+        did((), ((1, MIN_ROWS),)),
+    ),
+    "a long prompt beside prompts elsewhere": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(prefilling=1, planned_s=0.3)),
+        did((), ((1, 128),)),
+    ),
+    "the rest of a prompt that is too much beside streams elsewhere": (
+        snapshot([prompt(1, remaining=120, started=True)], elsewhere=Elsewhere(0.02, 0.24)),
+        did((), ((1, 67),)),
+    ),
+    # 19 ms, less 5 ms: two rows take 10.1 ms, three 14.15 ms
+    "background streams take turns for others elsewhere": (
+        snapshot(
+            [],
+            [Stream(n, 1.0, BACKGROUND, NOW - 1, last_token_at=-n) for n in (2, 3, 4)],
+            elsewhere=Elsewhere(0.005, 0.02),
+        ),
+        did((4, 3)),
+    ),
+    "but not for those that have more time": (
+        snapshot(
+            [],
+            [Stream(n, 0.01, BACKGROUND, NOW - 1, last_token_at=-n) for n in (2, 3)],
+            elsewhere=Elsewhere(0.005, 0.02),
+        ),
+        did((2, 3)),
     ),
     "cells for one of two": (snapshot([prompt(1), prompt(2)], free_cells=39), did((), ((1, 10),))),
     "one slot for two": (snapshot([prompt(1), prompt(2)], free_slots=1), did((), ((1, 10),))),
@@ -764,6 +889,15 @@ GUESSES = {
     "all where rows cost nothing": (snapshot([], [GUESSER], cost=Cost(0.01, 0.0, 0.003, 0.0)), 4),
     "a prompt that waits for a place wants none": (snapshot([prompt(2)], [GUESSER], free_slots=0), 2),
     "all where the second row is the dear one": (snapshot([], [GUESSER], cost=Cost(0.007, 0.001, 0.001, 0, 0.008)), 4),
+    "none where prompts elsewhere want the time": (snapshot([], [GUESSER], elsewhere=Elsewhere(prefilling=1)), 0),
+    "no more than others elsewhere leave": (
+        snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=Elsewhere(0.07, 0.1)),
+        1,
+    ),
+    "no more than a quarter longer for others elsewhere": (
+        snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=Elsewhere(0.01, 0.1)),
+        2,
+    ),
     "few where they don't make up for the second": (
         snapshot([], [GUESSER._replace(draft_tokens=2)], cost=Cost(0.007, 0.001, 0.001, 0, 0.015)),
         1,

@@ -10,11 +10,12 @@ from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost, MovingCost
 from umaserve.serving.disk_cache import PRIVATE, DiskCache
 from umaserve.serving.division import Division
+from umaserve.serving.neighbours import Neighbours, seen_elsewhere
 from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
 from umaserve.serving.sessions import NEVER, Session, SessionManager
 from umaserve.serving.slots import Room, Slots
-from umaserve.serving.snapshot import Held, Plan, Prompt, Snapshot, Stream, urgency
+from umaserve.serving.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, Stream, urgency
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import RUNNING, State
 from umaserve.serving.ticks import (
@@ -61,6 +62,7 @@ class Planning:
         clock: Callable[[], float],
         started: Callable[[Session], None],
         metrics: ServingMetrics,
+        neighbours: Neighbours,
         *,
         shared_prefixes: bool,
     ) -> None:
@@ -74,6 +76,7 @@ class Planning:
         self._targets = targets
         self._now = clock
         self._started = started
+        self._neighbours = neighbours
         self._shares_prefixes = shared_prefixes
         self._last_adapters: Adapters = ()
         self._moving = MovingCost(capacity)
@@ -101,13 +104,18 @@ class Planning:
         if not snapshot.prompts:
             self.slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
-        return self._work(snapshot, the_plan, threads)
+        work = self._work(snapshot, the_plan, threads)
+        self._neighbours.tell(self, seen_elsewhere(snapshot, work, self._planned_s(work, cost)))
+        return work
 
     def after(self, work: Work, cost: Cost, threads: int) -> Work | None:
         """The tick after ``work``, whose tokens are not known yet: the same streams again, if that is what a plan of
         now comes to, and none of them gets its last token or outgrows its cells; else ``None``."""
         one_token_each = work.decode_rows == len(work.sessions) > 0 == work.prefill_rows
         if not one_token_each or threads != work.tick.threads:
+            return None
+        # The compute thread has their ticks to do meanwhile, and these would wait for two of this model.
+        if self._neighbours.elsewhere(self) != Elsewhere():
             return None
         if any(holder.state is not State.DECODE for holder in self.slots.holders):
             return None
@@ -117,6 +125,10 @@ class Planning:
         if self.to_encode or self.slots.kv_operations:
             return None
         return next_work(work) if all(map(_goes_on, work.sessions)) else None
+
+    def leave(self) -> None:
+        """It plans no more ticks: others' plans do not depend on it any longer."""
+        self._neighbours.leave(self)
 
     def preempt(self, session: Session) -> None:
         """Take the slot of a running session, which then waits for another one."""
@@ -196,6 +208,7 @@ class Planning:
     def _take_back_slots(self) -> None:
         ended = [session for session in self.slots.holders if session.state not in RUNNING]
         beside_streams = any(session.state is State.DECODE for session in self.slots.holders)
+        beside_streams = beside_streams or self._neighbours.elsewhere(self).streaming
         for index, session in enumerate(ended):
             if beside_streams and index and self._moving_s() > MAX_SAVING_S:
                 break
@@ -261,6 +274,7 @@ class Planning:
             prompts_apart=self._capacity.prompts_apart,
             parted=self._division.parted,
             moving_s=self._moving_s(),
+            elsewhere=self._neighbours.elsewhere(self),
         )
 
     def _stream(self, session: Session) -> Stream:
@@ -374,6 +388,7 @@ class Planning:
             adapters=prepared.adapters,
             # Without divisions, it mostly shares the cells of the cached prefix.
             moving_s=0.0 if started or not self._division.possible else self._moving.of_sequence(session.reusable),
+            target_tbt_s=request.target_tbt_s or self._targets.tbt_s,
         )
 
     # -- from the plan to the tick -------------------------------------------------------------------------------
@@ -391,6 +406,14 @@ class Planning:
         kv_operations = self.slots.take_kv_operations()
         apart = self._capacity.prompts_apart
         return make_work(snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart)
+
+    def _planned_s(self, work: Work, cost: Cost) -> float:
+        """How long ``work`` takes, by what is known."""
+        tick = work.tick
+        seconds = self._moving.seconds(tick.kv_operations, parted=self._division.parted)
+        if tick.runs:
+            seconds += cost.seconds(work.decode_rows, work.prefill_rows, work.cached, work.decodes)
+        return seconds + self._drafting_s * sum([draft.limit for draft in tick.drafts])
 
     def _start(self, session: Session) -> None:
         assert session.request is not None

@@ -39,6 +39,14 @@ The rules, and why:
    speed (every tick then has a decode for the stream, and little time for them), and the first streams would keep all
    others waiting. A prompt waits for those that arrived at most ``BURST_S`` after it, not for less urgent classes, not
    beyond ``AGING_S``, and not in the middle of its answer.
+11. The models of a daemon share one compute thread, on which their ticks alternate: between two tokens of a stream runs
+   one tick of each model. So a tick's target is the shortest of all models' streams, and what the decodes of the
+   others' streams take is taken off. What is then left for prefill is divided equally among the models whose prompts
+   need more than they get; at once where the others' latest ticks leave that much, else one tick later. Rules 2, 3 and
+   8 hold for the decodes of all models together, also for a model that has no streams itself: its prompts get as much
+   as beside streams of its own, the floor included. Background streams that would make others elsewhere miss a shorter
+   target take turns. Rule 4 holds where no model has streams: of ticks that no token waits for, few long ones are
+   better than many short ones. Rule 10 is about a model's own streams: it is their decodes that slow its prompts down.
 """
 
 from __future__ import annotations
@@ -97,11 +105,15 @@ def _in_turn(snapshot: Snapshot, queue: Sequence[Prompt]) -> list[Adapters]:
 def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_sets: int) -> Plan:
     streams = [stream for stream in snapshot.streams if stream.adapters == adapters]
     prompts = [prompt for prompt in queue if prompt.adapters == adapters]
-    urgent = [one for one in streams if not is_background(one.priority, one.arrived_at, snapshot.now)] or streams
+    elsewhere = snapshot.elsewhere
+    urgent = [one for one in streams if not is_background(one.priority, one.arrived_at, snapshot.now)]
     # The sets of adapters share the time between two tokens.
-    target = min([stream.target_tbt_s for stream in urgent], default=IDLE_TICK_S) / n_sets
+    target = min([stream.target_tbt_s for stream in urgent or streams], default=IDLE_TICK_S) / n_sets
+    if not urgent and target <= elsewhere.target_s:
+        urgent = streams
+    target = min(target, elsewhere.target_s)
     if len(urgent) < len(streams):
-        streams = _with_background(snapshot, urgent, streams, HEADROOM * target)
+        streams = _with_background(snapshot, urgent, streams, HEADROOM * target - elsewhere.decode_s)
     streams = streams[: snapshot.batch_tokens]
     if not queue and not any(stream.lacks for stream in streams):
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
@@ -113,14 +125,14 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     if snapshot.prompts_apart:
         each = _rows_of_a_decode(snapshot)
         # Without streams a tick may end early, so that the next one has the whole prompt.
-        least = MIN_ROWS if snapshot.streams else snapshot.batch_tokens
+        least = MIN_ROWS if snapshot.streams or elsewhere.streaming else snapshot.batch_tokens
     prefill: list[tuple[int, int]] = []
     waiting = 0
     held_back: list[tuple[int, int]] = []
     for prompt in queue:
         if prompt.id in room.preempted:
             continue
-        price = _rows_in(prompt.moving_s, snapshot) if streams else 0
+        price = _rows_in(prompt.moving_s, snapshot) if streams or elsewhere.streaming else 0
         if prompt.adapters != adapters:
             room.leave(prompt)
         elif burst.holds(prompt):
@@ -131,7 +143,7 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
         elif prompt.started or room.make(prompt):
             rows = rows - price if prefill else max(rows - price, min(rows, MIN_ROWS))
             tokens = min(prompt.remaining, rows)
-            if not snapshot.streams and _leaves_little(prompt, tokens):
+            if not (snapshot.streams or elsewhere.streaming) and _leaves_little(prompt, tokens):
                 tokens = min(prompt.remaining, snapshot.batch_tokens - sum([n for _, n in prefill]))
             waiting += tokens < prompt.remaining
             tokens -= burst.keeps_last(prompt, tokens)
@@ -162,27 +174,38 @@ def _with_background(
 
 def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: int, target: float) -> int:
     cost, cached = snapshot.cost, snapshot.cached
-    seconds = HEADROOM * target if decode_rows else IDLE_TICK_S
-    decode_s = cost.seconds(decode_rows, 0, cached)
-    if decode_rows and decode_s > target:
-        share = _needed_share(snapshot, prompts)
-        # Where decoding alone takes nearly LATE_TICK_S or more, prefill still gets MIN_SHARE.
-        seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), LATE_TICK_S))
-    elif decode_rows and any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
-        seconds = max(seconds, decode_s / (1 - MIN_SHARE))
-    if decode_rows:
-        seconds -= snapshot.moving_s
+    beside = decode_rows > 0 or snapshot.elsewhere.streaming
+    # Of all models.
+    decode_s = snapshot.elsewhere.decode_s + (cost.seconds(decode_rows, 0, cached) if decode_rows else 0.0)
+    seconds = _beside_streams_s(snapshot, prompts, decode_s, target) if beside else IDLE_TICK_S
     decodes = 1 + (snapshot.prompts_apart and decode_rows > 0)
     left = seconds - cost.seconds(decode_rows, 0, cached, decodes)
     if decodes == 1 and decode_rows <= 1:
         left -= cost.several_s
     rows = cost.prefill_rows_within(left, prompts[0].computed if snapshot.prompts_apart and prompts else cached)
-    if not decode_rows and rows >= WIDE_ROWS // 2:
+    if not beside and rows >= WIDE_ROWS // 2:
         rows = max(1, round(rows / WIDE_ROWS)) * WIDE_ROWS
     # Where streams leave hardly the time for another decode, a prompt gets enough for its price, if that doesn't double
     # the tick: a few streams with a short target keep it.
-    full = snapshot.prompts_apart and decode_s > max(FULL * target, cost.seconds(0, MIN_ROWS, cached))
+    apart = snapshot.prompts_apart or not decode_rows
+    full = apart and decode_s > max(FULL * target, cost.seconds(0, MIN_ROWS, cached))
     return min(max(rows, MIN_ROWS if full else PREFILL_FLOOR), snapshot.batch_tokens - decode_rows)
+
+
+def _beside_streams_s(snapshot: Snapshot, prompts: Sequence[Prompt], decode_s: float, target: float) -> float:
+    """How long the tick may be beside streams, of this model or others, whose decodes take ``decode_s`` together."""
+    elsewhere = snapshot.elsewhere
+    seconds = HEADROOM * target
+    lost = decode_s > target
+    if lost:
+        share = _needed_share(snapshot, prompts)
+        # Where decoding alone takes nearly LATE_TICK_S or more, prefill still gets MIN_SHARE.
+        seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), LATE_TICK_S))
+    elif any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
+        seconds = max(seconds, decode_s / (1 - MIN_SHARE))
+    others_s = elsewhere.decode_s + (seconds - decode_s) * elsewhere.prefilling / (1 + elsewhere.prefilling)
+    # A tick that was planned before this model needed its part takes longer, but no target is lost for that.
+    return seconds - (others_s if lost else max(others_s, elsewhere.planned_s)) - snapshot.moving_s
 
 
 def _leaves_little(prompt: Prompt, tokens: int) -> bool:
@@ -217,15 +240,16 @@ def _needed_share(snapshot: Snapshot, prompts: Sequence[Prompt]) -> float:
 def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: float) -> tuple[tuple[int, int], ...]:
     """Each stream with the number of draft tokens that pay."""
     # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
-    if not any(stream.draft_tokens for stream in streams) or (snapshot.parted and len(streams) > 1):
+    one_by_one = snapshot.parted and len(streams) > 1
+    if one_by_one or snapshot.elsewhere.prefilling or not any(stream.draft_tokens for stream in streams):
         return tuple([(stream.id, 0) for stream in streams])
     cost = snapshot.cost
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)
     tick_s = max(cost.seconds(len(streams), 0, snapshot.cached), MIN_TICK_S)
     first_s = cost.several_s if len(streams) == 1 else 0.0
-    left_s = HEADROOM * target - tick_s - first_s
-    if len(streams) > 1:
-        left_s = min(left_s, MAX_SLOWDOWN * tick_s)
+    left_s = HEADROOM * target - max(snapshot.elsewhere.decode_s, snapshot.elsewhere.planned_s) - tick_s - first_s
+    if len(streams) > 1 or snapshot.elsewhere.streaming:
+        left_s = min(left_s, MAX_SLOWDOWN * tick_s - first_s)
     left_rows = snapshot.batch_tokens - len(streams)
     decode = []
     for stream in streams:

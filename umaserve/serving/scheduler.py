@@ -27,6 +27,7 @@ from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.disk_cache import DiskCache
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
+from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.observer import log_difference, observe_delivery
 from umaserve.serving.planning import Planning, Targets
 from umaserve.serving.preparing import Preparing, has_media, lacks_media
@@ -62,14 +63,16 @@ class Scheduler:
         metrics: ServingMetrics | None = None,
         core_use: Callable[[], CoreUse | None] = lambda: None,
         disk: JobQueue | None = None,
+        neighbours: Neighbours | None = None,
         *,
         shared_prefixes: bool = False,
         draft_tokens: bool = True,
         suspects: Iterable[Session] = (),
     ) -> None:
         """``spent`` is called for each delivered token, with its caller, a count and the time. ``disk``: the thread
-        for it. ``shared_prefixes``: tenants may reuse each other's cached prefixes. ``draft_tokens``: whether to use
-        draft tokens. ``suspects``: the sessions that an engine before this one may have crashed on."""
+        for it. ``neighbours``: of all schedulers on ``compute``. ``shared_prefixes``: tenants may reuse each other's
+        cached prefixes. ``draft_tokens``: whether to use draft tokens. ``suspects``: the sessions that an engine before
+        this one may have crashed on."""
         self.metrics = metrics or ServingMetrics()
         self._spent = spent
         self._sessions = sessions
@@ -94,7 +97,14 @@ class Scheduler:
         self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
         self._planning = Planning(
-            sessions, engine.capacity, targets, clock, self._started, self.metrics, shared_prefixes=shared_prefixes
+            sessions,
+            engine.capacity,
+            targets,
+            clock,
+            self._started,
+            self.metrics,
+            neighbours or Neighbours(),
+            shared_prefixes=shared_prefixes,
         )
         self._disk: DiskCache | None = None
         if disk is not None and engine.capacity.keeps:
@@ -178,6 +188,10 @@ class Scheduler:
         self._disk.put_away()
         self.pump()
         return self.idle and self._disk.is_put_away
+
+    def leave(self) -> None:
+        """Its engine is lost or closed, and it runs no more ticks: the other schedulers need not mind it any longer."""
+        self._planning.leave()
 
     def shed_caches(self) -> None:
         """Memory is short: drop cached prefixes and media."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from umaserve.messages import Priority
@@ -53,6 +54,8 @@ class Prompt(NamedTuple):
     adapters: Adapters = ()
     moving_s: float = 0.0
     """Seconds that it takes to load its cached prefix when it starts."""
+    target_tbt_s: float = math.inf
+    """Of the stream that it becomes."""
 
 
 class Held(NamedTuple):
@@ -60,6 +63,25 @@ class Held(NamedTuple):
 
     id: int
     cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What the other models on the same compute thread have to run; of each of them, one tick comes between two ticks
+    of this model. The default: nothing."""
+
+    decode_s: float = 0.0
+    """Seconds that the next decodes of their streams take, one of each model."""
+    target_s: float = math.inf
+    """The shortest target time between tokens of their streams; infinite without streams."""
+    prefilling: int = 0
+    """How many of them had more prompts to compute than their latest tick had time for."""
+    planned_s: float = 0.0
+    """Seconds that their latest ticks take, by their plans."""
+
+    @property
+    def streaming(self) -> bool:
+        return self.target_s < math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,7 @@ class Snapshot:
     """Whether each sequence has KV cells of its own."""
     moving_s: float = 0.0
     """Seconds for the KV operations that this tick has in any case."""
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,180 @@
+"""Models that share a compute thread: the streams of each keep their target beside the prompts of all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from scheduler_world import Client
+from shared_thread_world import TARGET_S, SharedThreadWorld, gaps
+
+from umaserve.messages import Priority
+from umaserve.serving.cost_model import Cost
+from umaserve.serving.neighbours import Neighbours
+from umaserve.serving.policy import HEADROOM, IDLE_TICK_S
+from umaserve.serving.snapshot import Elsewhere
+
+SMALL = Cost(0.004, 0.004, 0.004, 0.0, 0.0)
+LARGE = Cost(0.02, 0.006, 0.006, 0.0, 0.0)
+
+
+def words(dice: random.Random, count: int) -> str:
+    return "".join(dice.choices("abcdefgh ", k=count))
+
+
+def storm(world: SharedThreadWorld, at: int, count: int, length: int = 150, **fields: object) -> list[Client]:
+    """Long prompts for a model, all at once."""
+    dice = random.Random(at)
+    return [world.models[at].arrive(words(dice, length), **{"max_tokens": 2} | fields) for _ in range(count)]
+
+
+def computed(world: SharedThreadWorld, at: int) -> int:
+    """Prompt tokens that a model has computed."""
+    return world.models[at].scheduler.metrics.prompt_tokens
+
+
+# Two models by a clock of their own.
+
+
+@pytest.mark.parametrize("costs", [(SMALL, SMALL), (SMALL, LARGE), (LARGE, SMALL)])
+def test_a_stream_keeps_its_target_beside_another_models_storm_of_prompts(costs: tuple[Cost, Cost]) -> None:
+    world = SharedThreadWorld(*costs)
+    stream = world.models[0].arrive("a stream", max_tokens=400)
+    world.turn_until(lambda: len(stream.tokens) > 3)
+    prompts = storm(world, 1, 12)
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert not stream.end, "it ran all the time"
+    assert max(gaps(stream)) <= TARGET_S
+    assert sum(gaps(stream)[3:]) > 0.7 * TARGET_S * len(gaps(stream)[3:]), "and prompts got the time that it leaves"
+    world.turn_until(lambda: all(model.served() for model in world.models))
+
+
+def test_a_stream_that_begins_amid_another_models_storm_keeps_its_target_from_the_first_token() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    before = computed(world, 1)
+    # Its prompts never are streams.
+    storm(world, 1, 12, max_tokens=1)
+    world.turn_until(lambda: computed(world, 1) > before + 400)
+    assert max(world.models[1].engine.seconds) > 2 * TARGET_S, "nobody waits for its ticks"
+    streams = [world.models[0].arrive(f"stream {number}", max_tokens=30) for number in range(3)]
+    world.turn_until(lambda: all(model.served() for model in world.models))
+    assert max(gap for stream in streams for gap in gaps(stream)) <= TARGET_S
+
+
+def test_models_with_streams_and_prompts_get_equal_shares() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    streams = [model.arrive("a stream", max_tokens=400) for model in world.models]
+    world.turn_until(lambda: all(len(stream.tokens) > 3 for stream in streams))
+    storm(world, 0, 9)
+    for _ in range(10):
+        world.turn()
+    before = [computed(world, at) for at in range(2)]
+    storm(world, 1, 9)
+    while min(computed(world, at) - before[at] for at in range(2)) < 700:
+        world.turn()
+    first, second = (computed(world, at) - before[at] for at in range(2))
+    assert second == pytest.approx(first, rel=0.15)
+    world.turn_until(lambda: all(model.served() for model in world.models))
+    assert max(gap for stream in streams for gap in gaps(stream)) <= TARGET_S
+
+
+def test_four_models_each_with_all_kinds_of_work_starve_nobody() -> None:
+    world = SharedThreadWorld(*[SMALL] * 4)
+    dice = random.Random(1)
+    for _ in range(30):
+        model = dice.choice(world.models)
+        priority = dice.choice(list(Priority))
+        model.arrive(words(dice, dice.choice([5, 20, 150])), max_tokens=dice.randint(1, 40), priority=priority)
+        for _ in range(dice.randint(0, 12)):
+            world.turn()
+    world.turn_until(lambda: all(model.served() for model in world.models))
+    worst = sorted(gap for model in world.models for client in model.clients for gap in gaps(client))
+    # Up to eight decodes of each model: 48 ms of the target, and a background stream may wait for its turn.
+    assert worst[int(0.99 * len(worst))] <= TARGET_S
+
+
+def test_a_target_that_the_decodes_of_two_models_exceed_still_leaves_prompts_their_share() -> None:
+    world = SharedThreadWorld(*[Cost(0.06, 0.004, 0.004, 0.0, 0.0)] * 2)
+    streams = [model.arrive("a stream", max_tokens=400) for model in world.models]
+    prompts = [*storm(world, 0, 3), *storm(world, 1, 3)]
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert not any(stream.end for stream in streams)
+    assert max(gap for stream in streams for gap in gaps(stream)) < 4 * TARGET_S
+
+
+def test_a_model_that_has_left_is_waited_for_by_nobody() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    lost, model = world.models
+    stream = lost.arrive("a stream", max_tokens=400)
+    world.turn_until(lambda: len(stream.tokens) > 3)
+    world.models.remove(lost)
+    world.compute.jobs.clear()
+    lost.scheduler.leave()
+    prompts = storm(world, 0, 4)
+    before = len(model.engine.seconds)
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert max(model.engine.seconds[before:]) > HEADROOM * TARGET_S
+
+
+def test_a_model_whose_work_has_ended_leaves_the_others_all_the_time() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    stream = world.models[0].arrive("a stream", max_tokens=5)
+    world.turn_until(lambda: stream.end)
+    before = len(world.models[1].engine.seconds)
+    storm(world, 1, 6)
+    world.turn_until(world.models[1].served)
+    assert TARGET_S < max(world.models[1].engine.seconds[before:]) <= 1.3 * IDLE_TICK_S
+
+
+def test_a_paused_stream_takes_nobodys_time() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    stream = world.models[0].arrive("a stream", max_tokens=400)
+    world.turn_until(lambda: len(stream.tokens) > 3)
+    world.models[0].pause(stream)
+    for _ in range(3):
+        world.turn()
+    before = len(world.models[1].engine.seconds)
+    storm(world, 1, 4)
+    world.turn_until(world.models[1].served)
+    assert max(world.models[1].engine.seconds[before:]) > TARGET_S
+
+
+def test_streams_whose_adapters_take_turns_keep_their_target_too() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    loras = [(("a", 1.0),), (("b", 1.0),), (("b", 1.0),)]
+    streams = [world.models[0].arrive("a stream", max_tokens=200, lora=lora) for lora in loras]
+    world.turn_until(lambda: all(len(stream.tokens) > 3 for stream in streams))
+    prompts = storm(world, 1, 6)
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert not any(stream.end for stream in streams)
+    assert max(gap for stream in streams for gap in gaps(stream)) <= TARGET_S
+
+
+def test_ticks_are_submitted_ahead_only_where_no_other_model_has_work() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    first = world.models[0].arrive("a stream", max_tokens=100)
+    world.turn_until(lambda: len(world.compute.jobs) == 2)
+    second = world.models[1].arrive("another one", max_tokens=20)
+    world.turn_until(lambda: len(second.tokens) > 2)
+    while not second.end:
+        assert len(world.compute.jobs) <= 2, "one of each"
+        world.turn()
+    assert max(gaps(second)) < 2.5 * SMALL.seconds(1, 0, 0)
+    world.turn_until(lambda: len(world.compute.jobs) == 2)
+    world.turn_until(lambda: first.end)
+
+
+# What they tell each other.
+
+
+def test_what_others_have_is_their_sum() -> None:
+    neighbours = Neighbours()
+    assert neighbours.elsewhere("a") == Elsewhere()
+    neighbours.tell("a", Elsewhere(0.01, 0.2, 1, 0.03))
+    assert neighbours.elsewhere("a") == Elsewhere()
+    neighbours.tell("b", Elsewhere(0.02, 0.1, 0, 0.02))
+    neighbours.tell("c", Elsewhere())
+    assert neighbours.elsewhere("c") == Elsewhere(pytest.approx(0.03), 0.1, 1, pytest.approx(0.05))
+    neighbours.leave("b")
+    neighbours.leave("b")
+    assert neighbours.elsewhere("c") == Elsewhere(0.01, 0.2, 1, 0.03)

@@ -1,0 +1,118 @@
+"""Schedulers of several models on one compute thread, by a clock that each tick moves by what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from clock import Clock
+from scheduler_world import ORIGIN, Client
+from standin import StandInEngine, SteppedWorker
+
+from umaserve.messages import Generate, Pause
+from umaserve.serving.cost_model import Cost
+from umaserve.serving.neighbours import Neighbours
+from umaserve.serving.planning import Targets
+from umaserve.serving.scheduler import Scheduler
+from umaserve.serving.sessions import SessionManager
+from umaserve.serving.ticks import Tick, TickResult
+
+TARGET_S = 0.1
+
+
+class TimedEngine(StandInEngine):
+    """Its ticks take invented time."""
+
+    def __init__(self, clock: Clock, cost: Cost) -> None:
+        """``cost``: the same for every row, since an engine does not see which of them belong to prompts."""
+        super().__init__(slots=4, cells=3_000, batch_tokens=128, sequence_tokens=600, cached_cells=50)
+        assert cost.decode_row_s == cost.prefill_row_s
+        self.seconds: list[float] = []
+        """Of each tick."""
+        self._clock, self._cost = clock, cost
+
+    def run(self, tick: Tick) -> TickResult:
+        result = super().run(tick)
+        rows = sum(len(run.tokens) for run in tick.runs)
+        self.seconds.append(self._cost.seconds(rows, 0, 0))
+        self._clock.now += self.seconds[-1]
+        return dataclasses.replace(result, seconds=self.seconds[-1])
+
+
+class Model:
+    """One model and its clients."""
+
+    def __init__(self, clock: Clock, compute: SteppedWorker, neighbours: Neighbours, cost: Cost) -> None:
+        self.engine = TimedEngine(clock, cost)
+        self.clients: list[Client] = []
+        self.preparing = SteppedWorker()
+        self._clock = clock
+        self._sessions = SessionManager(clock=clock)
+        self.scheduler = Scheduler(
+            self._sessions,
+            self.engine,
+            compute,
+            self.preparing,
+            self.preparing,
+            Targets(1.0, TARGET_S),
+            clock,
+            neighbours=neighbours,
+        )
+
+    def arrive(self, prompt: str, **fields: object) -> Client:
+        client = Client(Generate(f"r{len(self.clients)}", prompt, **fields), self.engine.capacity.sequence_tokens)
+        client.session = self._sessions.open(client.receive, ORIGIN)
+        self._sessions.request(client.session, client.request, self._clock.now)
+        self.clients.append(client)
+        return client
+
+    def pause(self, client: Client) -> None:
+        self._sessions.steer(client.session, Pause())
+
+    def turn(self) -> None:
+        while self.preparing.jobs:
+            self.preparing.step()
+        self.scheduler.pump()
+        self.scheduler.deliver()
+
+    def served(self) -> bool:
+        """Whether all clients have got their answers, which must be right."""
+        if not all(client.end for client in self.clients):
+            return False
+        assert [client.text for client in self.clients] == [client.expected for client in self.clients]
+        return True
+
+
+class SharedThreadWorld:
+    """Models that know their costs by some requests that each has served."""
+
+    def __init__(self, *costs: Cost) -> None:
+        self.clock = Clock()
+        self.compute = SteppedWorker()
+        neighbours = Neighbours()
+        self.models = [Model(self.clock, self.compute, neighbours, cost) for cost in costs]
+        for model in self.models:
+            for number in range(4):
+                model.arrive(f"{number}" * (20 + 40 * number), max_tokens=20)
+            self.turn_until(model.served)
+            model.clients.clear()
+
+    def turn(self) -> None:
+        """One job of the compute thread; each model sees what came of it."""
+        self.compute.step()
+        for model in self.models:
+            model.turn()
+        if not self.compute.jobs:
+            self.clock.now += 0.001
+
+    def turn_until(self, condition: Callable[[], object]) -> None:
+        for _ in range(5000):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError("it never came to that")
+
+
+def gaps(client: Client) -> list[float]:
+    """Seconds between every two of its tokens."""
+    return [token.since_last_s for token in client.tokens[1:]]
