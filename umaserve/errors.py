@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 
 class Fault(enum.Enum):
@@ -86,6 +87,19 @@ class ContextExceeded(RequestError):
 
     def copy(self) -> ContextExceeded:
         return ContextExceeded(self.prompt_tokens, self.context_tokens)
+
+
+class ModelNotFound(RequestError):
+    """The daemon has no model with the name ``model``, but those with the names ``known``."""
+
+    def __init__(self, model: str, known: Sequence[str]) -> None:
+        got = f"got {model[:64] or 'an empty name'}"
+        super().__init__(Fault.MODEL_NOT_FOUND, "model", f"expected {' or '.join(known)}, {got}")
+        self.model = model
+        self.known = known
+
+    def copy(self) -> ModelNotFound:
+        return ModelNotFound(self.model, self.known)
 
 
 class ModelAwaited(RequestError):

@@ -12,7 +12,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 from routes import facts
 
-from tests.support.routes import MODEL_INFO
+from tests.support.routes import MODEL_INFO, listed
 from umaserve.dialects.anthropic.errors import error_body, http_error
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.models import model, models
@@ -21,7 +21,7 @@ from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Syntax, Tool, ToolCall
-from umaserve.outputs import Finished, FinishReason, Prefilled, Started, Token, Usage, Waiting
+from umaserve.outputs import Finished, FinishReason, ModelState, Prefilled, Started, Token, Usage, Waiting
 from umaserve.wire.http_head import Request
 
 LIMITS = RequestLimits(max_prompt_bytes=2000)
@@ -372,14 +372,19 @@ def test_what_is_counted():
 # -- models ------------------------------------------------------------------------------------------------------
 
 
-def page(path: str, **query: str) -> dict[str, Any]:
+def page(path: str, n_models: int = 1, **query: str) -> dict[str, Any]:
     asked = Request("GET", path, query, (), b"")
-    status, _type, content = (models if path == "/v1/models" else model)(FACTS, asked)
+    about = replace(FACTS, models=lambda: MODELS[:n_models])
+    status, _type, content = (models if path == "/v1/models" else model)(about, asked)
     assert status == 200
     return json.loads(content)
 
 
-FACTS = replace(facts(), model=lambda _name: MODEL_INFO, started_at=1700000000)
+MODELS = [
+    listed(MODEL_INFO, aliases=("small",)),
+    listed(MODEL_INFO, name="large-2", default=False, state=ModelState.UNLOADED, info=None),
+]
+FACTS = replace(facts(), model=lambda _name: MODEL_INFO, models=lambda: MODELS[:1], started_at=1700000000)
 MODEL = {
     "type": "model",
     "id": "small-1",
@@ -401,6 +406,16 @@ def test_models():
     assert page("/v1/models", after_id="other")["data"] == [MODEL]
 
 
+def test_several_models():
+    unread = {key: value for key, value in MODEL.items() if not key.startswith("max")}
+    unread |= {"id": "large-2", "display_name": "large-2"}
+    told = page("/v1/models", n_models=2)
+    assert (told["data"], told["first_id"], told["last_id"]) == ([MODEL, unread], "small-1", "large-2")
+    assert page("/v1/models", n_models=2, after_id="small-1")["data"] == [unread]
+    assert page("/v1/models/large-2", n_models=2) == unread
+    assert page("/v1/models/claude-sonnet-4-5", n_models=2) == MODEL
+
+
 @pytest.mark.parametrize("cursor", ["after_id", "before_id"])
 def test_there_is_no_other_page_of_models(cursor: str):
     none = {"data": [], "has_more": False, "first_id": None, "last_id": None}
@@ -413,13 +428,13 @@ def test_a_wrong_limit_is_refused(limit: str):
         page("/v1/models", limit=limit)
 
 
-@pytest.mark.parametrize("name", ["small-1", "claude-sonnet-4-5"])
+@pytest.mark.parametrize("name", ["small-1", "small", "claude-sonnet-4-5"])
 def test_one_model(name: str):
     assert page(f"/v1/models/{name}") == MODEL
 
 
 def test_another_model_is_not_there():
-    with pytest.raises(RequestError, match=r"^model: expected small-1, or a name that begins with claude, got gpt-9$"):
+    with pytest.raises(RequestError, match=r"^model: expected small-1 or a name that begins with claude, got gpt-9$"):
         page("/v1/models/gpt-9")
 
 

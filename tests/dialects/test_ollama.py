@@ -12,11 +12,11 @@ import ollama
 import pytest
 from routes import facts, routes
 
-from tests.support.routes import MODEL_INFO
+from tests.support.routes import MODEL_INFO, listed
 from umaserve.dialects.ollama import models
 from umaserve.dialects.ollama.answers import ChatBody, GenerateBody
 from umaserve.dialects.ollama.embeddings import embed_result, embeddings_result, parse_embed, parse_embeddings
-from umaserve.dialects.ollama.errors import ERRORS
+from umaserve.dialects.ollama.errors import ERRORS, error_body
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.engine.written_calls import written
@@ -40,6 +40,7 @@ from umaserve.outputs import (
     FinishReason,
     Logprobs,
     ModelInfo,
+    ModelState,
     Output,
     Scored,
     Started,
@@ -55,6 +56,7 @@ LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=100)
 FACTS = replace(
     facts(),
     model=lambda _name: MODEL_INFO,
+    models=lambda: [listed(MODEL_INFO)],
     limits=LIMITS,
     now=lambda: 1_700_000_000,
     new_id=lambda prefix: f"{prefix}1",
@@ -484,11 +486,11 @@ def test_ollamas_client_calls_its_tools_and_gets_an_answer(form: ToolForm, strea
 
 
 def test_the_model_is_told() -> None:
-    (listed,) = json.loads(models.tags(MODEL_INFO, FACTS))["models"]
-    assert listed["name"] == listed["model"] == "small-1:latest"
-    assert listed["details"]["parameter_size"] == "134.52M"
-    assert len(listed["digest"]) == 64
-    (running,) = json.loads(models.running(MODEL_INFO, FACTS))["models"]
+    (told,) = json.loads(models.tags(FACTS))["models"]
+    assert told["name"] == told["model"] == "small-1:latest"
+    assert told["details"]["parameter_size"] == "134.52M"
+    assert len(told["digest"]) == 64
+    (running,) = json.loads(models.running(FACTS))["models"]
     assert running["context_length"] == 4096
     shown = json.loads(models.show(b'{"name": "small-1"}', FACTS))
     assert shown["model_info"]["llama.context_length"] == 4096
@@ -497,8 +499,9 @@ def test_the_model_is_told() -> None:
 
 
 def test_a_model_may_be_in_the_memory_of_a_gpu() -> None:
-    (on_gpu,) = json.loads(models.running(replace(MODEL_INFO, gpu_bytes=5), FACTS))["models"]
-    (on_cpu,) = json.loads(models.running(MODEL_INFO, FACTS))["models"]
+    with_gpu = replace(FACTS, models=lambda: [listed(replace(MODEL_INFO, gpu_bytes=5))])
+    (on_gpu,) = json.loads(models.running(with_gpu))["models"]
+    (on_cpu,) = json.loads(models.running(FACTS))["models"]
     assert (on_gpu["size_vram"], on_cpu["size_vram"]) == (5, 0)
 
 
@@ -512,14 +515,38 @@ def test_names_have_a_tag() -> None:
     assert models.full_name(replace(MODEL_INFO, name="small:8b")) == "small:8b"
 
 
-def test_only_the_loaded_model_can_be_pulled() -> None:
+def test_several_models_are_told() -> None:
+    states = {"small-1": ModelState.LOADED, "large-2": ModelState.UNLOADED, "new": ModelState.LOADING}
+    info = {"new": None}
+    several = [
+        listed(MODEL_INFO, name=name, state=state, info=info.get(name, replace(MODEL_INFO, name=name)))
+        for name, state in states.items()
+    ]
+    about = replace(FACTS, models=lambda: several)
+    tags = json.loads(models.tags(about))["models"]
+    assert [told["name"] for told in tags] == ["small-1:latest", "large-2:latest", "new:latest"]
+    assert [told["details"]["format"] for told in tags] == ["gguf", "gguf", ""]
+    assert [told["size"] for told in tags] == [2000] * 3
+    assert len({told["digest"] for told in tags}) == 3
+    assert [told["name"] for told in json.loads(models.running(about))["models"]] == ["small-1:latest"]
+    known = json.loads(models.show(b'{"model": "large-2"}', about))
+    assert known["model_info"]["general.basename"] == "large-2"
+    assert known["capabilities"] == ["completion", "tools"]
+    new = json.loads(models.show(b'{"model": "new"}', about))
+    assert (new["model_info"], new["capabilities"]) == ({"general.basename": "new"}, ["completion"])
+    assert new.keys() == known.keys()
+    assert new["details"].keys() == known["details"].keys()
+    assert models.pull(b'{"model": "new"}', about) == (True, b'{"status":"success"}')
+
+
+def test_only_models_that_are_there_can_be_pulled() -> None:
     assert models.pull(b'{"model": "small-1"}', FACTS) == (True, b'{"status":"success"}')
     assert models.pull(b'{"model": "small-1:latest", "stream": false}', FACTS) == (False, b'{"status":"success"}')
     for ask in (lambda body: models.pull(body, FACTS), lambda body: models.show(body, FACTS)):
         with pytest.raises(RequestError) as caught:
             ask(b'{"model": "other"}')
-        assert caught.value.fault is Fault.NOT_FOUND
-        assert str(caught.value).startswith("model: expected small-1:latest, got other: the operator ")
+        assert caught.value.fault is Fault.MODEL_NOT_FOUND
+        assert error_body(caught.value)[:2] == (404, b'{"error":"model \'other\' not found"}')
         with pytest.raises(RequestError, match="model: expected a non-empty string of at most 256 bytes, got null"):
             ask(b"{}")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.support.routes import MODEL_INFO
+from tests.support.routes import MODEL_INFO, facts, listed, routes
 from umaserve.dialects import grammars, parameters
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
 from umaserve.dialects.llama_server.props import props
@@ -35,7 +35,7 @@ from umaserve.dialects.openai.models import model, models
 from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import MAX_SEED, RequestLimits, json_body
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import Fault, ModelAwaited, ModelNotFound, RequestError
 from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
 from umaserve.messages import (
     ChatTurn,
@@ -60,6 +60,7 @@ from umaserve.outputs import (
     Loading,
     Logprobs,
     ModelInfo,
+    ModelState,
     Output,
     Prefilling,
     Scored,
@@ -72,7 +73,7 @@ from umaserve.outputs import (
     Waiting,
 )
 from umaserve.wire.fields import Fields
-from umaserve.wire.http_head import Headers
+from umaserve.wire.http_head import Headers, Request
 
 # A busy machine is no fault of the code.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -1257,10 +1258,10 @@ def test_a_refusal_of_http_has_the_same_shape(status: int, kind: str) -> None:
 
 
 def test_models() -> None:
-    answer = json.loads(models(MODEL_INFO, 1700000000))
+    answer = json.loads(models([listed(MODEL_INFO)], 1700000000))
     assert answer["object"] == "list"
     [item] = answer["data"]
-    assert item == json.loads(model(MODEL_INFO, 1700000000))
+    assert item == json.loads(model(listed(MODEL_INFO), 1700000000))
     assert item == {
         "id": "small-1",
         "object": "model",
@@ -1268,9 +1269,67 @@ def test_models() -> None:
         "owned_by": "umaserve",
         "aliases": ["small-1"],
         "tags": [],
+        "status": {"value": "loaded"},
         "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 134_515_008, "size": 2000},
     }
     Model.model_validate(item)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (ModelState.UNLOADED, {"value": "unloaded"}),
+        (ModelState.LOADING, {"value": "loading"}),
+        (ModelState.LOADED, {"value": "loaded"}),
+        (ModelState.UNLOADING, {"value": "unloaded"}),
+        (ModelState.FAILED, {"value": "unloaded", "failed": True}),
+    ],
+)
+def test_a_models_state(state: ModelState, status: Wanted) -> None:
+    assert json.loads(model(listed(MODEL_INFO, state=state), 0))["status"] == status
+
+
+def test_a_model_that_was_never_loaded() -> None:
+    unread = listed(MODEL_INFO, aliases=("a", "b"), description="Slow.", state=ModelState.UNLOADED, info=None)
+    told = json.loads(model(unread, 5))
+    assert told == {
+        "id": "small-1",
+        "object": "model",
+        "created": 5,
+        "owned_by": "umaserve",
+        "aliases": ["small-1", "a", "b"],
+        "tags": [],
+        "status": {"value": "unloaded"},
+        "description": "Slow.",
+    }
+    Model.model_validate(told)
+
+
+def test_one_of_several_models() -> None:
+    several = [
+        listed(MODEL_INFO),
+        listed(MODEL_INFO, name="large-2", aliases=("big",), default=False, state=ModelState.UNLOADED, info=None),
+    ]
+    about = replace(facts(), model=lambda _name: None, models=lambda: several)
+
+    def page(path: str) -> Any:
+        found = routes()["/v1/models/{model}" if path.count("/") > 2 else path].endpoint
+        status, _type, content = found.make(about, Request("GET", path, {}, (), b""))  # type: ignore[union-attr]
+        assert status == 200
+        return json.loads(content)
+
+    assert [one["id"] for one in page("/v1/models")["data"]] == ["small-1", "large-2"]
+    assert page("/v1/models/small-1") == page("/v1/models")["data"][0]
+    assert page("/v1/models/big") == page("/v1/models/large-2.gguf") == page("/v1/models")["data"][1]
+    with pytest.raises(ModelNotFound) as raised:
+        page("/v1/models/gpt-9")
+    assert raised.value.message == "model: expected small-1 or large-2, got gpt-9"
+    assert raised.value.copy().message == raised.value.message
+    status, content, _headers = error_body(raised.value)
+    assert (status, json.loads(content)["error"]["code"]) == (404, "model_not_found")
+    several.pop()
+    with pytest.raises(ModelAwaited):
+        page("/v1/models")
 
 
 def test_props_show_no_path() -> None:

@@ -44,6 +44,7 @@ from umaserve.errors import RequestError
 from umaserve.outputs import VoiceInfo
 from umaserve.settings.daemon import Config
 from umaserve.wire.fields import Fields
+from umaserve.wire.http_head import Request
 
 ROUTES = routes()
 SPEAKING = replace(facts(), voice=VoiceInfo(("en",), clones=False), model=lambda _name: StandInEngine().info)
@@ -140,7 +141,7 @@ def test_what_is_got_is_as_described(http: httpx.Client, path: str):
 def test_what_is_got_while_the_model_loads_is_as_described(path: str):
     headers = {"Content-Type": "application/json"}
     try:
-        status, headers["Content-Type"], body = ROUTES[path].endpoint.make(facts(), None)
+        status, headers["Content-Type"], body = ROUTES[path].endpoint.make(facts(), Request("GET", path, {}, (), b""))
     except RequestError as error:
         status, body, more = next(d.errors for d in dialects() if path in d.routes).of_request(error)
         headers |= dict(more)

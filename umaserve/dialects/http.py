@@ -13,7 +13,6 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.errors import Fault, ModelAwaited, RequestError
 from umaserve.messages import Generate, Query, SoundFormat
-from umaserve.model_names import DEFAULT, spellings
 from umaserve.outputs import Answer, CacheMiss, ListedModel, ModelInfo, Output, VoiceInfo
 from umaserve.wire.http_head import Headers, Refusal, Request
 
@@ -105,14 +104,6 @@ class Facts:
         if info is None:
             raise ModelAwaited(name)
         return info
-
-
-def find_model(models: Sequence[ListedModel], name: str) -> ListedModel | None:
-    """The one of ``models`` that is called ``name``; the first one is the default."""
-    if name == DEFAULT:
-        return models[0]
-    found = (model for one in spellings(name) for model in models if one in (model.name, *model.aliases))
-    return next(found, None)
 
 
 class Body(Protocol):

@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 
 from umaserve.dialects.http import JSON, Facts
+from umaserve.dialects.listing import find_model, listed
 from umaserve.dialects.parameters import MAX_ID_BYTES
-from umaserve.errors import Fault, RequestError
-from umaserve.outputs import ModelInfo
+from umaserve.errors import ModelNotFound
+from umaserve.outputs import ListedModel
 from umaserve.wire.fields import out_of_range, string
 from umaserve.wire.http_head import Request
 
@@ -19,12 +20,12 @@ PATH = "/v1/models"
 MAX_LIMIT = 1000
 _CURSORS = ("before_id", "after_id")
 _ALIASES = "claude"
-"""How names begin that programs know, and that stand for the loaded model."""
+"""How names begin that programs know, and that stand for the default model."""
 
 
 def models(facts: Facts, request: Request) -> tuple[int, str, bytes]:
-    """The page of ``GET /v1/models``: one model, which is neither before nor after itself."""
-    return 200, JSON, page([_model(facts.loaded(), facts)], request.query)
+    """The page of ``GET /v1/models``."""
+    return 200, JSON, page([_model(one, facts) for one in listed(facts)], request.query)
 
 
 def page(all_: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
@@ -50,12 +51,12 @@ def page(all_: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
 
 def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     """The page of ``GET /v1/models/{name}``."""
-    info = facts.loaded()
+    all_ = listed(facts)
     name = request.path.removeprefix(f"{PATH}/")
-    if name != info.name and not name.startswith(_ALIASES):
-        got = f"expected {info.name}, or a name that begins with {_ALIASES}, got {name[:64] or 'an empty name'}"
-        raise RequestError(Fault.NOT_FOUND, "model", got)
-    return 200, JSON, orjson.dumps(_model(info, facts))
+    one = find_model(all_, name) or (all_[0] if name.startswith(_ALIASES) else None)
+    if one is None:
+        raise ModelNotFound(name, [*(one.name for one in all_), f"a name that begins with {_ALIASES}"])
+    return 200, JSON, orjson.dumps(_model(one, facts))
 
 
 def described(name: str, since: int) -> dict[str, Any]:
@@ -69,9 +70,9 @@ def described(name: str, since: int) -> dict[str, Any]:
     }
 
 
-def _model(info: ModelInfo, facts: Facts) -> dict[str, Any]:
-    return {
-        **described(info.name, facts.started_at),
-        "max_input_tokens": info.context_tokens,
-        "max_tokens": facts.limits.max_tokens or info.context_tokens,
-    }
+def _model(one: ListedModel, facts: Facts) -> dict[str, Any]:
+    told = described(one.name, facts.started_at)
+    if one.info is not None:
+        context = one.info.context_tokens
+        told |= {"max_input_tokens": context, "max_tokens": facts.limits.max_tokens or context}
+    return told

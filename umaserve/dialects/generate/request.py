@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from umaserve.dialects import grammars
-from umaserve.dialects.http import find_model
+from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import (
     MAX_TURNS,
     REASONING,

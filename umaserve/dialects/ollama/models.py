@@ -1,4 +1,4 @@
-"""The loaded model in the form of Ollama's API, and the requests to manage models, which belong to the operator."""
+"""Models in the form of Ollama's API, and the requests to manage models, which belong to the operator."""
 
 from __future__ import annotations
 
@@ -10,18 +10,27 @@ from typing import Any
 import orjson
 
 from umaserve.dialects.http import Facts
+from umaserve.dialects.listing import listed, named
 from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
 from umaserve.errors import Fault, RequestError
-from umaserve.outputs import ModelInfo
+from umaserve.outputs import ListedModel, ModelInfo, ModelState
 from umaserve.wire.fields import Fields, string
 
 LATEST = ":latest"
 """The tag of a name without one."""
+_UNKNOWN: dict[str, Any] = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+"""The details of a model that was never loaded."""
 API_VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients compare it with the one in which what they use came up."""
 NEVER = "9999-12-31T23:59:59Z"
 """When the model will be unloaded."""
-_FAULT = "the operator of this server decides which model it has, with --model"
 
 
 def full_name(info: ModelInfo) -> str:
@@ -37,9 +46,9 @@ def version() -> bytes:
     return orjson.dumps({"version": API_VERSION})
 
 
-def tags(info: ModelInfo, facts: Facts) -> bytes:
+def tags(facts: Facts) -> bytes:
     """The body of ``GET /api/tags``."""
-    return orjson.dumps({"models": [_listed(info) | {"modified_at": _since(facts)}]})
+    return orjson.dumps({"models": [_listed(model) | {"modified_at": _since(facts)} for model in listed(facts)]})
 
 
 def tags_of(names: Sequence[str], started_at: int) -> bytes:
@@ -52,39 +61,48 @@ def running_of(names: Sequence[str]) -> bytes:
     return orjson.dumps({"models": [_named(name) | {"expires_at": NEVER, "size_vram": 0} for name in names]})
 
 
-def running(info: ModelInfo, _facts: Facts) -> bytes:
-    """The body of ``GET /api/ps``."""
-    memory = {"expires_at": NEVER, "size_vram": info.gpu_bytes, "context_length": info.context_tokens}
-    return orjson.dumps({"models": [_listed(info) | memory]})
+def running(facts: Facts) -> bytes:
+    """The body of ``GET /api/ps``: those that are loaded."""
+    loaded = [
+        _listed(model)
+        | {"expires_at": NEVER, "size_vram": model.info.gpu_bytes, "context_length": model.info.context_tokens}
+        for model in listed(facts)
+        if model.state is ModelState.LOADED and model.info is not None
+    ]
+    return orjson.dumps({"models": loaded})
 
 
 def show(body: bytes, facts: Facts) -> bytes:
-    """The answer to a body of ``POST /api/show``; raises ``RequestError``, also for another model's name."""
+    """The answer to a body of ``POST /api/show``; raises ``RequestError``, also for an unknown name. Of a model that
+    was never loaded little is known."""
     fields = json_body(body)
-    name = named(fields)
+    name = _name(fields)
     fields.boolean("verbose", False)
-    info = facts.loaded()
-    if not _is_loaded(name, info):
-        raise _missing(name, info)
+    model = named(facts, name)
+    info = model.info
     return orjson.dumps(
         {
-            "modelfile": f"FROM {full_name(info)}\n",
+            "modelfile": f"FROM {_with_tag(model.name)}\n",
             "parameters": "",
-            "template": info.chat_template or "",
-            "details": _details(info),
-            "model_info": {
-                "general.architecture": info.architecture,
-                "general.basename": info.name,
-                "general.parameter_count": info.parameters,
-                # What a request may use, since clients plan by it; the model may have been trained with more.
-                f"{info.architecture}.context_length": info.context_tokens,
-                f"{info.architecture}.embedding_length": info.embedding_length,
-                f"{info.architecture}.vocab_size": info.vocabulary,
-            },
-            "capabilities": capabilities(info),
+            "template": "" if info is None else info.chat_template or "",
+            "details": _UNKNOWN if info is None else _details(info),
+            "model_info": {"general.basename": model.name} if info is None else _properties(info),
+            "capabilities": ["completion"] if info is None else capabilities(info),
             "modified_at": _since(facts),
         }
     )
+
+
+def _properties(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "general.architecture": info.architecture,
+        "general.basename": info.name,
+        "general.parameter_count": info.parameters,
+        # What a request may use, since clients plan by it; the model may have been trained with more.
+        f"{info.architecture}.context_length": info.context_tokens,
+        f"{info.architecture}.embedding_length": info.embedding_length,
+        f"{info.architecture}.vocab_size": info.vocabulary,
+    }
 
 
 def capabilities(info: ModelInfo) -> list[str]:
@@ -99,51 +117,41 @@ def capabilities(info: ModelInfo) -> list[str]:
 
 
 def pull(body: bytes, facts: Facts) -> tuple[bool, bytes]:
-    """The answer to a body of ``POST /api/pull``, and whether it is a stream; raises ``RequestError`` for all models
-    but the loaded one."""
+    """The answer to a body of ``POST /api/pull``, and whether it is a stream; raises ``RequestError`` for an
+    unknown name."""
     fields = json_body(body)
-    name = named(fields)
+    name = _name(fields)
     fields.boolean("insecure", False)
     stream = fields.boolean("stream", True)
-    info = facts.loaded()
-    if not _is_loaded(name, info):
-        raise _missing(name, info)
+    named(facts, name)
     return stream, orjson.dumps({"status": "success"})
 
 
 def refuse() -> tuple[int, str, bytes]:
     """Whatever asks for other models is refused."""
-    raise RequestError(Fault.BAD_REQUEST, "request", f"models can't be made, copied or deleted here: {_FAULT}")
+    problem = "models can't be made, copied or deleted here: the operator of this server decides which models it has"
+    raise RequestError(Fault.BAD_REQUEST, "request", problem)
 
 
-def named(fields: Fields) -> str:
+def _name(fields: Fields) -> str:
     """``model``, which older clients call ``name``."""
     name = fields.string("name", max_bytes=MAX_ID_BYTES)
     model = fields.values.get("model")
     return string(name if model is None else model, "model", max_bytes=MAX_ID_BYTES)
 
 
-def _is_loaded(name: str, info: ModelInfo) -> bool:
-    return name.removesuffix(LATEST) == info.name.removesuffix(LATEST)
+def _listed(model: ListedModel) -> dict[str, Any]:
+    if model.info is None:
+        return _named(model.name, model.size_bytes)
+    return _named(model.name, model.info.size_bytes) | {"details": _details(model.info)}
 
 
-def _missing(name: str, info: ModelInfo) -> RequestError:
-    return RequestError(Fault.NOT_FOUND, "model", f"expected {full_name(info)}, got {name[:64]}: {_FAULT}")
-
-
-def _listed(info: ModelInfo) -> dict[str, Any]:
-    name = full_name(info)
-    # Of what is known of the model: the file may be of many gigabytes.
-    digest = hashlib.sha256(repr(info).encode()).hexdigest()
-    return {"name": name, "model": name, "size": info.size_bytes, "digest": digest, "details": _details(info)}
-
-
-def _named(model: str) -> dict[str, Any]:
-    """A model of which only the name is known."""
+def _named(model: str, size: int = 0) -> dict[str, Any]:
+    """A model of which no more is known."""
     name = _with_tag(model)
-    unknown = {"parent_model": "", "format": "", "family": "", "parameter_size": "", "quantization_level": ""}
+    # Not of the file, which may be of many gigabytes, nor of what is known only once it is loaded.
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return {"name": name, "model": name, "size": 0, "digest": digest, "details": unknown | {"families": []}}
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": _UNKNOWN}
 
 
 def _details(info: ModelInfo) -> dict[str, Any]:

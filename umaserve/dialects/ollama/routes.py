@@ -13,7 +13,6 @@ from umaserve.dialects.http import (
     Page,
     Route,
     TextReply,
-    page_of_model,
 )
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
@@ -26,6 +25,14 @@ from umaserve.wire.http_head import Request
 
 def _version(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, models.version()
+
+
+def _tags(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, models.tags(facts)
+
+
+def _running(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, models.running(facts)
 
 
 def _show(facts: Facts, request: Request) -> tuple[int, str, bytes]:
@@ -70,8 +77,8 @@ DIALECT = HttpDialect(
     "ollama",
     {
         "/api/version": Route("GET", Page(_version)),
-        "/api/tags": Route("GET", page_of_model(models.tags)),
-        "/api/ps": Route("GET", page_of_model(models.running)),
+        "/api/tags": Route("GET", Page(_tags)),
+        "/api/ps": Route("GET", Page(_running)),
         "/api/show": Route("POST", Page(_show)),
         "/api/chat": Route("POST", TextReply(lambda facts: ChatBody(facts, facts.new_id("chat-")), media=True)),
         "/api/generate": Route("POST", TextReply(lambda facts: GenerateBody(facts, facts.new_id("gen-")), media=True)),

@@ -1,38 +1,49 @@
-"""The loaded model in the form of OpenAI's API."""
+"""Models in the form of OpenAI's API, with what llama-server says of them besides."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from umaserve.outputs import ModelInfo
+from umaserve.outputs import ListedModel, ModelState
+
+_STATUS = {ModelState.LOADED: "loaded", ModelState.LOADING: "loading"}
+"""llama-server's words for all states but its "unloaded"."""
 
 
-def models(info: ModelInfo, created: int) -> bytes:
+def models(all_: Sequence[ListedModel], created: int) -> bytes:
     """The body of ``GET /v1/models``; ``created`` in seconds since 1970."""
     # Codex reads ``models``: without it an error, and what it is told there replaces its own instructions.
-    return orjson.dumps({"object": "list", "data": [_model(info, created)], "models": []})
+    return orjson.dumps({"object": "list", "data": [_model(one, created) for one in all_], "models": []})
 
 
-def model(info: ModelInfo, created: int) -> bytes:
+def model(one: ListedModel, created: int) -> bytes:
     """The body of ``GET /v1/models/{name}``."""
-    return orjson.dumps(_model(info, created))
+    return orjson.dumps(_model(one, created))
 
 
-def _model(info: ModelInfo, created: int) -> dict[str, Any]:
-    return {
-        "id": info.name,
-        "aliases": [info.name],
+def _model(one: ListedModel, created: int) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": one.name,
+        "aliases": [one.name, *one.aliases],
         "tags": [],
         "object": "model",
         "created": created,
         "owned_by": "umaserve",
-        "meta": {
-            "n_vocab": info.vocabulary,
-            "n_ctx_train": info.training_tokens,
-            "n_embd": info.embedding_length,
-            "n_params": info.parameters,
-            "size": info.size_bytes,
-        },
+        "status": {"value": _STATUS.get(one.state, "unloaded")},
     }
+    if one.state is ModelState.FAILED:
+        told["status"]["failed"] = True
+    if one.description:
+        told["description"] = one.description
+    if one.info is not None:
+        told["meta"] = {
+            "n_vocab": one.info.vocabulary,
+            "n_ctx_train": one.info.training_tokens,
+            "n_embd": one.info.embedding_length,
+            "n_params": one.info.parameters,
+            "size": one.info.size_bytes,
+        }
+    return told

@@ -18,8 +18,8 @@ from umaserve.dialects.http import (
     SpeechReply,
     SpokenText,
     TextReply,
-    page_of_model,
 )
+from umaserve.dialects.listing import listed, named
 from umaserve.dialects.openai import models
 from umaserve.dialects.openai.completions import ChatBody, CompletionBody
 from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
@@ -28,7 +28,6 @@ from umaserve.dialects.openai.requests import count_request
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body, model_name
-from umaserve.errors import Fault, RequestError
 from umaserve.outputs import Answer, Counted, Embedded
 from umaserve.wire.http_head import Request
 
@@ -80,13 +79,13 @@ def _count(body: bytes, facts: Facts) -> Asked:
     return Asked(query, render, query.request.model)
 
 
+def _models(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, models.models(listed(facts), facts.started_at)
+
+
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
-    info = facts.loaded()
     name = request.path.removeprefix(f"{MODELS_PATH}/")
-    if info.name != name:
-        known = f"expected {info.name}, got {name[:64] or 'an empty name'}"
-        raise RequestError(Fault.NOT_FOUND, "model", f"{known}")
-    return 200, JSON, models.model(info, facts.started_at)
+    return 200, JSON, models.model(named(facts, name), facts.started_at)
 
 
 DIALECT = HttpDialect(
@@ -99,7 +98,7 @@ DIALECT = HttpDialect(
         "/v1/audio/transcriptions": Route("POST", FormReply(_transcription)),
         "/v1/audio/translations": Route("POST", FormReply(_translation)),
         "/v1/embeddings": Route("POST", EngineQuestion(_embeddings)),
-        MODELS_PATH: Route("GET", page_of_model(lambda info, facts: models.models(info, facts.started_at))),
+        MODELS_PATH: Route("GET", Page(_models)),
         f"{MODELS_PATH}/{{model}}": Route("GET", Page(_model)),
     },
     ERRORS,

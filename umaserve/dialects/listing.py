@@ -1,0 +1,36 @@
+"""The daemon's models in lists, and by the names that clients call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from umaserve.dialects.http import Facts
+from umaserve.errors import ModelNotFound
+from umaserve.model_names import DEFAULT, spellings
+from umaserve.outputs import ListedModel
+
+
+def find_model(models: Sequence[ListedModel], name: str) -> ListedModel | None:
+    """The one of ``models`` that is called ``name``; the first one is the default."""
+    if name == DEFAULT:
+        return models[0]
+    found = (model for one in spellings(name) for model in models if one in (model.name, *model.aliases))
+    return next(found, None)
+
+
+def listed(facts: Facts) -> Sequence[ListedModel]:
+    """All models, the default one first. A single one is listed once it has been loaded: until then this raises
+    ``RequestError``."""
+    models = facts.models()
+    if len(models) == 1:
+        facts.loaded()
+    return models
+
+
+def named(facts: Facts, name: str) -> ListedModel:
+    """The listed model that is called ``name``; raises ``ModelNotFound`` if there is none."""
+    models = listed(facts)
+    model = find_model(models, name)
+    if model is None:
+        raise ModelNotFound(name, [model.name for model in models])
+    return model
