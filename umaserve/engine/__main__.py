@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from umaserve.engine.engine import LlamaEngine, load_checked
+from umaserve.engine.last_words import LastWords
 from umaserve.engine.llama_voice import LlamaVoice
 from umaserve.remote.channel import Channel
 from umaserve.remote.server import Server
@@ -25,17 +26,27 @@ log = logging.getLogger(__name__)
 
 
 def _load(
+    last_words: LastWords,
     config: Config,
     chat_template: str | None,
     speaker: Samples | None,
     allowance: Allowance,
     progress: Callable[[float], bool],
 ) -> tuple[LlamaEngine, LlamaVoice | None]:
+    def advances(fraction: float) -> bool:
+        wanted = progress(fraction)
+        last_words.advances()
+        return wanted
+
     logs.configure(config.log_level, config.log_format)
     voice = LlamaVoice(config, speaker) if config.tts_model else None
-    if voice is not None:
-        voice.load()
-    engine = load_checked(config, allowance.available_bytes, progress, chat_template)
+    try:
+        if voice is not None:
+            last_words.begins("voice", config.tts_model)
+            voice.load()
+        engine = load_checked(config, allowance.available_bytes, advances, chat_template, last_words.begins)
+    finally:
+        last_words.done()
     # As in the daemon: a collection of all that stays for good would hold the streams.
     gc.collect()
     gc.freeze()
@@ -60,9 +71,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(threads.SWITCH_S)
     life, *ends = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
-    # Its last words.
-    faulthandler.enable(life.fileno(), all_threads=False)
-    server = Server(_load)
+    server = Server(functools.partial(_load, LastWords(life)))
     for end in ends:
         threading.Thread(target=_serve, args=(server, Channel(end)), daemon=True).start()
     life.recv(1)

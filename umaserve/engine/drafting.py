@@ -53,16 +53,16 @@ class Drafter:
 
     def __init__(self, config: Config, model: Model, progress: Callable[[float], bool]) -> None:
         config = dataclasses.replace(config, n_ctx=model.n_ctx, pooling="model")
-        self._model = Model(config.draft_model, config, progress, sequences=model.n_seq_max)
+        self.model = Model(config.draft_model, config, progress, sequences=model.n_seq_max)
         try:
-            _check(self._model, model)
+            _check(self.model, model)
         except ModelError:
-            self._model.free()
+            self.model.free()
             raise
-        self._memory = llama_cpp.llama_get_memory(self._model.context)
+        self._memory = llama_cpp.llama_get_memory(self.model.context)
         self._batch = Batch(config.n_batch)
         self._batch_tokens = config.n_batch
-        self._longest = min(self._model.n_ctx, self._model.n_ctx_train)
+        self._longest = min(self.model.n_ctx, self.model.n_ctx_train)
         self._threads = 0
         self._held: dict[int, list[int]] = {}
         """The tokens of each slot in this model's KV cache, least recently used slot first."""
@@ -102,14 +102,14 @@ class Drafter:
             llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
     def free(self) -> None:
-        self._model.free()
+        self.model.free()
 
     def _set_threads(self, threads: int) -> None:
         if threads == self._threads:
             return
         self._threads = threads
-        n_batch = min(threads, self._model.n_threads_batch)
-        llama_cpp.llama_set_n_threads(self._model.context, min(threads, self._model.n_threads), n_batch)
+        n_batch = min(threads, self.model.n_threads_batch)
+        llama_cpp.llama_set_n_threads(self.model.context, min(threads, self.model.n_threads), n_batch)
 
     def _placed(self, jobs: Sequence[_Drafting]) -> list[_Drafting]:
         """The jobs that fit into the KV cache, least to compute first; cells of others are freed as needed."""
@@ -120,7 +120,7 @@ class Drafter:
             job.kept = next(compress(count(), map(ne, held, job.sequence)), len(held))
         placed = []
         taken: set[int] = set()
-        free = self._model.n_ctx - sum(map(len, self._held.values()))
+        free = self.model.n_ctx - sum(map(len, self._held.values()))
         for job in sorted(fitting, key=lambda job: len(job.sequence) - job.kept):
             taken.add(job.slot)
             free += len(self._held.get(job.slot, ()))
@@ -147,7 +147,7 @@ class Drafter:
 
     def _goes_on(self, job: _Drafting, token: int) -> bool:
         """Add a draft token; returns whether another is wanted. An end token is not added and ends the draft."""
-        if token in self._model.end_tokens:
+        if token in self.model.end_tokens:
             return False
         job.draft_tokens.append(token)
         return len(job.draft_tokens) < job.limit
@@ -157,7 +157,7 @@ class Drafter:
         if not runs:
             return []
         self._batch.fill(runs)
-        code = llama_cpp.llama_decode(self._model.context, self._batch.native)
+        code = llama_cpp.llama_decode(self.model.context, self._batch.native)
         if code:
             log.error("draft model: llama_decode returned %d", code)
             llama_cpp.llama_memory_clear(self._memory, False)
@@ -167,8 +167,8 @@ class Drafter:
         for run, end in zip(runs, accumulate(len(run.tokens) for run in runs), strict=True):
             self._held[run.slot] += run.tokens
             if run.sampler is not None:
-                native = llama_cpp.llama_get_logits_ith(self._model.context, end - 1)
-                tokens.append(int(np.ctypeslib.as_array(native, (self._model.n_vocab,)).argmax()))
+                native = llama_cpp.llama_get_logits_ith(self.model.context, end - 1)
+                tokens.append(int(np.ctypeslib.as_array(native, (self.model.n_vocab,)).argmax()))
         return tokens
 
 

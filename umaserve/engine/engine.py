@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
-from umaserve.engine import needs, rehearsal
+from umaserve.engine import gguf, needs
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Logits
@@ -21,6 +21,7 @@ from umaserve.engine.chat_template import CHATML, ChatTemplate
 from umaserve.engine.disk import open_disk
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
+from umaserve.engine.last_words import Begins, untold
 from umaserve.engine.loading import load_model, on_cpu
 from umaserve.engine.media import MediaReader
 from umaserve.engine.media_batch import MediaBatch
@@ -30,6 +31,7 @@ from umaserve.engine.projector import MediaChunk, Projector
 from umaserve.engine.steps import Sampled, Step
 from umaserve.engine.thought_form import marks_in
 from umaserve.engine.tick_sampling import TickSampling
+from umaserve.engine.trial import try_out
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import THINK_TAGS
 from umaserve.messages import Embed, Generate, Query
@@ -63,28 +65,34 @@ MAX_KEPT_STATES_BYTES = 512 << 20
 memory of the states in use, which is gigabytes for large models."""
 
 
-def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
+def load(
+    config: Config, progress: Callable[[float], bool], chat_template: str | None = None, begins: Begins = untold
+) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
-    ``chat_template`` takes the place of the model's own."""
-    return LlamaEngine(load_model(find(config.model), config, progress), config, chat_template)
+    ``chat_template`` takes the place of the model's own. ``begins`` is told each file that may end this process."""
+    path = find(config.model)
+    begins("model", path)
+    return LlamaEngine(load_model(path, config, progress), config, chat_template, begins)
 
 
 def load_checked(
-    config: Config, available_bytes: int, progress: Callable[[float], bool], chat_template: str | None = None
+    config: Config,
+    available_bytes: int,
+    progress: Callable[[float], bool],
+    chat_template: str | None = None,
+    begins: Begins = untold,
 ) -> LlamaEngine:
-    """As ``load``, of files that another process has loaded before, which some of them would end; not of the default
-    model, which is known. Also raises ``TooLarge`` where the model takes more than is available."""
+    """As ``load``, and tries the models out. Also raises ``TooLarge`` where they take more than is available."""
 
     def wanted() -> bool:
         return progress(0.0)
 
-    for path, pooling in ((config.model, config.pooling), (config.draft_model, "model")):
+    for path in (config.model, config.draft_model, config.mmproj):
         if path:
-            rehearsal.check(path, wanted, pooling=pooling)
-    if config.mmproj:
-        rehearsal.check_projector(config.mmproj, find(config.model), wanted)
+            gguf.check(path)
     needed_bytes = needs.check(find(config.model), config, available_bytes, wanted)
-    engine = load(config, progress, chat_template)
+    engine = load(config, progress, chat_template, begins)
+    engine.try_out(begins)
     engine.info = dataclasses.replace(engine.info, needed_bytes=needed_bytes)
     return engine
 
@@ -92,7 +100,7 @@ def load_checked(
 class LlamaEngine:
     """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is called on the compute thread, ``close`` after it."""
 
-    def __init__(self, model: Model, config: Config, chat_template: str | None = None) -> None:
+    def __init__(self, model: Model, config: Config, chat_template: str | None = None, begins: Begins = untold) -> None:
         self._model = model
         template = _chat_template(model, chat_template)
         thought_form = template.thought_form or marks_in(model.has_token) or THINK_TAGS
@@ -108,7 +116,11 @@ class LlamaEngine:
             model.forget_states()
         max_draft_tokens = config.n_batch if takes_back else model.removable
         drafts = bool(config.draft_model) and max_draft_tokens > 0
-        self._drafter = Drafter(config, model, lambda _fraction: True) if drafts else None
+        self._drafter: Drafter | None = None
+        if drafts:
+            begins("model", config.draft_model)
+            self._drafter = Drafter(config, model, lambda _fraction: True)
+            begins("model", model.path)
         host_bytes = config.host_cache_bytes if generates else 0
         self._cells = Cells(model, host_bytes)
         if model.parts and not self._cells.fit_parts(self._batch):
@@ -143,6 +155,8 @@ class LlamaEngine:
         self.end_tokens = model.end_tokens
         self.pieces: Sequence[bytes] = model.pieces
         self.name = model.name
+        if config.mmproj:
+            begins("mmproj", config.mmproj)
         self._projector = _projector(model, config)
         info = model.info(self.capacity.sequence_tokens)
         lacks = list(_lacks(model, config, self.capacity, kept_states_bytes)) if generates else []
@@ -176,6 +190,14 @@ class LlamaEngine:
             None if config.reasoning_budget < 0 else config.reasoning_budget,
         )
         self._media_batch = MediaBatch(model, self._cells.positions)
+
+    def try_out(self, begins: Begins = untold) -> None:
+        """Have each model compute a little, as it will for clients."""
+        begins("model", self._model.path)
+        try_out(self._model, self._embedder)
+        if self._drafter is not None:
+            begins("model", self._drafter.model.path)
+            try_out(self._drafter.model)
 
     def prepare(
         self,

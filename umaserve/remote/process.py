@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,10 @@ PROGRAM = "umaserve.engine"
 THREADS = 6
 """Those of the daemon that call the engine: the loop's, and one each for loading, computing, preparing, media, disk."""
 END_S = 5.0
-MAX_LAST_WORDS = 4096
+MAX_LAST_WORDS = 1 << 16
+MAX_MESSAGE = 300
+_PYTHON = re.compile(r"^(?:Fatal Python error|Timeout \()", re.MULTILINE)
+"""Where Python's part of the last words begins: it crashed, or it was too long without progress."""
 
 
 class End(NamedTuple):
@@ -32,7 +36,9 @@ class End(NamedTuple):
     words: str
     """The same, after "the engine's process"."""
     last_words: str
-    """Where it was when it crashed: Python's calls, as far as they are known."""
+    """llama.cpp's message, and where it was when it crashed: Python's calls, as far as they are known."""
+    loading: str = ""
+    """The file that it was loading, after its kind."""
 
     @property
     def blames(self) -> bool:
@@ -70,9 +76,9 @@ class EngineProcess:
         try:
             engine = RemoteEngine(self._channels, config, self._chat_template, allowance, progress, speaker)
         except EngineLost:
-            end = self.end()
-            kind = ModelError if end.blames else EngineLost
-            raise kind(f"the engine's process {end.words} while it loaded the model") from None
+            raise _not_loaded(self.end(), config) from None
+        # What it was loading.
+        self._last_words()
         if self._voice is not None:
             self._voice.engine = engine
         return engine
@@ -92,21 +98,28 @@ class EngineProcess:
         return self._end(status)
 
     def _end(self, status: int) -> End:
-        words, last_words = program.end(status), self._last_words()
+        words = program.end(status)
+        *begun, last_words = self._last_words().split("\0")
+        loading = begun[-1] if begun else ""
+        last_words = last_words.strip()
         if self._hung:
             return End("hang", "did not return from a call, and was killed", last_words)
+        if loading and last_words.startswith("Timeout ("):
+            return End("hang", "hung, and was ended", last_words, loading)
         if status == -signal.SIGKILL and killed_for_memory() > self._killed_for_memory:
             return End("memory", "was killed, since memory was short", last_words)
         if status == -signal.SIGKILL:
             return End("SIGKILL", "was killed by another program", last_words)
-        return End(signal.Signals(-status).name if status < 0 else f"status {status}", words, last_words)
+        cause = signal.Signals(-status).name if status < 0 else f"status {status}"
+        # An engine that ends as it should, since its daemon no longer trusts it, says nothing about its file.
+        return End(cause, words, last_words, loading if status else "")
 
     def _last_words(self) -> str:
         try:
             said = self.life.recv(MAX_LAST_WORDS, socket.MSG_DONTWAIT)
         except OSError:
             return ""
-        return said.decode(errors="replace").strip()
+        return said.decode(errors="replace")
 
     def close(self) -> None:
         for channel in self._channels:
@@ -115,3 +128,20 @@ class EngineProcess:
         self.life.close()
         for channel in self._channels:
             channel.free()
+
+
+def _not_loaded(end: End, config: Config) -> ModelError | EngineLost:
+    """Why the model could not be loaded, in one line."""
+    if not end.blames:
+        return EngineLost(f"the engine's process {end.words} while it loaded the model")
+    if not end.loading:
+        return ModelError(f"the engine's process {end.words} while it loaded the model")
+    pooled = config.pooling != "model" and end.loading == f"model {config.model}"
+    how = f" with --pooling {config.pooling}" if pooled else ""
+    message = _PYTHON.split(end.last_words)[0].strip()[:MAX_MESSAGE]
+    line = (
+        f"{end.loading}: llama.cpp can't take it{how}, and has ended the engine's process: it is damaged, of an "
+        f"unusual form or made for another version; download or convert it again "
+        f"(it {end.words}{message and f': {message}'})"
+    )
+    return ModelError("".join(one if one.isprintable() else " " for one in line))

@@ -1,20 +1,27 @@
-"""Files at which llama.cpp would end the process are found in another one."""
+"""Files at which llama.cpp ends the engine's process, or that the engine refuses."""
 
 from __future__ import annotations
 
+import socket
 import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import llama_cpp
 import pytest
 from engine_world import EngineWorld
 from program import run
+from remote_engine import ALLOWANCE
 from tiny_models import WIDTH, tiny_model
 from tiny_projectors import pair
 
-from umaserve.engine import rehearsal
 from umaserve.errors import ModelError, RequestError
 from umaserve.messages import Tokenize
+from umaserve.outputs import ModelInfo
+from umaserve.remote.process import EngineProcess
+from umaserve.settings.daemon import Config
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +45,26 @@ def norm(kind: int) -> bytes:
     return b"output_norm.weight" + struct.pack("<IQI", 1, WIDTH, kind)
 
 
+def loaded(path: str, **settings: object) -> ModelInfo:
+    """By a process of its own, as in the daemon."""
+    process = EngineProcess()
+    config = Config(**({"model": path, "n_ctx": 256, "parallel": 1, "threads": 1, "weights": "as-is"} | settings))
+    try:
+        # The loop's thread, as this one, waits for no engine for long.
+        with ThreadPoolExecutor(1) as loading:
+            return loading.submit(process.load, config, ALLOWANCE, lambda _fraction: True).result().info
+    finally:
+        process.close()
+
+
 DAMAGES = [
     (number("llama.block_count", 2), number("llama.block_count", 0)),
     (number("llama.block_count", 2), number("llama.block_count", 100_000)),
-    (b"<0x", b"<1x"),
     (norm(llama_cpp.GGML_TYPE_F32), norm(llama_cpp.GGML_TYPE_I32)),
 ]
 NAMES = [
     "no layers",
     "too many layers",
-    "no tokens for bytes",
     "weights of no such type",
 ]
 
@@ -55,19 +72,19 @@ NAMES = [
 @pytest.mark.parametrize(("before", "after"), DAMAGES, ids=NAMES)
 def test_what_ends_llama_cpp_is_refused_in_one_line(tmp_path: Path, whole: bytes, before: bytes, after: bytes):
     path = damaged(tmp_path / "damaged.gguf", whole, before, after)
-    with pytest.raises(ModelError, match=r"damaged\.gguf: llama\.cpp can't take it.*ended by Aborted") as caught:
-        rehearsal.check(path, lambda: True)
+    with pytest.raises(ModelError, match=r"^model .*damaged\.gguf: llama\.cpp can't take it.*ended by Abort") as caught:
+        loaded(path)
     assert str(caught.value).isprintable()
 
 
 def test_what_ends_llama_cpp_at_the_first_embedding_is_refused_too(tmp_path: Path):
     path = tiny_model(tmp_path / "model.gguf", "bert", pooling_type=5)
     with pytest.raises(ModelError, match="unknown pooling type"):
-        rehearsal.check(path, lambda: True)
+        loaded(path)
     pooled = tiny_model(tmp_path / "pooled.gguf", "deepseek4")
-    rehearsal.check(pooled, lambda: True)
+    assert loaded(pooled).architecture == "deepseek4"
     with pytest.raises(ModelError, match=r"can't take it with --pooling mean, .*tensor read out of bounds"):
-        rehearsal.check(pooled, lambda: True, pooling="mean")
+        loaded(pooled, pooling="mean")
 
 
 def test_the_daemon_ends_with_that_line_and_no_crash(tmp_path: Path, whole: bytes):
@@ -79,27 +96,53 @@ def test_the_daemon_ends_with_that_line_and_no_crash(tmp_path: Path, whole: byte
 
 def test_a_projector_that_ends_llama_cpp_is_refused_too(tmp_path: Path):
     model, projector = pair(tmp_path, "llava")
-    rehearsal.check_projector(projector, model, lambda: True)
+    assert loaded(model, mmproj=projector).sees
     heads = "clip.vision.attention.head_count"
     path = damaged(tmp_path / "damaged.gguf", Path(projector).read_bytes(), number(heads, 2), number(heads, 3))
     with pytest.raises(ModelError, match=r"^mmproj .*damaged\.gguf: llama\.cpp can't take it, .*ended by Aborted"):
-        rehearsal.check_projector(path, model, lambda: True)
+        loaded(model, mmproj=path)
 
 
-def test_a_whole_model_passes(tmp_path: Path, whole: bytes):
+def test_a_draft_model_that_ends_llama_cpp_is_refused_by_its_own_name(tmp_path: Path, whole: bytes):
     (tmp_path / "whole.gguf").write_bytes(whole)
-    rehearsal.check(str(tmp_path / "whole.gguf"), lambda: True)
+    model = str(tmp_path / "whole.gguf")
+    assert loaded(model, draft_model=model).needed_bytes > 0
+    path = damaged(tmp_path / "damaged.gguf", whole, *DAMAGES[0])
+    with pytest.raises(ModelError, match=r"^model .*damaged\.gguf: llama\.cpp can't take it"):
+        loaded(model, draft_model=path)
 
 
-def test_what_llama_cpp_refuses_itself_is_left_to_the_loading(tmp_path: Path, whole: bytes):
+def test_what_llama_cpp_refuses_itself_has_its_own_error(tmp_path: Path, whole: bytes):
     path = damaged(tmp_path / "model.gguf", whole, b"token_embd.weight", b"token_embx.weight")
-    rehearsal.check(path, lambda: True)
     with pytest.raises(ModelError, match=r"llama\.cpp could not load it"):
-        EngineWorld(path)
+        loaded(path)
 
 
-def test_it_ends_where_nobody_wants_the_model(tmp_path: Path, whole: bytes):
-    rehearsal.check(damaged(tmp_path / "damaged.gguf", whole, *DAMAGES[0]), lambda: False)
+HANGING = """
+import socket, sys, time
+from umaserve.engine import last_words
+last_words.MAX_S = 1.0
+words = last_words.LastWords(socket.socket(fileno=int(sys.argv[1])))
+words.begins("model", "a.gguf")
+words.advances()
+words.done()
+time.sleep(1.5)
+last_words.MAX_S = 0.05
+words.begins("mmproj", "b.gguf")
+time.sleep(600)
+"""
+
+
+def test_a_file_at_which_llama_cpp_hangs_ends_the_process_and_is_named():
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            descriptor = str(theirs.fileno())
+            ended = subprocess.run([sys.executable, "-c", HANGING, descriptor], pass_fds=[int(descriptor)], check=False)
+        assert ended.returncode == 1
+        first, second, calls = ours.recv(1 << 16).split(b"\0")
+    assert (first, second) == (b"model a.gguf", b"mmproj b.gguf")
+    assert calls.startswith(b"Timeout (")
 
 
 # -- what the model itself finds ---------------------------------------------------------------------------------------
