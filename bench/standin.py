@@ -16,6 +16,7 @@ from umaserve.outputs import Answer, Embedded, ModelInfo
 from umaserve.remote.process import End
 from umaserve.serving.ticks import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS
+from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system import logs
 
 _PROMPT = [0] * 30
@@ -115,4 +116,4 @@ class StandInHandle:
 if __name__ == "__main__":
     settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
-    sys.exit(Server(settings, StandInHandle).run())
+    sys.exit(Server(Catalogue(ModelSpec("stand-in", settings)), lambda _spec: StandInHandle()).run())

@@ -25,7 +25,7 @@ from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
     from umaserve.settings.daemon import Config
-    from umaserve.settings.models import Catalogue
+    from umaserve.settings.models import Catalogue, ModelSpec
     from umaserve.settings.relay import RelayConfig
     from umaserve.settings.worker import WorkerConfig
 
@@ -143,16 +143,21 @@ def _serve(arguments: Sequence[str]) -> int:
     catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
     if catalogue is None:
         return 0
-    config = catalogue.default.config
     # Imported here: the clients need none of it.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
     from umaserve.remote.process import EngineProcess
     from umaserve.remote.voice import RemoteVoice
 
-    template = chat_template.read(config.chat_template) if config.chat_template else None
+    config = catalogue.default.config
+    files = {spec.name: spec.config.chat_template for spec in catalogue.models}
+    templates = {name: chat_template.read(file) if file else None for name, file in files.items()}
     voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
-    return Server(config, lambda: EngineProcess(template, voice), voice).run()
+
+    def new_engine(spec: ModelSpec) -> EngineProcess:
+        return EngineProcess(templates[spec.name], voice if spec is catalogue.default else None)
+
+    return Server(catalogue, new_engine, voice).run()
 
 
 def _models(arguments: Sequence[str]) -> int:

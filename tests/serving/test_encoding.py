@@ -60,7 +60,7 @@ def finish(world: SchedulerWorld) -> None:
 
 
 def encoded(world: SchedulerWorld) -> int:
-    return int(world.scheduler.snapshot()["media_chunks_encoded_total"])
+    return int(world.scheduler.metrics.snapshot()["media_chunks_encoded_total"])
 
 
 @pytest.mark.parametrize(

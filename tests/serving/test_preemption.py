@@ -28,7 +28,7 @@ def small_steps() -> Iterator[None]:
 
 
 def preemptions(world: SchedulerWorld) -> int:
-    return int(world.scheduler.snapshot()["preemptions_total"])
+    return int(world.scheduler.metrics.snapshot()["preemptions_total"])
 
 
 def finish(world: SchedulerWorld) -> None:

@@ -105,6 +105,8 @@ DEFAULTS: dict[str, Any] = {
     "tts_mmproj": "",
     "pooling": "model",
     "models_dir": "",
+    "strict_models": False,
+    "idle_unload": 0.0,
     "relay": (),
     "worker_secret": "",
     "worker_secret_file": "",
@@ -149,6 +151,7 @@ REAL = {
     "resume_window": (0.0, 3600.0),
     "recordings_age": (0.0, 36500.0),
     "request_timeout": (0.0, 86400.0),
+    "idle_unload": (0.0, 2592000.0),
     "rate_requests": (0.0, 1e9),
     "rate_tokens": (0.0, 1e9),
     "slo_ttft_ms": (1.0, 3600000.0),
@@ -195,6 +198,7 @@ SWITCHES = [
     "debug_echo",
     "shared_prefix_cache",
     "speculation",
+    "strict_models",
 ]
 WORDS = ["allow_host", "allow_origin", "cors_origin", "lora"]
 VARIABLES = {

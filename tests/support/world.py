@@ -9,9 +9,10 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.input_budget import InputBudget
+from umaserve.messages import Query
 from umaserve.net.loop import Loop
-from umaserve.outputs import Metrics
-from umaserve.serving.questions import Questions
+from umaserve.outputs import Metrics, ModelInfo
+from umaserve.serving.questions import Answered, Question, Questions, Render
 from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
@@ -41,6 +42,24 @@ class World:
         self.loop.close()
 
 
+class StandInModels:
+    """Implements what services need of ``daemon.models.Models``, with one model."""
+
+    def __init__(self, world: DaemonWorld) -> None:
+        self._world = world
+
+    @property
+    def default(self) -> StandInModels:
+        return self
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._world.engine.info if self._world.loaded else None
+
+    def ask(self, _name: str, query: Query, render: Render, answered: Answered) -> Question:
+        return self._world.questions.ask(query, render, answered)
+
+
 class DaemonWorld(World):
     """A daemon's services. The engine is a stand-in, and its threads do their work when the test steps them."""
 
@@ -59,12 +78,11 @@ class DaemonWorld(World):
             loop=self.loop,
             sessions=self.sessions,
             detached=Detached(self.loop, self.sessions, config.resume_window, config.resume_bytes),
-            model=lambda: self.engine.info if self.loaded else None,
+            models=StandInModels(self),
             metrics=lambda: Metrics({}),
             started_at=0,
             prometheus=lambda: b"",
             feedback=None,
-            questions=lambda: self.questions,
             speech=self.speech,
             recordings=Recordings("", 0, 0, nothing),
             kept_responses=KeptResponses(self.clock),

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.errors import Fault, RequestError
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.outputs import Output
-from umaserve.serving.sessions import Hold, Session, SessionManager
+from umaserve.serving.sessions import Hold, Session
 
 LOST_BYTES = 16 * 1024
 """Memory in bytes of a generation besides its text: session, sampler and the like."""
@@ -45,7 +46,7 @@ class Lost:
 class Detached:
     """Keeps each for ``window`` seconds, and at most ``max_bytes`` of them: the oldest goes first."""
 
-    def __init__(self, loop: Loop, sessions: SessionManager, window: float, max_bytes: int) -> None:
+    def __init__(self, loop: Loop, sessions: ModelSessions, window: float, max_bytes: int) -> None:
         self._loop = loop
         self._sessions = sessions
         self._window = window

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from umaserve.daemon.model_host import ModelHost
+from umaserve.daemon.model_sessions import ModelSessions
+from umaserve.daemon.models import Models
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.net.loop import Loop
 from umaserve.serving.admission import Admission
-from umaserve.serving.sessions import SessionManager
 from umaserve.stages.recordings import TIDY_S, Recordings
 from umaserve.system.memory import MemoryPressure
 
@@ -25,9 +25,9 @@ WATCH_S = 5.0
 class MemoryWatch:
     """When memory is short, drops the caches; while it stays short, new requests are refused."""
 
-    def __init__(self, loop: Loop, host: ModelHost, admission: Admission) -> None:
+    def __init__(self, loop: Loop, models: Models, admission: Admission) -> None:
         self._pressure = MemoryPressure(loop.now)
-        self._host = host
+        self._models = models
         self._admission = admission
         self._short = False
 
@@ -35,7 +35,7 @@ class MemoryWatch:
         was_short = self._short
         self._short = self._pressure.short()
         if self._short:
-            self._host.shed_caches()
+            self._models.shed_caches()
         if self._short != was_short:
             log.warning("memory is %s", f"short: {self._pressure.reason}" if self._short else "enough again")
         self._admission.memory_short = self._short and was_short
@@ -43,8 +43,8 @@ class MemoryWatch:
 
 def keep_house(
     loop: Loop,
-    host: ModelHost,
-    sessions: SessionManager,
+    models: Models,
+    sessions: ModelSessions,
     admission: Admission,
     recordings: Recordings,
     kept_responses: KeptResponses,
@@ -52,10 +52,10 @@ def keep_house(
     request_timeout: float,
 ) -> None:
     """Start all of them. ``request_timeout`` is in seconds, 0: none."""
-    every(loop, TELL_S, host.tell_waiting)
-    every(loop, MemoryPressure.READ_S, MemoryWatch(loop, host, admission).look)
+    every(loop, TELL_S, models.tell_waiting)
+    every(loop, MemoryPressure.READ_S, MemoryWatch(loop, models, admission).look)
     every(loop, WATCH_S, look_at_threads)
-    every(loop, WATCH_S, host.end_if_it_hangs)
+    every(loop, WATCH_S, models.end_if_one_hangs)
     every(loop, TIDY_S, recordings.tidy)
     every(loop, FORGET_S, kept_responses.expire)
     if request_timeout:

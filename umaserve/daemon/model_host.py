@@ -1,4 +1,5 @@
-"""One model of the daemon: has its engine loaded, and again when it is lost, and runs sessions on it."""
+"""One model of the daemon: has its engine loaded and unloaded, and loaded again when it is lost, and runs sessions on
+it."""
 
 from __future__ import annotations
 
@@ -8,41 +9,48 @@ import math
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.errors import Fault, ModelError, RequestError, TooLarge
+from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
 from umaserve.net.loop import READ, Loop
 from umaserve.outputs import Loading, ModelInfo
 from umaserve.remote.process import End
+from umaserve.serving import residency_snapshot as residency
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.engine_jobs import EngineJobs
 from umaserve.serving.planning import Targets
-from umaserve.serving.questions import Question, Questions
+from umaserve.serving.questions import Answered, Question, Questions, Render, too_many_questions
+from umaserve.serving.residency import retry_pause_s
+from umaserve.serving.residency_snapshot import State
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.ticks import Allowance, Engine, EngineLost
 from umaserve.settings.daemon import Config
+from umaserve.settings.models import ModelSpec
 from umaserve.system.cores import CoreCounter
-from umaserve.system.memory import available_bytes
+from umaserve.system.memory import resident_bytes
 from umaserve.system.progress import ProgressBar
-from umaserve.system.threads import DISK_NICE, MEDIA_NICE, JobThread
+from umaserve.system.threads import JobThread
 
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 0.1
-MAX_TICK_S = 300.0
-"""Bound on one decode, or on a long job between two yield points: a long text to embed, weights on a slow disk."""
-MAX_PREPARING_S = 60.0
-MAX_MEDIA_S = 600.0
-"""A media decoder may start after up to 120 s and is killed after 300 s more; then its output is laid out."""
-
-
 MAX_PAUSE_S = 60.0
 """Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
 PATIENCE = 3
-"""Trials that requests wait for."""
+"""Trials that the requests of a lost engine wait for."""
+PUT_AWAY_S = 10.0
+"""How long an unloaded model may take to write to disk what it has computed."""
+BESIDES_WEIGHTS = 256 << 20
+"""Bytes: a guess at what a model takes besides its files, until it has been loaded."""
+READ_RATE = 500e6
+"""Bytes of weights loaded a second: the same."""
 
 
 class LoadedEngine(Engine, Protocol):
@@ -77,255 +85,415 @@ class EngineHandle(Protocol):
         """Free what is left, the engine included."""
 
 
-class ModelHost:
-    """Has the model loaded, and runs sessions on it."""
+NewEngine = Callable[[ModelSpec], EngineHandle]
 
-    def __init__(
-        self,
-        loop: Loop,
-        config: Config,
-        sessions: SessionManager,
-        admission: Admission,
-        metrics: ServingMetrics,
-        content_filter: ContentFilter | None,
-        new_engine: Callable[[], EngineHandle],
-    ) -> None:
-        self.compute = JobThread("compute", loop.wake, max_s=MAX_TICK_S, urgent=True)
-        self.preparing = JobThread("preparing", loop.wake, max_s=MAX_PREPARING_S)
-        self._preparing_media = JobThread("media", loop.wake, nice=MEDIA_NICE, max_s=MAX_MEDIA_S)
-        self._disk = JobThread("disk", loop.wake, nice=DISK_NICE) if config.kv_cache else None
-        self._loading_thread = JobThread("loading", loop.wake, max_s=math.inf)
-        self.loading = False
-        self.questions: Questions | None = None
-        """``None`` until the model is loaded first."""
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the hosts of all models share."""
+
+    loop: Loop
+    threads: EngineThreads
+    admission: Admission
+    metrics: ServingMetrics
+    content_filter: ContentFilter | None
+    new_engine: NewEngine
+    neighbours: Neighbours
+    children: Callable[[], Sequence[int]]
+    """The processes that compute for the daemon."""
+    available_bytes: Callable[[], int]
+    """Memory that a model to be loaded may take."""
+    wanted: Callable[[], bool]
+    """Whether engines are to be loaded: the daemon does not drain."""
+    changed: Callable[[], None]
+    """Called when a model is loaded, unloaded or lost, or could not be loaded."""
+
+
+class ModelHost:
+    """Has the model loaded, and runs the sessions of its own manager on it."""
+
+    def __init__(self, spec: ModelSpec, sessions: SessionManager, around: Surroundings) -> None:
+        self.spec = spec
+        self.sessions = sessions
         self.info: ModelInfo | None = None
-        """The same."""
-        self._loop = loop
-        self._config = config
-        self._sessions = sessions
-        self._admission = admission
-        self._metrics = metrics
-        self._content_filter = content_filter
-        self._new_engine = new_engine
+        """``None`` until the model is loaded first."""
+        self.needed_bytes = spec.size_bytes + BESIDES_WEIGHTS
+        """The memory that it takes, as far as is known."""
+        self._around = around
+        self._loop = around.loop
+        self._loading_thread: JobThread | None = None
+        """For loading and closing; none before the first load."""
+        self._loading = False
+        self._unload_until: float | None = None
+        """While it is to be unloaded: when that is to be done."""
         self._handle: EngineHandle | None = None
         self._engine: LoadedEngine | None = None
         self._jobs: Sequence[EngineJobs] = ()
         self._suspects: Sequence[Session] = ()
         """The sessions that the latest engine may have crashed on."""
-        self._unanswered: Sequence[Question] = ()
-        """To be asked again, once no suspect is tried."""
-        self._failures = 0
-        """Engines in a row that ended by themselves before they had made anything."""
-        self._made_before = 0
-        """``ServingMetrics.tokens_generated`` when the engine was loaded."""
         self._scheduler: Scheduler | None = None
-        self._started_at = self._loaded_at = loop.now()
-        self._progress = 0.0
-        self._bar = ProgressBar("loading the model", sys.stderr)
+        self._questions: Questions | None = None
+        self._unanswered: Sequence[Question] = ()
+        """To be asked once the model is loaded, and no suspect is tried."""
+        self._unanswered_since = math.inf
+        self._failures = 0
+        """Loads in a row that failed, and engines that ended by themselves before they had made anything."""
+        self._retry_at = -math.inf
+        self._started_at = 0.0
+        self._loaded_at = -math.inf
+        self._load_s = spec.size_bytes / READ_RATE
+        self._last_used_at = -math.inf
+        self._seen = 0
+        """``SessionManager.version`` when it was last looked at."""
+        self.progress = 0.0
+        self._bar = ProgressBar(f"loading {spec.name}", sys.stderr)
 
     @property
-    def threads(self) -> Sequence[JobThread]:
-        threads = self.compute, self.preparing, self._preparing_media
-        return threads if self._disk is None else (*threads, self._disk)
+    def name(self) -> str:
+        return self.spec.name
 
     @property
-    def children(self) -> Sequence[int]:
+    def state(self) -> State:
+        if self._unload_until is not None:
+            return State.UNLOADING
+        if self._scheduler is not None:
+            return State.LOADED
+        if self._loading:
+            return State.LOADING
+        return State.FAILED if self._failures else State.UNLOADED
+
+    @property
+    def pids(self) -> Sequence[int]:
         """The processes that compute for it."""
         return () if self._handle is None or self._handle.life is None else (self._handle.pid,)
 
+    @property
+    def last_used_at(self) -> float:
+        """When it had work last, as far as was looked."""
+        return self._last_used_at
+
     # -- loading -------------------------------------------------------------------------------------------------
 
-    def load(self, wanted: Callable[[], bool], loaded: Callable[[BaseException | None], None]) -> None:
-        """Load the model while it is ``wanted``, then call ``loaded``, with the error if it failed. From then on it is
-        loaded again whenever its engine is lost."""
-        self.loading = True
-        self._progress = 0.0
+    def load(self, loaded: Callable[[BaseException | None], None] = lambda _error: None) -> None:
+        """Load the model, then call ``loaded``, with the error if it failed. From then on it is loaded again whenever
+        its engine is lost."""
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                self._could_not_load(error)
+            loaded(error)
+
+        self._begin_loading()
+        self._load(done)
+
+    def _begin_loading(self) -> None:
+        self._loading = True
+        self.progress = 0.0
         self._started_at = self._loop.now()
-        self._handle = handle = self._new_engine()
+
+    def _load(self, done: Callable[[BaseException | None], None]) -> None:
+        self._handle = handle = self._around.new_engine(self.spec)
 
         def on_progress(fraction: float) -> bool:
-            self._progress = fraction
-            return wanted()
+            self.progress = fraction
+            return self._around.wanted()
 
         def on_loaded(result: LoadedEngine | BaseException) -> None:
-            self.loading = False
+            self._loading = False
             self._bar.clear()
             if isinstance(result, BaseException):
                 self._handle = None
                 handle.close()
-                loaded(result)
-                return
-            self._engine = result
-            if wanted():
-                self._serve(result)
-                self._watch(handle, wanted)
-                loaded(None)
+                done(result)
+            else:
+                self._engine = result
+                if self._around.wanted():
+                    self._serve(result)
+                    self._watch(handle)
+                    done(None)
+            self._around.changed()
 
         self._show_progress()
-        allowance = Allowance(available_bytes(), beside=False)
-        self._loading_thread.submit(lambda: handle.load(self._config, allowance, on_progress), on_loaded)
+        beside = any(pid not in self.pids for pid in self._around.children())
+        allowance = Allowance(self._around.available_bytes(), beside)
+        self._thread.submit(lambda: handle.load(self.spec.config, allowance, on_progress), on_loaded)
+
+    @property
+    def _thread(self) -> JobThread:
+        if self._loading_thread is None:
+            self._loading_thread = JobThread("loading", self._loop.wake, max_s=math.inf)
+        return self._loading_thread
 
     def _show_progress(self) -> None:
-        if self.loading:
-            self._bar.show(self._progress)
+        if self._loading:
+            self._bar.show(self.progress)
             self._loop.call_later(PROGRESS_S, self._show_progress)
 
     def _serve(self, engine: LoadedEngine) -> None:
-        config = self._config
-        self._progress = 1.0
-        self.info = engine.info
-        self._made_before = self._metrics.tokens_generated
+        config, around = self.spec.config, self._around
+        self.progress = 1.0
+        self.info = replace(engine.info, name=self.name)
         self._loaded_at = self._loop.now()
-        self._jobs = [EngineJobs(thread) for thread in self.threads]
+        self._load_s = self._loaded_at - self._started_at
+        self._jobs = [EngineJobs(thread, thread.max_s) for thread in around.threads.calling]
+        self._jobs += [] if around.threads.disk is None else [EngineJobs(around.threads.disk)]
         compute, preparing, preparing_media, *disk = self._jobs
         self._scheduler = Scheduler(
-            self._sessions,
+            self.sessions,
             engine,
             compute,
             preparing,
             preparing_media,
             Targets(config.slo_ttft_ms / 1000, config.slo_tbt_ms / 1000),
             self._loop.now,
-            self._content_filter,
-            self._admission.spend,
-            self._metrics,
-            CoreCounter(self._loop.now, children=lambda: self.children),
+            around.content_filter,
+            around.admission.spend,
+            around.metrics,
+            CoreCounter(self._loop.now, children=around.children),
             disk[0] if disk else None,
+            around.neighbours,
             shared_prefixes=config.shared_prefix_cache,
             draft_tokens=config.speculation,
             suspects=self._suspects,
         )
-        self.questions = Questions(engine, compute, preparing, preparing_media, config.max_queue)
+        self._questions = Questions(engine, compute, preparing, preparing_media, config.max_queue)
         # A collection of all that stays for good would hold the streams for some 14 ms now and then. What an engine
         # before this one left stays no longer.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        seconds = round(self._loop.now() - self._started_at, 2)
-        log.info("ready", extra={"fields": {"model": engine.info.name, "load_s": seconds}})
+        self.needed_bytes = engine.info.needed_bytes or resident_bytes(self.pids) - resident_bytes()
+        log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self._load_s, 2)}})
+
+    def _could_not_load(self, error: BaseException) -> None:
+        """Fail the requests that wait for it; others may have it tried again later. One that takes more memory than was
+        known waits until the plan makes room for it."""
+        if isinstance(error, TooLarge) and error.needed_bytes > self.needed_bytes:
+            log.info("%s", error)
+            self.needed_bytes = error.needed_bytes
+            return
+        self._fail_for_now()
+        if self._around.wanted():
+            log.error("%s could not be loaded: %s", self.name, error, exc_info=_unexpected(error))
+        problem = f"{self.name} could not be loaded: see the server's log"
+        pause_s = self._retry_at - self._loop.now()
+        self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=pause_s))
+
+    def _fail_for_now(self) -> None:
+        self._failures += 1
+        self._retry_at = self._loop.now() + retry_pause_s(self._failures)
+
+    # -- unloading -----------------------------------------------------------------------------------------------
+
+    def unload(self) -> None:
+        """Unload the model once what it has computed is on disk. New requests wait from now on."""
+        assert self.state is State.LOADED
+        self._unload_until = self._loop.now() + PUT_AWAY_S
+        self.sessions.holds_back = True
+
+    def _unload(self) -> None:
+        handle, engine, scheduler, questions = self._handle, self._engine, self._scheduler, self._questions
+        assert handle is not None
+        assert scheduler is not None
+        assert engine is not None
+        assert questions is not None
+        if handle.life is not None:
+            self._loop.set_interest(handle.life, 0, _nothing)
+        self._leave(scheduler)
+        self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=False)]
+        self._engine = self._scheduler = self._questions = None
+        self._suspects = ()
+        self._failures = 0
+        # Those that are held go on once it is loaded again.
+        self.sessions.start_over()
+
+        def close() -> None:
+            engine.close()
+            handle.close()
+
+        def closed(result: BaseException | None) -> None:
+            assert result is None
+            self._handle = self._unload_until = None
+            self.sessions.holds_back = False
+            log.info("unloaded", extra={"fields": {"model": self.name}})
+            self._around.changed()
+
+        # Memory is not free at once.
+        self._thread.submit(close, closed)
+
+    def _leave(self, scheduler: Scheduler) -> None:
+        """The engine gets no more work."""
+        scheduler.leave()
+        for jobs in self._jobs:
+            jobs.end()
 
     # -- the engine is lost --------------------------------------------------------------------------------------
 
-    def _watch(self, handle: EngineHandle, wanted: Callable[[], bool]) -> None:
+    def _watch(self, handle: EngineHandle) -> None:
         life = handle.life
         if life is None:
             return
 
         def on_end(_events: int) -> None:
             self._loop.set_interest(life, 0, on_end)
-            self._lost(handle, wanted)
+            self._lost(handle)
 
         self._loop.set_interest(life, READ, on_end)
 
-    def _lost(self, handle: EngineHandle, wanted: Callable[[], bool]) -> None:
+    def _lost(self, handle: EngineHandle) -> None:
         """Have all that the engine had in work done by another one."""
-        scheduler, questions = self._scheduler, self.questions
+        scheduler, questions = self._scheduler, self._questions
         assert scheduler is not None
         assert questions is not None
         end = handle.end()
         handle.close()
-        for jobs in self._jobs:
-            jobs.end()
-        self._metrics.observe_crash(end.cause)
+        self._leave(scheduler)
+        self._around.metrics.observe_crash(end.cause)
         self._suspects = scheduler.in_work if end.blames else ()
-        about = {"cause": end.cause, "in_work": [session.request_id for session in self._suspects]}
+        about = {"model": self.name, "cause": end.cause, "in_work": [one.request_id for one in self._suspects]}
         about["last_words"] = end.last_words
         log.error("the engine's process %s", end.words, extra={"fields": about})
-        if not end.blames or self._metrics.tokens_generated > self._made_before:
+        if not end.blames or scheduler.productive:
             self._failures = 0
-        self._handle = self._engine = self._scheduler = None
+        self._handle = self._engine = self._scheduler = self._questions = None
+        self._unload_until = None
+        self.sessions.holds_back = False
         self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=end.blames)]
-        self._sessions.start_over()
-        self._load_again(wanted)
+        self.sessions.start_over()
+        if end.cause == "memory":
+            # It is loaded again when it fits.
+            self._fail_for_now()
+        else:
+            self._load_again()
+        self._around.changed()
 
     def end_if_it_hangs(self) -> None:
         """End an engine that does not return from a tick or another call, as if it had crashed. Loading, and a slow
         disk, take as long as they may."""
-        handle, scheduler = self._handle, self._scheduler
-        if handle is None or handle.life is None or scheduler is None or not self._config.engine_timeout:
+        handle, scheduler, timeout_s = self._handle, self._scheduler, self.spec.config.engine_timeout
+        if handle is None or handle.life is None or scheduler is None or not timeout_s:
             return
-        # What hangs since an earlier engine is no call to this one.
-        age_s = self._loop.now() - self._loaded_at
-        threads = self.compute, self.preparing, self._preparing_media
-        stuck = [thread.name for thread in threads if (thread.stuck_s() or math.inf) < age_s]
-        if stuck or scheduler.hangs(self._config.engine_timeout):
-            log.error("the engine does not return from a %s", f"call for {stuck[0]}" if stuck else "tick")
+        if scheduler.hangs(timeout_s) or any(jobs.stuck for jobs in self._jobs):
+            log.error("the engine of %s does not return from a call", self.name)
             handle.kill()
 
-    def _load_again(self, wanted: Callable[[], bool]) -> None:
-        if not wanted():
+    def _load_again(self) -> None:
+        if not self._around.wanted():
             self.fail_all(
                 RequestError(Fault.DECODE_FAILED, "decode", "the engine has ended: the server's log says how")
             )
             return
         pause_s = min(2.0 ** (self._failures - 1), MAX_PAUSE_S) if self._failures else 0.0
         self._failures += 1
-        self.loading = True
-        self._progress = 0.0
+        self._begin_loading()
         self.tell_waiting()
 
         def again() -> None:
-            if wanted():
-                self.load(wanted, lambda error: self._loaded_again(error, wanted))
+            if self._around.wanted():
+                self._load(self._loaded_again)
 
         self._loop.call_later(pause_s, again)
 
-    def _loaded_again(self, error: BaseException | None, wanted: Callable[[], bool]) -> None:
+    def _loaded_again(self, error: BaseException | None) -> None:
         if error is None:
             return
-        log.error("the model could not be loaded again: %s", error, exc_info=_unexpected(error))
+        log.error("%s could not be loaded again: %s", self.name, error, exc_info=_unexpected(error))
         if isinstance(error, EngineLost):
             # Another program has killed it: that says nothing about the next one.
             self._failures = 0
         if self._failures >= PATIENCE:
             problem = "the model could not be loaded again: see the server's log"
             self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", problem, retry_after_s=MAX_PAUSE_S))
-        self._load_again(wanted)
+        self._load_again()
 
     # -- serving -------------------------------------------------------------------------------------------------
 
+    def ask(self, query: Query, render: Render, answered: Answered) -> Question:
+        """As ``Questions.ask``, also before the model is loaded."""
+        if self._questions is not None and not self.sessions.holds_back:
+            return self._questions.ask(query, render, answered)
+        if len(self._unanswered) >= self.spec.config.max_queue:
+            raise too_many_questions(self.spec.config.max_queue)
+        if not self._unanswered:
+            self._unanswered_since = self._loop.now()
+        question = Question(query, render, answered)
+        self._unanswered = [*self._unanswered, question]
+        return question
+
     def collect(self) -> None:
-        """Run the callbacks of finished jobs."""
-        for thread in (*self.threads, self._loading_thread):
-            thread.collect()
+        """Run the callbacks of the loading thread."""
+        if self._loading_thread is not None:
+            self._loading_thread.collect()
 
     def end_turn(self) -> None:
         """Plan and submit the next tick, then deliver outputs to clients."""
-        if self._scheduler is None:
-            for _ in self._sessions.deliver():
+        scheduler, questions = self._scheduler, self._questions
+        if scheduler is None or questions is None:
+            for _ in self.sessions.deliver():
                 continue
             return
-        if self._unanswered and self.questions is not None and not self._scheduler.trying:
+        if self._unanswered and not self.sessions.holds_back and not scheduler.trying:
             unanswered, self._unanswered = self._unanswered, ()
-            self.questions.ask_again(unanswered)
-        self._scheduler.pump()
-        self._scheduler.deliver()
-        if self._scheduler.eager:
+            questions.ask_again([one for one in unanswered if not one.forgotten])
+        scheduler.pump()
+        scheduler.deliver()
+        if scheduler.eager:
             self._loop.call_soon(_nothing)
+        if self._unload_until is not None and (scheduler.put_away() or self._loop.now() > self._unload_until):
+            self._unload()
 
     def tell_waiting(self) -> None:
         """Report progress to requests that wait for the model or for a slot."""
         if self._scheduler is not None:
             self._scheduler.tell_waiting()
-        elif self.loading:
-            so_far = self._loop.now() - self._started_at
-            eta = so_far / self._progress - so_far if self._progress else None
-            for session in self._sessions.running():
-                self._sessions.put(session, Loading(self._progress, eta))
+            return
+        so_far = self._loop.now() - self._started_at
+        eta = so_far / self.progress - so_far if self._loading and self.progress else None
+        for session in self.sessions.running():
+            self.sessions.put(session, Loading(self.progress if self._loading else 0.0, eta))
 
     def shed_caches(self) -> None:
         """Memory is short: drop what is kept for later prompts."""
         if self._scheduler is not None:
             self._scheduler.shed_caches()
 
+    # -- the plan ------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> residency.Model:
+        """What the plan depends on."""
+        given = [one for one in self.sessions.running() if not one.holds]
+        waiting = [one for one in self.sessions.arrived if not one.holds]
+        questions = [one for one in self._unanswered if not one.forgotten]
+        idle = len(given) == len(waiting) and (self._questions is None or self._questions.idle)
+        since = min([one.waits_since for one in waiting], default=math.inf)
+        if not idle or self.sessions.version != self._seen:
+            self._last_used_at = now
+        self._seen = self.sessions.version
+        return residency.Model(
+            name=self.name,
+            needed_bytes=self.needed_bytes,
+            state=self.state,
+            idle=idle,
+            waiting=len(waiting) + len(questions),
+            waiting_since=min(since, self._unanswered_since if questions else math.inf),
+            loaded_at=self._loaded_at,
+            last_used_at=self._last_used_at,
+            load_s=self._load_s,
+            retry_at=self._retry_at,
+            # Its engine is the daemon's voice, too.
+            pinned=self.spec.pin or bool(self.spec.config.tts_model),
+            preload=self.spec.preload,
+            idle_unload_s=self.spec.idle_unload,
+        )
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs, or nothing can."""
-        if self._scheduler is None or self.questions is None:
+        if self._scheduler is None or self._questions is None:
             return True
-        return self._scheduler.idle and self.questions.idle and not self._unanswered
+        return self._scheduler.idle and self._questions.idle and not self._unanswered
 
     def put_away(self) -> bool:
         """Nothing runs any more: write to disk what was computed; returns whether that is done."""
@@ -344,34 +512,28 @@ class ModelHost:
             self._scheduler.fail_running()
 
     def fail_all(self, error: RequestError) -> None:
-        for session in list(self._sessions.running()):
-            self._sessions.fail(session, error.copy())
+        for session in list(self.sessions.running()):
+            self.sessions.fail(session, error.copy())
         for question in self._unanswered:
             question.answered(error.copy())
         self._unanswered = ()
 
     def close(self) -> None:
         """After the threads have ended."""
-        self._loading_thread.collect()
+        self.collect()
         if self._engine is not None:
             self._engine.close()
         if self._handle is not None:
             self._handle.close()
 
     def snapshot(self) -> Mapping[str, int | float | str]:
-        """The model's part of the metrics; the names are always the same."""
-        about: dict[str, int | float | str] = {
-            "load_progress": round(self._progress, 3),
-            "model": "" if self.info is None else self.info.name,
-        }
+        """Its part of the metrics; the names are always the same."""
         if self._scheduler is not None:
-            return {**about, **self._scheduler.snapshot()}
+            return self._scheduler.snapshot()
         return {
-            **about,
             "active_sessions": 0,
-            "waiting_sessions": self._sessions.waiting,
+            "waiting_sessions": self.sessions.waiting,
             "tx_stalled_sessions": 0,
-            **self._metrics.snapshot(),
             "threads": 0,
             "threads_reason": "",
             "kv_cells_used": 0,
@@ -387,5 +549,5 @@ def _unexpected(error: BaseException) -> BaseException | None:
     return None if isinstance(error, ModelError | EngineLost) else error
 
 
-def _nothing() -> None:
+def _nothing(_events: int = 0) -> None:
     """Does nothing: scheduling it makes the loop turn once more."""

@@ -30,7 +30,7 @@ def own_pages(services: Services) -> HttpDialect:
         return 200, "text/plain; charset=utf-8", b"Ollama is running"  # What its clients look for.
 
     def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-        if services.model() is None:
+        if services.models.default.info is None:
             return 503, JSON, b'{"status":"loading","error":{"message":"model: it is being loaded","code":503}}'
         if stuck := services.stuck():
             told = "; ".join(f"the {name} thread has not advanced for {time:.0f} s" for name, time in stuck.items())

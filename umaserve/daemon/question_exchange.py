@@ -43,8 +43,7 @@ class QuestionExchange:
         try:
             self._services.sessions.admit(self._caller, self._asked_at)
             asked = self._endpoint.parse(content, self._facts)
-            _info, questions = self._services.loaded()
-            self._question = questions.ask(asked.query, asked.render, self._answered)
+            self._question = self._services.models.ask(asked.model, asked.query, asked.render, self._answered)
             self._memory.keep(len(content))
         except RequestError as error:
             self._reply(error)

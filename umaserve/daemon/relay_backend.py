@@ -50,7 +50,7 @@ class DaemonBackend:
 
     @property
     def models(self) -> Sequence[str]:
-        info = self._services.model()
+        info = self._services.models.default.info
         return () if info is None else (info.name,)
 
     @property

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
@@ -16,13 +16,15 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.housekeeping import keep_house
-from umaserve.daemon.model_host import EngineHandle, ModelHost
+from umaserve.daemon.model_host import NewEngine
+from umaserve.daemon.model_sessions import ModelSessions
+from umaserve.daemon.models import Models
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.errors import Fault, RequestError
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -34,9 +36,8 @@ from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.rates import Rates
-from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.ticks import EngineLost
-from umaserve.settings.daemon import Config
+from umaserve.serving.sessions import Session
+from umaserve.settings.models import Catalogue
 from umaserve.settings.reread import reread
 from umaserve.stages.recordings import Recordings
 from umaserve.system import systemd
@@ -63,11 +64,9 @@ class State(enum.Enum):
 class Server:
     """One daemon. ``run`` blocks until it ends and returns the exit status."""
 
-    def __init__(
-        self, config: Config, new_engine: Callable[[], EngineHandle], voice: RemoteVoice | None = None
-    ) -> None:
-        """``voice``: what the engines speak with."""
-        self._config = config
+    def __init__(self, catalogue: Catalogue, new_engine: NewEngine, voice: RemoteVoice | None = None) -> None:
+        """``voice``: what the default model's engine speaks with."""
+        self._config = config = catalogue.default.config
         self._state = State.LOADING
         self._status = 0
         self._ending: Timer | None = None
@@ -78,21 +77,28 @@ class Server:
         rates = Rates(config.rate_requests, config.rate_tokens)
         self._admission = Admission(rates, config.max_queue, config.memory_reserve, available_bytes)
         self._serving_metrics = ServingMetrics()
-        self._sessions = SessionManager(self._admission, loop.now, self._observe_end)
         self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
         self._gate = Gate(
             Names(config.http, config.allow_host, config.allow_origin, config.cors_origin),
             KeyFile(config.api_keys) if config.api_keys else None,
             loop.now,
         )
-        self._host = ModelHost(
-            loop, config, self._sessions, self._admission, self._serving_metrics, self._content_filter, new_engine
+        self._models = Models(
+            loop,
+            catalogue,
+            self._admission,
+            self._serving_metrics,
+            self._content_filter,
+            new_engine,
+            self._wanted,
+            self._observe_end,
         )
-        self._voices = Voices(config, voice, loop.wake, self._host.compute)
+        self._sessions = ModelSessions(self._models, self._observe_end)
+        self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
         self._links = DaemonLinks(loop, config, self._services)
         lent = (*self._services.speech.threads, *self._services.recordings.threads, *self._links.threads)
-        self._watch = ThreadWatch((*self._host.threads, *lent))
+        self._watch = ThreadWatch((*self._models.threads.all, *lent))
 
     def _new_services(self) -> Services:
         config, loop = self._config, self._loop
@@ -102,12 +108,11 @@ class Server:
             loop=loop,
             sessions=self._sessions,
             detached=Detached(loop, self._sessions, config.resume_window, config.resume_bytes),
-            model=lambda: self._host.info,
+            models=self._models,
             metrics=self._metrics,
             started_at=int(time.time()),
             prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
             feedback=feedback,
-            questions=lambda: self._host.questions,
             speech=self._voices.speech,
             recordings=Recordings(config.recordings, config.recordings_bytes, config.recordings_age * 86400, loop.wake),
             kept_responses=KeptResponses(loop.now),
@@ -130,7 +135,7 @@ class Server:
         self._loop.before_sleep = self._end_turn
         keep_house(
             self._loop,
-            self._host,
+            self._models,
             self._sessions,
             self._admission,
             self._services.recordings,
@@ -138,7 +143,7 @@ class Server:
             self._stuck,
             self._config.request_timeout,
         )
-        self._host.load(self._wanted, self._on_loaded)
+        self._models.default.load(self._on_loaded)
         try:
             self._loop.run()
         finally:
@@ -156,20 +161,12 @@ class Server:
             self._fail_loading(error)
             return
         self._state = State.READY
-        info = self._host.info
-        assert info is not None
-        systemd.notify(f"READY=1\nSTATUS=serving {info.name}")
+        systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
+        self._models.look_soon()
         self._links.start()
 
     def _fail_loading(self, error: BaseException) -> None:
-        if isinstance(error, ModelError | EngineLost):
-            log.error("%s", error)
-        else:
-            log.error("the model could not be loaded: see the server's log", exc_info=error)
         self._status = 1
-        self._host.fail_all(
-            RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
-        )
         self._begin_farewell()
 
     def _stuck(self) -> Mapping[str, float]:
@@ -179,7 +176,7 @@ class Server:
     # -- one turn ------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        self._host.collect()
+        self._models.collect()
         self._links.collect()
         self._services.speech.collect()
         self._services.recordings.collect()
@@ -187,18 +184,18 @@ class Server:
     def _end_turn(self) -> None:
         if self._signals.count and self._state is not State.DRAINING:
             self._drain()
-        self._host.end_turn()
-        if self._state is State.DRAINING and self._idle and self._host.put_away():
+        self._models.end_turn()
+        if self._state is State.DRAINING and self._idle and self._models.put_away():
             self._begin_farewell()
         if self._ending is not None:
             self._stop_when_said()
 
     @property
     def _idle(self) -> bool:
-        if self._host.info is None:
+        if self._models.default.info is None:
             return True
         services = self._services
-        return self._host.idle and services.speech.idle and self._links.over and services.recordings.idle
+        return self._models.idle and services.speech.idle and self._links.over and services.recordings.idle
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -213,12 +210,12 @@ class Server:
             "connections": 0 if entrances is None else len(entrances.clients),
             "sessions_total": self._sessions.totals.sessions,
             "rejected_total": self._sessions.totals.rejected,
-            **self._host.snapshot(),
+            **self._models.snapshot(),
             **self._services.speech.snapshot(),
             "detached_generations": len(self._services.detached),
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
-            "rss_bytes": resident_bytes(self._host.children),
+            "rss_bytes": resident_bytes(self._models.children),
             "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
             "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,
         }
@@ -234,7 +231,7 @@ class Server:
         if self._content_filter is not None:
             # Many patterns take longer than the streams should wait.
             load = functools.partial(content_filter.load, self._config.content_filter)
-            self._host.preparing.submit(lambda: reread(load, None), self._on_content_filter)
+            self._models.threads.preparing.submit(lambda: reread(load, None), self._on_content_filter)
 
     def _on_content_filter(self, result: ContentFilter | BaseException | None) -> None:
         if isinstance(result, BaseException):
@@ -255,20 +252,20 @@ class Server:
 
     def _drain(self) -> None:
         self._state = State.DRAINING
-        self._sessions.draining = True
+        self._sessions.drain()
         self._services.detached.drop_all()
         systemd.notify("STOPPING=1\nSTATUS=draining")
         running = sum(1 for _ in self._sessions.running())
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
-        self._host.refuse_waiting()
-        if self._host.info is not None:
+        self._models.refuse_waiting()
+        if self._models.default.info is not None:
             self._links.drain()
             self._loop.call_later(self._config.drain_timeout, self._end_drain)
 
     def _end_drain(self) -> None:
         """The drain timeout is over, also for a decode that does not return."""
         self._begin_farewell()
-        self._host.fail_running()
+        self._models.fail_running()
         self._services.speech.fail_all(
             RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
         )
@@ -291,11 +288,11 @@ class Server:
         self._loop.after_poll = self._loop.before_sleep = lambda: None
         services = self._services
         # All are told, whichever doesn't return; first the one whose work others were told is done.
-        stops = [services.recordings.stop, *(thread.stop for thread in self._host.threads), services.speech.stop]
+        stops = [services.recordings.stop, *(thread.stop for thread in self._models.threads.all), services.speech.stop]
         until = time.monotonic() + JOIN_S
         stopped = [stop(max(0.0, until - time.monotonic())) for stop in stops]
         if all(stopped):
-            self._host.close()
+            self._models.close()
         else:
             log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
             logging.shutdown()

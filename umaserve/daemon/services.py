@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
+from umaserve.daemon.model_sessions import ModelSessions
+from umaserve.daemon.models import Models
 from umaserve.dialects.http import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import KeptResponses
@@ -16,12 +18,10 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.outputs import ListedModel, Metrics, ModelInfo, ModelState
+from umaserve.outputs import Metrics, ModelInfo
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.questions import Questions
-from umaserve.serving.sessions import Caller, Session, SessionManager
+from umaserve.serving.sessions import Caller, Session
 from umaserve.settings.daemon import Config
-from umaserve.settings.model_files import name_of
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio
 from umaserve.stages.spoken import Speech
@@ -33,18 +33,15 @@ class Services:
 
     config: Config
     loop: Loop
-    sessions: SessionManager
+    sessions: ModelSessions
     detached: Detached
-    model: Callable[[], ModelInfo | None]
-    """``None`` while it loads."""
+    models: Models
     metrics: Callable[[], Metrics]
     started_at: int
     """Seconds since 1970."""
     prometheus: Callable[[], bytes]
     feedback: FeedbackLog | None
     """``None`` where feedback is not kept."""
-    questions: Callable[[], Questions | None]
-    """``None`` while the model loads."""
     speech: Speech
     recordings: Recordings
     kept_responses: KeptResponses
@@ -61,8 +58,8 @@ class Services:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
         return Facts(
             limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None),
-            model=lambda _name: self.model(),
-            models=lambda: [_listed(config, self.model())],
+            model=self.models.info,
+            models=self.models.listed,
             voice=voice,
             new_id=_new_id,
             now=_seconds,
@@ -75,31 +72,15 @@ class Services:
             running=lambda: _running(self.sessions, shown=config.slots_prompts),
         )
 
-    def loaded(self) -> tuple[ModelInfo, Questions]:
-        """The model and its question queue; raises ``RequestError`` while the model loads."""
-        info, questions = self.model(), self.questions()
-        if info is None or questions is None:
+    def loaded(self) -> ModelInfo:
+        """The default model; raises ``RequestError`` until it is loaded first."""
+        info = self.models.default.info
+        if info is None:
             raise RequestError(Fault.MODEL_NOT_LOADED, "model", "still loading; try again later", retry_after_s=1.0)
-        return info, questions
+        return info
 
 
-def _listed(config: Config, info: ModelInfo | None) -> ListedModel:
-    """The one model."""
-    return ListedModel(
-        name=name_of(config.model) if info is None else info.name,
-        aliases=(),
-        description="",
-        default=True,
-        size_bytes=0 if info is None else info.size_bytes,
-        state=ModelState.LOADING if info is None else ModelState.LOADED,
-        progress=0.0 if info is None else 1.0,
-        needed_bytes=0,
-        last_used_at=None,
-        info=info,
-    )
-
-
-def _running(sessions: SessionManager, *, shown: bool) -> list[RunningAnswer]:
+def _running(sessions: ModelSessions, *, shown: bool) -> list[RunningAnswer]:
     placed = (session for session in sessions.running() if session.slot is not None)
     return [_answer(session, session.request, shown=shown) for session in placed if session.request is not None]
 

@@ -118,7 +118,7 @@ class WyomingConnection:
             self._postpone_idle()
         match event.type:
             case "describe":
-                model, _ = self._services.loaded()
+                model = self._services.loaded()
                 self.send(replies.info(__version__, model, self._services.speech.voice))
             case "ping":
                 self.send(replies.pong(Fields(event.data).string("text", max_bytes=MAX_PING_BYTES, empty=True)))

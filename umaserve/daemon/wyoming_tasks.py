@@ -164,7 +164,7 @@ class Transcription:
         return len(self._sound)
 
     def take(self, event: Event) -> None:
-        model, _ = self._services.loaded()
+        model = self._services.loaded()
         if not model.hears:
             problem = "can't be used: this daemon's model takes no audio; its operator can load one that hears"
             raise RequestError(Fault.BAD_REQUEST, event.type, f"{problem}, with its projector (--mmproj)")

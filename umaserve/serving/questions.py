@@ -72,12 +72,7 @@ class Questions:
     def ask(self, query: Query, render: Render, answered: Answered) -> Question:
         """``answered`` gets the rendered answer in a later turn. Raises ``RequestError`` if too many wait."""
         if len(self._asked) >= self._max_questions:
-            raise RequestError(
-                Fault.QUEUE_FULL,
-                "request",
-                f"{self._max_questions} questions wait already; try again later",
-                retry_after_s=1,
-            )
+            raise too_many_questions(self._max_questions)
         question = Question(query, render, answered)
         self._start(question)
         return question
@@ -247,6 +242,12 @@ class _Text:
     @property
     def wanted(self) -> bool:
         return not self.question.failed and not self.question.forgotten
+
+
+def too_many_questions(limit: int) -> RequestError:
+    """``limit`` of them wait."""
+    problem = f"{limit} questions wait already; try again later"
+    return RequestError(Fault.QUEUE_FULL, "request", problem, retry_after_s=1)
 
 
 def _size(given: str | TokenIds | MixedText | Pair) -> int:

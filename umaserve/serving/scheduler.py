@@ -114,6 +114,8 @@ class Scheduler:
         self._trials = Trials(sessions, suspects)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
+        self.productive = False
+        """Whether it has made a token."""
         self._planned_at = 0
         """``SessionManager.version`` when the latest was planned."""
 
@@ -383,6 +385,7 @@ class Scheduler:
             self._sessions.finish(session, FinishReason.STOP)
             return
         self.metrics.tokens_generated += 1
+        self.productive = True
         session.generated.append(token)
         if session.repetition is not None:
             session.repetition.append(token)
@@ -447,7 +450,6 @@ class Scheduler:
             "active_sessions": sum(session.slot is not None for session in running),
             "waiting_sessions": sum(session.slot is None for session in running),
             "tx_stalled_sessions": sum(Hold.READER in session.holds for session in running),
-            **self.metrics.snapshot(),
             "threads": self._governor.threads,
             "threads_reason": self._governor.reason,
             "kv_cells_used": self._planning.slots.used_cells,

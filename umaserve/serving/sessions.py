@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from umaserve.errors import Fault, RequestError
@@ -118,6 +118,8 @@ class Session:
     """When its latest token was computed."""
     last_token_at: float | None = None
     """When its latest token was delivered."""
+    model: str = ""
+    """The name of the model that answers it; empty before its request."""
 
     @property
     def request_id(self) -> str:
@@ -177,6 +179,8 @@ class SessionManager:
         """``ended`` is called for each request that was refused or abandoned, with the reason."""
         self.totals = Totals()
         self.draining = False
+        self.holds_back = False
+        """Whether new requests wait, since the engine is to make way for another one."""
         self.version = 0
         """Goes up with whatever may change the next tick: a request is prepared, changes its state or is steered."""
         self._ended = ended
@@ -354,9 +358,16 @@ class SessionManager:
         self._changes.pop(session.id, None)
 
     def take_arrived(self) -> list[Session]:
-        """Sessions whose request arrived since the last call and has not ended."""
+        """Sessions whose request arrived since the last call and has not ended; none while it ``holds_back``."""
+        if self.holds_back:
+            return []
         arrived, self._arrived = self._arrived, {}
         return list(arrived.values())
+
+    @property
+    def arrived(self) -> Collection[Session]:
+        """What ``take_arrived`` would return if it held nothing back."""
+        return self._arrived.values()
 
     @property
     def changing(self) -> bool:

@@ -298,7 +298,13 @@ class Config:
         "",
         path(or_empty=True),
         "models",
-        "folder of models that --model may name: each GGUF file, with its projector (mmproj) beside it; empty: none",
+        "folder of more models: each GGUF file by its name, with its projector (mmproj) beside it; empty: none",
+    )
+    strict_models: bool = setting(
+        False, switch(), "models", "refuse requests that name a model which isn't there, instead of using the default"
+    )
+    idle_unload: float = setting(
+        0.0, real("seconds", 0, 2592000), "models", "unload a model that nobody has used for this long; 0: never"
     )
 
     relay: tuple[str, ...] = link.relay("relays to register the model at")

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umaserve.errors import ConfigError
+from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.model_names import DEFAULT, MAX_NAME, is_name, spellings
 from umaserve.settings import model_files
 from umaserve.settings.daemon import SETTINGS, Config
-from umaserve.settings.kinds import Kind, path, quoted
+from umaserve.settings.kinds import Kind, path, quoted, switch
 from umaserve.settings.model_files import ModelFile, name_of
 from umaserve.settings.sources import Conflict, checked, checked_table, nearest, printable, read_toml
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 OWN = ("mmproj", "chat_template", "lora", "draft_model")
 """Settings of one model alone: no other takes the default model's over."""
+VOICE = ("tts_model", "tts_mmproj")
+"""The default model's engine speaks for all."""
 PER_MODEL = (
     *OWN,
     *("n_ctx", "parallel", "n_batch", "n_ubatch", "threads", "threads_batch", "n_gpu_layers", "flash_attn", "kv_type"),
@@ -40,6 +42,12 @@ class ModelSpec:
     """With which an engine is started for it."""
     aliases: tuple[str, ...] = ()
     description: str = ""
+    pin: bool = False
+    """Whether it stays once it is loaded."""
+    preload: bool = False
+    """Whether it is loaded before anybody asks for it."""
+    idle_unload: float = 0.0
+    """After how many seconds without work it is unloaded; 0: never."""
     size_bytes: int = 0
     """Of its files; 0 where they can't be read."""
 
@@ -47,16 +55,32 @@ class ModelSpec:
 class Catalogue:
     """All models that the daemon may serve. Raises ConfigError for names that stand for two of them."""
 
-    def __init__(self, default: ModelSpec, others: Sequence[ModelSpec] = ()) -> None:
+    def __init__(self, default: ModelSpec, others: Sequence[ModelSpec] = (), *, strict: bool = False) -> None:
+        """``strict``: names of no model are refused; otherwise they mean the default one."""
         self.default = default
         self.models = (default, *sorted(others, key=lambda spec: spec.name))
         """The default one first, the others by name."""
-        named: dict[str, ModelSpec] = {}
+        self._strict = strict
+        self._named: dict[str, ModelSpec] = {}
         for spec in self.models:
             for name in (spec.name, *spec.aliases):
-                if (other := named.setdefault(name, spec)) is not spec:
+                if (other := self._named.setdefault(name, spec)) is not spec:
                     files = " and ".join(printable(one.config.model or "the default model") for one in (other, spec))
                     raise ConfigError(f"models: {printable(name)} is the name of two models: {files}")
+
+    def find(self, name: str) -> ModelSpec | None:
+        """The model of this name."""
+        if name in ("", DEFAULT):
+            return self.default
+        return next((self._named[spelling] for spelling in spellings(name) if spelling in self._named), None)
+
+    def choose(self, name: str) -> ModelSpec:
+        """The model that a request means by ``name``; raises ``RequestError``."""
+        spec = self.find(name)
+        if spec is None and self._strict:
+            problem = f"the model {quoted(name[:MAX_NAME])} does not exist: /v1/models lists those that do"
+            raise RequestError(Fault.MODEL_NOT_FOUND, "model", problem)
+        return spec or self.default
 
 
 def read(config: Config, file: str) -> Catalogue:
@@ -74,7 +98,7 @@ def read(config: Config, file: str) -> Catalogue:
     default = _alone(config) if meant is None else _as_default(meant, config)
     others = [spec for spec in listed if spec is not meant]
     default, *others = [_with_file_name(spec, [default, *others]) for spec in (default, *others)]
-    return Catalogue(default, others)
+    return Catalogue(default, others, strict=config.strict_models)
 
 
 def _is_default(spec: ModelSpec, config: Config) -> bool:
@@ -86,7 +110,7 @@ def _is_default(spec: ModelSpec, config: Config) -> bool:
 
 
 def _as_default(spec: ModelSpec, config: Config) -> ModelSpec:
-    own = {key: getattr(spec.config, key) or getattr(config, key) for key in OWN}
+    own = {key: getattr(spec.config, key) or getattr(config, key) for key in (*OWN, *VOICE)}
     return replace(spec, config=replace(spec.config, **own))
 
 
@@ -95,7 +119,7 @@ def _alone(config: Config) -> ModelSpec:
     where = config.model or model_files.default_model()
     name = name_of(where)
     name = name if is_name(name) else DEFAULT
-    return ModelSpec(name, config, size_bytes=_size(where))
+    return ModelSpec(name, config, idle_unload=config.idle_unload, size_bytes=_size(where))
 
 
 def _in_folder(folder: str) -> list[ModelFile]:
@@ -122,7 +146,7 @@ def _tables(config: Config, file: str) -> list[ModelSpec]:
 
 def _found(config: Config, found: ModelFile) -> ModelSpec:
     mine = replace(_without_own(config), model=found.path, mmproj=found.mmproj)
-    return ModelSpec(found.name, mine, size_bytes=_size(found.path))
+    return ModelSpec(found.name, mine, idle_unload=config.idle_unload, size_bytes=_size(found.path))
 
 
 def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
@@ -149,11 +173,11 @@ def _table(config: Config, name: str, given: object, place: str) -> ModelSpec:
         mine = replace(_without_own(config), model=file, **changes)
     except Conflict as conflict:
         raise ConfigError(f"{place}: {conflict}") from None
-    return ModelSpec(name, mine, size_bytes=size, **table)
+    return ModelSpec(name, mine, size_bytes=size, **{"idle_unload": config.idle_unload, **table})
 
 
 def _without_own(config: Config) -> Config:
-    return replace(config, **{key: getattr(_UNSET, key) for key in OWN})
+    return replace(config, **{key: getattr(_UNSET, key) for key in (*OWN, *VOICE)})
 
 
 def _with_file_name(spec: ModelSpec, all_: Sequence[ModelSpec]) -> ModelSpec:
@@ -195,9 +219,11 @@ def _description() -> Kind[str]:
 _UNSET = Config()
 _KINDS: Mapping[str, Kind[Any]] = {
     "path": path(),
-    **{key: SETTINGS.by_key[key].kind for key in PER_MODEL},
+    **{key: SETTINGS.by_key[key].kind for key in (*PER_MODEL, "idle_unload")},
     **{other: SETTINGS.by_key[key].kind for other, key in OTHER_NAMES.items()},
     "aliases": _names(),
     "description": _description(),
+    "pin": switch(),
+    "preload": switch(),
 }
 """The keys of a model's table."""

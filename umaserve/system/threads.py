@@ -64,7 +64,7 @@ class JobThread:
         self.name = name
         self._wake = wake
         self._nice = nice
-        self._max_s = max_s
+        self.max_s = max_s
         self._urgent = urgent
         self._begun = threading.Lock()
         """Released when a job begins."""
@@ -107,7 +107,7 @@ class JobThread:
     def stuck_s(self) -> float | None:
         """For how many seconds the current job has not advanced, where that exceeds ``max_s``; else ``None``."""
         since = self._advanced_at
-        if since is None or (seconds := self._clock() - since) <= self._max_s:
+        if since is None or (seconds := self._clock() - since) <= self.max_s:
             return None
         return seconds
 

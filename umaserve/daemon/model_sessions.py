@@ -1,0 +1,76 @@
+"""The sessions of all models: each is the business of the model that its request chooses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from umaserve.daemon.models import Models
+from umaserve.errors import RequestError
+from umaserve.messages import Generate, Steering
+from umaserve.serving.sessions import Caller, Hold, Session, SessionManager, Sink, Totals
+
+
+class ModelSessions:
+    """Has the methods of a ``SessionManager`` for what has clients, and their meaning."""
+
+    def __init__(self, models: Models, ended: Callable[[Session, str], None]) -> None:
+        self._models = models
+        self._ended = ended
+
+    @property
+    def totals(self) -> Totals:
+        return self._models.default.sessions.totals
+
+    @property
+    def draining(self) -> bool:
+        return self._models.default.sessions.draining
+
+    def drain(self) -> None:
+        """Admit no more requests."""
+        for host in self._models:
+            host.sessions.draining = True
+
+    def open(self, sink: Sink, caller: Caller) -> Session:
+        return self._models.default.sessions.open(sink, caller)
+
+    def request(self, session: Session, request: Generate, now: float, *, admitted: bool = False) -> None:
+        try:
+            host = self._models.choose(request.model)
+        except RequestError as error:
+            error.request_id = request.id
+            session.request, session.requested_at = request, now
+            self._ended(session, error.fault.name.lower())
+            raise
+        session.model = host.name
+        host.sessions.request(session, request, now, admitted=admitted)
+        self._models.see_to(host)
+
+    def admit(self, caller: Caller, now: float) -> None:
+        self._models.default.sessions.admit(caller, now)
+
+    def cancel(self, session: Session, request_id: str) -> None:
+        self._of(session).cancel(session, request_id)
+
+    def abandon(self, session: Session, end: str = "abandoned") -> None:
+        self._of(session).abandon(session, end)
+
+    def steer(self, session: Session, command: Steering) -> None:
+        self._of(session).steer(session, command)
+
+    def hold(self, session: Session, why: Hold) -> None:
+        self._of(session).hold(session, why)
+
+    def release(self, session: Session, why: Hold) -> None:
+        self._of(session).release(session, why)
+
+    def expire(self, seconds: float) -> None:
+        for host in self._models:
+            host.sessions.expire(seconds)
+
+    def running(self) -> Iterator[Session]:
+        """Those of each model, the oldest first."""
+        return itertools.chain.from_iterable(host.sessions.running() for host in self._models)
+
+    def _of(self, session: Session) -> SessionManager:
+        return self._models.of(session).sessions

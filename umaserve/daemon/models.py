@@ -1,0 +1,238 @@
+"""The models of the daemon: which one a name means, and which are loaded, by the plan of ``serving.residency``."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.daemon.model_host import ModelHost, NewEngine, Surroundings
+from umaserve.errors import Fault, RequestError
+from umaserve.messages import Query
+from umaserve.metrics import ServingMetrics
+from umaserve.net.loop import Loop
+from umaserve.net.timers import Timer
+from umaserve.outputs import ListedModel, ModelInfo, ModelState
+from umaserve.serving import residency
+from umaserve.serving.admission import Admission
+from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.neighbours import Neighbours
+from umaserve.serving.questions import Answered, Question, Render
+from umaserve.serving.residency_snapshot import Model, Snapshot, State
+from umaserve.serving.sessions import Caller, Session, SessionManager
+from umaserve.settings.models import Catalogue
+from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
+
+LOOK_S = 1.0
+"""How often it is looked at what has changed without an event: work ends, other programs take memory."""
+WAITING_LOOK_S = 0.05
+"""The same, while somebody waits for a model."""
+_STATES = {
+    State.UNLOADED: ModelState.UNLOADED,
+    State.LOADING: ModelState.LOADING,
+    State.LOADED: ModelState.LOADED,
+    State.UNLOADING: ModelState.UNLOADING,
+    State.FAILED: ModelState.FAILED,
+}
+
+
+class Models:
+    """All models of a catalogue. They share the threads, and so one tick runs at a time."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        catalogue: Catalogue,
+        admission: Admission,
+        metrics: ServingMetrics,
+        content_filter: ContentFilter | None,
+        new_engine: NewEngine,
+        wanted: Callable[[], bool],
+        ended: Callable[[Session, str], None],
+    ) -> None:
+        """``ended`` is as in ``SessionManager``; ``wanted``: whether engines are to be loaded."""
+        self.threads = EngineThreads(loop.wake, keeps=bool(catalogue.default.config.kv_cache))
+        self._loop = loop
+        self._catalogue = catalogue
+        self._admission = admission
+        self._metrics = metrics
+        self._reserve_bytes = catalogue.default.config.memory_reserve
+        self._look_at: float = math.inf
+        self._timer: Timer | None = None
+        around = Surroundings(
+            loop, self.threads, admission, metrics, content_filter, new_engine, Neighbours(), self._pids, self._available_bytes, wanted, self.look_soon)
+        self._hosts = {
+            spec.name: ModelHost(spec, SessionManager(self._admit, loop.now, ended), around)
+            for spec in catalogue.models
+        }
+        self.default = self._hosts[catalogue.default.name]
+
+    # -- which model ---------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[ModelHost]:
+        """The default one first."""
+        return iter(self._hosts.values())
+
+    def choose(self, name: str) -> ModelHost:
+        """The model that is meant by a request's ``name``. Raises ``RequestError`` if there is none, and the operator
+        wants no other instead."""
+        return self._hosts[self._catalogue.choose(name).name]
+
+    def of(self, session: Session) -> ModelHost:
+        """The model that answers it."""
+        return self._hosts.get(session.model, self.default)
+
+    def info(self, name: str) -> ModelInfo | None:
+        """Of the model that is meant by ``name``; ``None`` if it has not been loaded yet."""
+        return self.choose(name).info
+
+    def listed(self) -> Sequence[ListedModel]:
+        """The default one first."""
+        now, clock = self._loop.now(), time.time()
+        return [self._listed(host, clock - now) for host in self]
+
+    def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
+        used = host.last_used_at
+        return ListedModel(
+            name=host.name,
+            aliases=host.spec.aliases,
+            description=host.spec.description,
+            default=host is self.default,
+            size_bytes=host.spec.size_bytes,
+            state=_STATES[host.state],
+            progress=host.progress,
+            needed_bytes=host.needed_bytes,
+            last_used_at=None if used == -math.inf else used + since_1970,
+            info=host.info,
+        )
+
+    def ask(self, name: str, query: Query, render: Render, answered: Answered) -> Question:
+        """Ask the model that is meant by ``name``; as ``Questions.ask``."""
+        host = self.choose(name)
+        question = host.ask(query, render, answered)
+        self.see_to(host)
+        return question
+
+    def _admit(self, caller: Caller, _waiting: int, now: float) -> None:
+        self._admission(caller, sum(host.sessions.waiting for host in self), now)
+
+    # -- which are loaded ----------------------------------------------------------------------------------------
+
+    def see_to(self, host: ModelHost) -> None:
+        """Somebody wants something of it."""
+        if host.state is not State.LOADED or host.sessions.holds_back:
+            self.look_soon()
+
+    def look_soon(self) -> None:
+        """Something has changed that the plan depends on."""
+        self._look_again(0.0)
+
+    def _look_again(self, seconds: float) -> None:
+        at = self._loop.now() + seconds
+        if at >= self._look_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at, self._timer = at, self._loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Do what the plan says."""
+        self._look_at, self._timer = math.inf, None
+        now = self._loop.now()
+        models = [host.look(now) for host in self]
+        moves = residency.plan(self._snapshot(now, models))
+        for host in self:
+            if host.state is State.LOADED:
+                host.sessions.holds_back = host.name in moves.hold
+        for name, problem in moves.refuse.items():
+            self._hosts[name].fail_all(RequestError(Fault.MEMORY_PRESSURE, "model", problem))
+        for name in moves.unload:
+            self._hosts[name].unload()
+        for name in moves.load:
+            self._hosts[name].load()
+        waits = any(model.waiting for model in models)
+        self._look_again(min(WAITING_LOOK_S if waits else LOOK_S, max(0.0, moves.again_at - now)))
+
+    def _snapshot(self, now: float, models: Sequence[Model]) -> Snapshot:
+        loading = [host for host in self if host.state is State.LOADING]
+        own = resident_bytes()
+        return Snapshot(
+            now=now,
+            models=models,
+            available_bytes=self._available_bytes(),
+            promised_bytes=sum(max(0, host.needed_bytes + own - resident_bytes(host.pids)) for host in loading),
+            reserve_bytes=self._reserve_bytes,
+        )
+
+    def _available_bytes(self) -> int:
+        """Without the weights that engines have mapped: the kernel could drop them, but each token reads them all."""
+        return max(0, available_bytes() - mapped_bytes(self._pids()))
+
+    def _pids(self) -> Sequence[int]:
+        return [pid for host in self for pid in host.pids]
+
+    # -- for the daemon's turns ----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Run the callbacks of finished jobs."""
+        for thread in self.threads.all:
+            thread.collect()
+        for host in self:
+            host.collect()
+
+    def end_turn(self) -> None:
+        for host in self:
+            host.end_turn()
+
+    def tell_waiting(self) -> None:
+        for host in self:
+            host.tell_waiting()
+
+    def shed_caches(self) -> None:
+        for host in self:
+            host.shed_caches()
+
+    def end_if_one_hangs(self) -> None:
+        for host in self:
+            host.end_if_it_hangs()
+
+    @property
+    def idle(self) -> bool:
+        return all(host.idle for host in self)
+
+    def put_away(self) -> bool:
+        """As ``ModelHost.put_away``, of all."""
+        return not [host for host in self if not host.put_away()]
+
+    def refuse_waiting(self) -> None:
+        for host in self:
+            host.refuse_waiting()
+
+    def fail_running(self) -> None:
+        for host in self:
+            host.fail_running()
+
+    def close(self) -> None:
+        for host in self:
+            host.close()
+
+    @property
+    def children(self) -> Sequence[int]:
+        """The processes that compute for the daemon."""
+        return self._pids()
+
+    def snapshot(self) -> Mapping[str, int | float | str]:
+        """Their part of the metrics: of all together, except the names."""
+        each = [host.snapshot() for host in self]
+        about: dict[str, int | float | str] = {
+            "load_progress": round(self.default.progress, 3),
+            "model": "" if self.default.info is None else self.default.name,
+        }
+        of_all = {name: functools.reduce(_together, (one[name] for one in each)) for name in each[0]}
+        return {**about, **of_all, **self._metrics.snapshot()}
+
+
+def _together(one: int | float | str, other: int | float | str) -> int | float | str:
+    return one or other if isinstance(one, str) or isinstance(other, str) else one + other
