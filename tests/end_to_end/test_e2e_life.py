@@ -110,7 +110,7 @@ def test_a_terminal_sees_a_progress_bar(tmp_path: Path):
     process.terminate()
     assert process.wait(30) == 0
     os.close(parent)
-    assert b"loading the model " in screen
+    assert b"loading SmolLM2" in screen
     assert "░".encode() in screen
 
 

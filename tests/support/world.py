@@ -8,8 +8,8 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.net.input_budget import InputBudget
 from umaserve.messages import Query
+from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.outputs import Metrics, ModelInfo
 from umaserve.serving.questions import Answered, Question, Questions, Render

@@ -57,12 +57,14 @@ class ModelSessions:
 
     def steer(self, session: Session, command: Steering) -> None:
         self._of(session).steer(session, command)
+        self._models.see_to(self._models.of(session))
 
     def hold(self, session: Session, why: Hold) -> None:
         self._of(session).hold(session, why)
 
     def release(self, session: Session, why: Hold) -> None:
         self._of(session).release(session, why)
+        self._models.see_to(self._models.of(session))
 
     def expire(self, seconds: float) -> None:
         for host in self._models:

@@ -1,0 +1,358 @@
+"""Several models of one daemon, with stand-ins for their engines and for the box's memory."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from standin import StandInEngine
+from world import World
+
+from umaserve.daemon import model_host
+from umaserve.daemon import models as models_module
+from umaserve.daemon.model_sessions import ModelSessions
+from umaserve.daemon.models import Models
+from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.messages import Generate, Pause, Resume, Tokenize
+from umaserve.metrics import ServingMetrics
+from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
+from umaserve.remote.process import End
+from umaserve.serving.admission import Admission
+from umaserve.serving.rates import Rates
+from umaserve.serving.sessions import Caller, Session
+from umaserve.settings.daemon import Config
+from umaserve.settings.models import Catalogue, ModelSpec
+
+GIB = 1 << 30
+CALLER = Caller("uds", "uid:1000")
+
+
+class ClosableEngine(StandInEngine):
+    def close(self) -> None:
+        """Its handle frees it."""
+
+
+class StandInHandle:
+    """Implements ``daemon.model_host.EngineHandle``, in a box with only so much memory."""
+
+    def __init__(self, box: Box, spec: ModelSpec) -> None:
+        self.pid = next(box.pids)
+        self.spec = spec
+        self._box = box
+        self.life, self._engines_end = socket.socketpair()
+        self.cause = "SIGABRT"
+
+    def load(self, _config: Config, progress: Callable[[float], bool]) -> ClosableEngine:
+        if self.spec.name in self._box.broken:
+            raise ModelError(f"{self.spec.name} is broken")
+        progress(0.5)
+        self._box.taken[self.pid] = self._box.sizes[self.spec.name]
+        return ClosableEngine()
+
+    def crash(self, cause: str) -> None:
+        self.cause = cause
+        self._engines_end.close()
+
+    def kill(self) -> None:
+        raise AssertionError("a stand-in never hangs")
+
+    def end(self) -> End:
+        return End(self.cause, "crashed", "")
+
+    def close(self) -> None:
+        self._box.taken.pop(self.pid, None)
+        self.life.close()
+        self._engines_end.close()
+
+
+class Box:
+    """The memory of a box, and the engines in it."""
+
+    def __init__(self, total: int, sizes: dict[str, int]) -> None:
+        self.total = total
+        self.sizes = sizes
+        self.pids = itertools.count(1)
+        self.taken: dict[int, int] = {}
+        """By the process."""
+        self.handles: list[StandInHandle] = []
+        self.broken: set[str] = set()
+        """Names of models that can't be loaded."""
+
+    def new_engine(self, spec: ModelSpec) -> StandInHandle:
+        self.handles.append(StandInHandle(self, spec))
+        return self.handles[-1]
+
+    def available(self) -> int:
+        return self.total - sum(self.taken.values())
+
+    def resident(self, pids: tuple[int, ...] = ()) -> int:
+        return sum(self.taken.get(pid, 0) for pid in pids)
+
+
+class Client:
+    """Takes what comes to one session."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output | RequestError] = []
+        self.session: Session
+
+    @property
+    def text(self) -> str:
+        return "".join(one.text for one in self.outputs if isinstance(one, Token))
+
+    @property
+    def end(self) -> FinishReason | Fault | None:
+        match self.outputs[-1:]:
+            case [Finished(reason=reason)]:
+                return reason
+            case [RequestError() as error]:
+                return error.fault
+        return None
+
+
+class ModelsWorld(World):
+    """The first of ``sizes`` is the default model."""
+
+    def __init__(self, box: Box, *, strict: bool = False, **of: dict[str, Any]) -> None:
+        """``of``: more about the models' specs, by their names."""
+        super().__init__()
+        self.box = box
+        default, *others = (
+            ModelSpec(name, Config(memory_reserve=0), size_bytes=size, **of.get(name, {}))
+            for name, size in box.sizes.items()
+        )
+        self.models = Models(
+            self.loop,
+            Catalogue(default, others, strict=strict),
+            Admission(Rates(0, 0), 256, 0, lambda: GIB),
+            ServingMetrics(),
+            None,
+            box.new_engine,
+            lambda: True,
+            lambda _session, _end: None,
+        )
+        self.sessions = ModelSessions(self.models, lambda _session, _end: None)
+        self.loop.after_poll = self.models.collect
+        self.loop.before_sleep = self.models.end_turn
+
+    def until(self, condition: Callable[[], object], at_most: float = 300.0) -> None:
+        """Turns, each after 10 ms of the loop's clock, until the condition holds."""
+        for _ in range(int(at_most / 0.01)):
+            if condition():
+                return
+            self.turn(0.01)
+            time.sleep(0)  # For the threads.
+        raise AssertionError("it did not come to that")
+
+    def loaded(self) -> list[str]:
+        return [one.name for one in self.models.listed() if one.state is ModelState.LOADED]
+
+    def ask(self, model: str, prompt: str = "one two", max_tokens: int = 5) -> Client:
+        client = Client()
+        client.session = self.sessions.open(client.outputs.append, CALLER)
+        request = Generate("r", prompt, max_tokens, model=model)
+        self.sessions.request(client.session, request, self.loop.now())
+        return client
+
+    def close(self) -> None:
+        for thread in self.models.threads.all:
+            assert thread.stop(5.0)
+        self.models.close()
+        super().close()
+
+
+@pytest.fixture
+def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModelsWorld]]:
+    worlds: list[ModelsWorld] = []
+
+    def new(total: int, sizes: dict[str, int], **settings: Any) -> ModelsWorld:
+        box = Box(total, sizes)
+        monkeypatch.setattr(models_module, "available_bytes", box.available)
+        monkeypatch.setattr(models_module, "resident_bytes", box.resident)
+        monkeypatch.setattr(model_host, "resident_bytes", box.resident)
+        monkeypatch.setattr(model_host, "BESIDES_WEIGHTS", 0)
+        worlds.append(ModelsWorld(box, **settings))
+        world = worlds[-1]
+        world.models.default.load()
+        world.until(lambda: world.loaded() == [world.models.default.name])
+        return world
+
+    yield new
+    for world in worlds:
+        world.close()
+
+
+NewWorld = Callable[..., ModelsWorld]
+
+
+def test_a_name_chooses_the_model_and_loads_it(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert asked.end is FinishReason.LENGTH
+    assert asked.session.model == "code"
+    assert any(isinstance(one, Loading) for one in asked.outputs) or asked.text
+    assert world.loaded() == ["chat", "code"]
+
+
+@pytest.mark.parametrize("name", ["", "default", "chat", "chat:latest", "chat.gguf", "gpt-5"])
+def test_no_name_and_unknown_ones_mean_the_default_model(new_world: NewWorld, name: str) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    asked = world.ask(name)
+    world.until(lambda: asked.end)
+    assert asked.session.model == "chat"
+    assert world.loaded() == ["chat"]
+
+
+def test_unknown_names_are_refused_where_names_are_strict(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, strict=True)
+    with pytest.raises(RequestError) as refused:
+        world.ask("gpt-5")
+    assert refused.value.fault is Fault.MODEL_NOT_FOUND
+    assert refused.value.request_id == "r"
+    world.ask("code")
+
+
+def test_the_least_recently_used_model_makes_room(new_world: NewWorld) -> None:
+    world = new_world(5 * GIB, {"chat": 2 * GIB, "code": 2 * GIB, "seen": 2 * GIB})
+    for name in ("code", "chat", "seen"):
+        asked = world.ask(name)
+        world.until(lambda asked=asked: asked.end)
+        assert asked.end is FinishReason.LENGTH
+        world.turn(61.0)
+    assert world.loaded() == ["chat", "seen"]
+
+
+def test_a_stream_is_never_displaced_and_who_waits_gets_its_turn(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
+    stream = world.ask("chat", max_tokens=150)
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert stream.end is FinishReason.LENGTH
+    assert asked.end is FinishReason.LENGTH
+    assert world.loaded() == ["code"]
+
+
+def test_a_paused_stream_does_not_keep_its_model_loaded_and_goes_on_later(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
+    stream = world.ask("chat", "one two three", max_tokens=60)
+    world.until(lambda: stream.text)
+    world.sessions.steer(stream.session, Pause())
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert world.loaded() == ["code"]
+    assert stream.end is None
+    world.sessions.steer(stream.session, Resume())
+    world.until(lambda: stream.end)
+    assert stream.end is FinishReason.LENGTH
+    assert world.loaded() == ["chat"]
+    alone = world.ask("chat", "one two three", max_tokens=60)
+    world.until(lambda: alone.end)
+    assert stream.text == alone.text
+
+
+def test_a_model_that_can_never_fit_is_refused(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": GIB, "huge": 4 * GIB})
+    asked = world.ask("huge")
+    world.until(lambda: asked.end)
+    assert asked.end is Fault.MEMORY_PRESSURE
+    assert world.loaded() == ["chat"]
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_requests_alone(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.box.broken.add("code")
+    asked, stream = world.ask("code"), world.ask("chat", max_tokens=20)
+    world.until(lambda: asked.end and stream.end)
+    assert asked.end is Fault.MODEL_NOT_LOADED
+    assert stream.end is FinishReason.LENGTH
+    assert [one.state for one in world.models.listed()] == [ModelState.LOADED, ModelState.FAILED]
+    # It is tried again only after a pause, and if somebody asks for it.
+    world.box.broken.clear()
+    again = world.ask("code")
+    world.turn(count=50)
+    assert again.end is None
+    world.until(lambda: again.end)
+    assert again.end is FinishReason.LENGTH
+
+
+def test_a_crash_is_felt_by_its_models_streams_alone(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    streams = [world.ask(name, "one two three", max_tokens=60) for name in ("chat", "code")]
+    world.until(lambda: all(stream.text for stream in streams))
+    engines = len(world.box.handles)
+    next(handle for handle in world.box.handles if handle.spec.name == "code").crash("SIGKILL")
+    world.until(lambda: all(stream.end for stream in streams))
+    assert [stream.end for stream in streams] == [FinishReason.LENGTH] * 2
+    assert streams[0].text == streams[1].text
+    assert len(world.box.handles) == engines + 1
+
+
+def test_a_model_killed_for_memory_is_loaded_again_when_it_fits(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": 2 * GIB})
+    stream, other = world.ask("code", "one two three", max_tokens=60), world.ask("chat", max_tokens=150)
+    world.until(lambda: stream.text and other.text)
+    # Another program has taken the memory.
+    world.box.total = 5 * GIB // 2
+    world.box.handles[-1].crash("memory")
+    world.until(lambda: other.end)
+    assert stream.end is None
+    assert world.loaded() == ["chat"]
+    world.until(lambda: stream.end)
+    assert stream.end is FinishReason.LENGTH
+    assert world.loaded() == ["code"]
+
+
+def test_a_model_that_other_programs_leave_no_memory_for_is_refused_for_now(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": 2 * GIB}, chat={"pin": True})
+    world.box.total = 2 * GIB
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert asked.end is Fault.MEMORY_PRESSURE
+    world.box.total = 8 * GIB
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert asked.end is FinishReason.LENGTH
+
+
+def test_an_idle_model_is_unloaded_after_its_time(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, code={"idle_unload": 30.0})
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    for _ in range(28):
+        world.turn(1.0)
+    assert world.loaded() == ["chat", "code"]
+    for _ in range(4):
+        world.turn(1.0)
+    world.until(lambda: world.loaded() == ["chat"], 1.0)
+
+
+def test_a_model_is_loaded_before_anybody_asks_for_it(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, code={"preload": True})
+    world.until(lambda: world.loaded() == ["chat", "code"])
+
+
+def test_a_question_waits_for_its_model(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    answers: list[bytes | RequestError] = []
+    world.models.ask("code", Tokenize("one two", special=False), lambda _answer: b"made", answers.append)
+    assert answers == []
+    world.until(lambda: answers)
+    assert answers == [b"made"]
+    assert world.loaded() == ["chat", "code"]
+
+
+def test_metrics_are_of_all_models_together(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    one = world.models.snapshot()
+    clients = [world.ask("code"), world.ask("chat")]
+    world.until(lambda: all(client.end for client in clients))
+    both = world.models.snapshot()
+    assert one.keys() == both.keys()
+    assert both["kv_cells_total"] == 2 * int(one["kv_cells_total"])
+    assert both["tokens_generated_total"] == 10
+    assert both["model"] == "chat"
