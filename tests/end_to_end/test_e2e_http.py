@@ -436,17 +436,24 @@ def test_while_the_model_loads_what_needs_it_says_when_to_come_back(own_daemon):
     daemon.wait_for_socket()
     assert daemon.metrics()["state"] == "loading"
     pages = ["/v1/models", "/v1/models/anything", "/props"]
-    questions = {"/tokenize": {"content": "a"}, "/detokenize": {"tokens": []}, "/v1/embeddings": {"input": "a"}}
     with Http(daemon.http) as http:
-        asked = [encode("GET", path) for path in pages] + [encode("POST", *question) for question in questions.items()]
-        http.send(b"".join(asked) + encode("GET", "/health"))
-        for response in [http.receive() for _ in asked]:
+        http.send(b"".join(encode("GET", path) for path in (*pages, "/health")))
+        for response in [http.receive() for _ in pages]:
             assert (response.status, response.headers["retry-after"]) == (503, "1")
             # Its number in llama-server's errors.
             assert response.error["code"] in ("model_not_loaded", 503)
         health = http.receive()
         assert (health.status, health.json["status"], health.json["error"]["code"]) == (503, "loading", 503)
     daemon.wait_until_ready()
+
+
+def test_a_question_waits_until_the_model_is_loaded(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", wait=False)
+    daemon.wait_for_socket()
+    assert daemon.metrics()["state"] == "loading"
+    with Http(daemon.http) as http:
+        assert http.ask("POST", "/tokenize", {"content": "a"}).json["tokens"]
+        assert daemon.metrics()["state"] == "ready"
 
 
 def test_a_question_that_is_asked_is_answered_before_the_end(own_daemon):
