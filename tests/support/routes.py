@@ -49,9 +49,13 @@ def listed(model: ModelInfo, **changes: Any) -> ListedModel:
     return replace(as_default, **changes)
 
 
+_LOADING = SimpleNamespace(default=SimpleNamespace(info=None), info=lambda _name: None, listed=lambda: [])
+"""What services need of ``daemon.models.Models``, while the model loads."""
+
+
 def dialects(**settings: Any) -> list[HttpDialect]:
     config = Config(**settings)
-    return [*DIALECTS, own_pages(SimpleNamespace(config=config, model=lambda: None))]
+    return [*DIALECTS, own_pages(SimpleNamespace(config=config, models=_LOADING))]
 
 
 def routes(**settings: Any) -> dict[str, Route]:
@@ -68,7 +72,7 @@ def facts(**settings: Any) -> Facts:
         config=Config(**settings),
         speech=SimpleNamespace(voice=None),
         ref_audio=None,
-        model=lambda: None,
+        models=_LOADING,
         started_at=0,
         detached=SimpleNamespace(enabled=False),
         kept_responses=KeptResponses(lambda: 0.0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from clock import Clock
 from standin import StandInEngine, StandInVoice, SteppedWorker
 
@@ -11,7 +13,7 @@ from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.messages import Query
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.outputs import Metrics, ModelInfo
+from umaserve.outputs import ListedModel, Metrics, ModelInfo, ModelState
 from umaserve.serving.questions import Answered, Question, Questions, Render
 from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
@@ -49,12 +51,15 @@ class StandInModels:
         self._world = world
 
     @property
-    def default(self) -> StandInModels:
-        return self
+    def default(self) -> SimpleNamespace:
+        return SimpleNamespace(info=self.info(""))
 
-    @property
-    def info(self) -> ModelInfo | None:
+    def info(self, _name: str) -> ModelInfo | None:
         return self._world.engine.info if self._world.loaded else None
+
+    def listed(self) -> list[ListedModel]:
+        state = ModelState.LOADED if self._world.loaded else ModelState.LOADING
+        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info(""))]
 
     def ask(self, _name: str, query: Query, render: Render, answered: Answered) -> Question:
         return self._world.questions.ask(query, render, answered)

@@ -23,13 +23,13 @@ from umaserve.serving import residency_snapshot as residency
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.engine_jobs import EngineJobs
+from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.planning import Targets
 from umaserve.serving.questions import Answered, Question, Questions, Render, too_many_questions
 from umaserve.serving.residency import retry_pause_s
 from umaserve.serving.residency_snapshot import State
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.ticks import Allowance, Engine, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import ModelSpec
@@ -135,7 +135,10 @@ class ModelHost:
         self._questions: Questions | None = None
         self._unanswered: Sequence[Question] = ()
         """To be asked once the model is loaded, and no suspect is tried."""
+        self._awaiting: dict[object, Callable[[RequestError | None], None]] = {}
+        """Who can't say what to ask before the model is loaded."""
         self._unanswered_since = math.inf
+        """Since when there are any of these two."""
         self._failures = 0
         """Loads in a row that failed, and engines that ended by themselves before they had made anything."""
         self._retry_at = -math.inf
@@ -174,15 +177,9 @@ class ModelHost:
 
     # -- loading -------------------------------------------------------------------------------------------------
 
-    def load(self, loaded: Callable[[BaseException | None], None] = lambda _error: None) -> None:
-        """Load the model, then call ``loaded``, with the error if it failed. From then on it is loaded again whenever
-        its engine is lost."""
-
-        def done(error: BaseException | None) -> None:
-            if error is not None:
-                self._could_not_load(error)
-            loaded(error)
-
+    def load(self, done: Callable[[BaseException | None], None]) -> None:
+        """Load the model, then call ``done``, with the error if it failed. From then on it is loaded again whenever its
+        engine is lost."""
         self._begin_loading()
         self._load(done)
 
@@ -265,7 +262,7 @@ class ModelHost:
         self.needed_bytes = engine.info.needed_bytes or resident_bytes(self.pids) - resident_bytes()
         log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self._load_s, 2)}})
 
-    def _could_not_load(self, error: BaseException) -> None:
+    def could_not_load(self, error: BaseException) -> None:
         """Fail the requests that wait for it; others may have it tried again later. One that takes more memory than was
         known waits until the plan makes room for it."""
         if isinstance(error, TooLarge) and error.needed_bytes > self.needed_bytes:
@@ -414,11 +411,25 @@ class ModelHost:
             return self._questions.ask(query, render, answered)
         if len(self._unanswered) >= self.spec.config.max_queue:
             raise too_many_questions(self.spec.config.max_queue)
-        if not self._unanswered:
-            self._unanswered_since = self._loop.now()
+        self._wait()
         question = Question(query, render, answered)
         self._unanswered = [*self._unanswered, question]
         return question
+
+    def when_loaded(self, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
+        """Have it loaded, and call ``then`` once it is, or with the error. Returns what forgets it again."""
+        self._wait()
+        me = object()
+        self._awaiting[me] = then
+
+        def forget() -> None:
+            self._awaiting.pop(me, None)
+
+        return forget
+
+    def _wait(self) -> None:
+        if not self._unanswered and not self._awaiting:
+            self._unanswered_since = self._loop.now()
 
     def collect(self) -> None:
         """Run the callbacks of the loading thread."""
@@ -435,6 +446,10 @@ class ModelHost:
         if self._unanswered and not self.sessions.holds_back and not scheduler.trying:
             unanswered, self._unanswered = self._unanswered, ()
             questions.ask_again([one for one in unanswered if not one.forgotten])
+        if self._awaiting and not self.sessions.holds_back:
+            awaiting, self._awaiting = self._awaiting, {}
+            for then in awaiting.values():
+                then(None)
         scheduler.pump()
         scheduler.deliver()
         if scheduler.eager:
@@ -474,8 +489,8 @@ class ModelHost:
             needed_bytes=self.needed_bytes,
             state=self.state,
             idle=idle,
-            waiting=len(waiting) + len(questions),
-            waiting_since=min(since, self._unanswered_since if questions else math.inf),
+            waiting=len(waiting) + len(questions) + len(self._awaiting),
+            waiting_since=min(since, self._unanswered_since if questions or self._awaiting else math.inf),
             loaded_at=self._loaded_at,
             last_used_at=self._last_used_at,
             load_s=self._load_s,
@@ -516,7 +531,9 @@ class ModelHost:
             self.sessions.fail(session, error.copy())
         for question in self._unanswered:
             question.answered(error.copy())
-        self._unanswered = ()
+        awaiting, self._unanswered, self._awaiting = self._awaiting, (), {}
+        for then in awaiting.values():
+            then(error.copy())
 
     def close(self) -> None:
         """After the threads have ended."""

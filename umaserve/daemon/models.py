@@ -62,7 +62,18 @@ class Models:
         self._look_at: float = math.inf
         self._timer: Timer | None = None
         around = Surroundings(
-            loop, self.threads, admission, metrics, content_filter, new_engine, Neighbours(), self._pids, self._available_bytes, wanted, self.look_soon)
+            loop,
+            self.threads,
+            admission,
+            metrics,
+            content_filter,
+            new_engine,
+            Neighbours(),
+            self._pids,
+            self._available_bytes,
+            wanted,
+            self.look_soon,
+        )
         self._hosts = {
             spec.name: ModelHost(spec, SessionManager(self._admit, loop.now, ended), around)
             for spec in catalogue.models
@@ -115,6 +126,13 @@ class Models:
         self.see_to(host)
         return question
 
+    def when_loaded(self, name: str, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
+        """As ``ModelHost.when_loaded``, of the model that is meant by ``name``."""
+        host = self.choose(name)
+        forget = host.when_loaded(then)
+        self.see_to(host)
+        return forget
+
     def _admit(self, caller: Caller, _waiting: int, now: float) -> None:
         self._admission(caller, sum(host.sessions.waiting for host in self), now)
 
@@ -151,9 +169,16 @@ class Models:
         for name in moves.unload:
             self._hosts[name].unload()
         for name in moves.load:
-            self._hosts[name].load()
+            self._load(self._hosts[name])
         waits = any(model.waiting for model in models)
         self._look_again(min(WAITING_LOOK_S if waits else LOOK_S, max(0.0, moves.again_at - now)))
+
+    def _load(self, host: ModelHost) -> None:
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                host.could_not_load(error)
+
+        host.load(done)
 
     def _snapshot(self, now: float, models: Sequence[Model]) -> Snapshot:
         loading = [host for host in self if host.state is State.LOADING]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from umaserve.daemon.responder import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape, Facts
-from umaserve.errors import RequestError
+from umaserve.errors import ModelAwaited, RequestError
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.questions import Question
 from umaserve.serving.sessions import Caller
@@ -38,15 +39,34 @@ class QuestionExchange:
         self._memory = memory
         self._asked_at = services.loop.now()
         self._question: Question | None = None
+        self._forget: Callable[[], None] | None = None
+        """While it waits for a model."""
 
     def start(self, content: bytes) -> None:
         try:
             self._services.sessions.admit(self._caller, self._asked_at)
-            asked = self._endpoint.parse(content, self._facts)
-            self._question = self._services.models.ask(asked.model, asked.query, asked.render, self._answered)
-            self._memory.keep(len(content))
         except RequestError as error:
             self._reply(error)
+            return
+        self._memory.keep(len(content))
+        self._ask(content)
+
+    def _ask(self, content: bytes) -> None:
+        def loaded(error: RequestError | None) -> None:
+            self._forget = None
+            if error is None:
+                self._ask(content)
+            else:
+                self._answered(error)
+
+        models = self._services.models
+        try:
+            asked = self._endpoint.parse(content, self._facts)
+            self._question = models.ask(asked.model, asked.query, asked.render, self._answered)
+        except ModelAwaited as awaited:
+            self._forget = models.when_loaded(awaited.model, loaded)
+        except RequestError as error:
+            self._answered(error)
 
     def release(self) -> None:
         """The reply comes in one piece: there is nothing to resume."""
@@ -55,6 +75,8 @@ class QuestionExchange:
         self._memory.keep(0)
         if self._question is not None:
             self._question.forgotten = True
+        if self._forget is not None:
+            self._forget()
 
     def _answered(self, answer: bytes | RequestError) -> None:
         self._memory.keep(0)

@@ -24,7 +24,7 @@ from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.metrics import ServingMetrics, exposition
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
@@ -37,6 +37,7 @@ from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.rates import Rates
 from umaserve.serving.sessions import Session
+from umaserve.serving.ticks import EngineLost
 from umaserve.settings.models import Catalogue
 from umaserve.settings.reread import reread
 from umaserve.stages.recordings import Recordings
@@ -166,7 +167,14 @@ class Server:
         self._links.start()
 
     def _fail_loading(self, error: BaseException) -> None:
+        if isinstance(error, ModelError | EngineLost):
+            log.error("%s", error)
+        else:
+            log.error("the model could not be loaded: see the server's log", exc_info=error)
         self._status = 1
+        self._models.default.fail_all(
+            RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
+        )
         self._begin_farewell()
 
     def _stuck(self) -> Mapping[str, float]:

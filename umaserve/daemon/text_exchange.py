@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.http import Body, miss_header
 from umaserve.dialects.parameters import with_headers
-from umaserve.errors import RequestError
+from umaserve.errors import ModelAwaited, RequestError
 from umaserve.messages import Speaking
 from umaserve.net.input_budget import InputShare
 from umaserve.net.timers import Timer
@@ -39,6 +39,7 @@ class TextExchange:
     ) -> None:
         """``memory`` counts the body until its images and sounds are no longer needed. ``headers``: the request's."""
         self._manager = services.sessions
+        self._models = services.models
         self._speech = services.speech
         self._loop = services.loop
         self._responder = responder
@@ -56,6 +57,8 @@ class TextExchange:
         """Headers of the reply besides the body's."""
         self._begun = self._ended = False
         self._ping: Timer | None = None
+        self._forget: Callable[[], None] | None = None
+        """While it waits for a model, without which its body can't be read."""
 
     def start(self, content: bytes) -> None:
         """Read the request's body and start what it asks for."""
@@ -77,7 +80,17 @@ class TextExchange:
                 if request.spoken is not None:
                     self._speak(session, request.spoken)
             self._ping_later()
+        except ModelAwaited as awaited:
+            self._memory.keep(len(content))
+            self._forget = self._models.when_loaded(awaited.model, functools.partial(self._loaded, content))
         except RequestError as error:
+            self._fail(0, error)
+
+    def _loaded(self, content: bytes, error: RequestError | None) -> None:
+        self._forget = None
+        if error is None:
+            self.start(content)
+        else:
             self._fail(0, error)
 
     def _ping_later(self) -> None:
@@ -179,6 +192,8 @@ class TextExchange:
 
     def _end(self) -> None:
         self._ended = True
+        if self._forget is not None:
+            self._forget()
         if self._ping is not None:
             self._ping.cancel()
         self._memory.keep(0)

@@ -24,6 +24,7 @@ from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
 from umaserve.serving.rates import Rates
 from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.ticks import Allowance
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec
 
@@ -46,7 +47,7 @@ class StandInHandle:
         self.life, self._engines_end = socket.socketpair()
         self.cause = "SIGABRT"
 
-    def load(self, _config: Config, progress: Callable[[float], bool]) -> ClosableEngine:
+    def load(self, _config: Config, _allowance: Allowance, progress: Callable[[float], bool]) -> ClosableEngine:
         if self.spec.name in self._box.broken:
             raise ModelError(f"{self.spec.name} is broken")
         progress(0.5)
@@ -173,11 +174,12 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModelsW
         box = Box(total, sizes)
         monkeypatch.setattr(models_module, "available_bytes", box.available)
         monkeypatch.setattr(models_module, "resident_bytes", box.resident)
+        monkeypatch.setattr(models_module, "mapped_bytes", lambda _pids: 0)
         monkeypatch.setattr(model_host, "resident_bytes", box.resident)
         monkeypatch.setattr(model_host, "BESIDES_WEIGHTS", 0)
         worlds.append(ModelsWorld(box, **settings))
         world = worlds[-1]
-        world.models.default.load()
+        world.models.default.load(lambda _error: None)
         world.until(lambda: world.loaded() == [world.models.default.name])
         return world
 
