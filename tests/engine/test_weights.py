@@ -536,6 +536,18 @@ def test_too_little_memory_costs_a_warning_also_later(box: Box, monkeypatch: pyt
     monkeypatch.setattr(weights, "available_bytes", real)
     assert box.chosen() != AS_IS
     assert box.conversions == 1
+    assert choose(find(""), box.config, always, 100 << 20) == AS_IS
+
+
+def test_a_copy_takes_more_memory_than_the_model_itself(box: Box) -> None:
+    as_is, converted = (
+        engine.load_checked(dataclasses.replace(box.config, model=find(""), weights=kind), 1 << 40, always)
+        for kind in ("as-is", "converted")
+    )
+    grown = os.path.getsize(box.copies()[0]) - os.path.getsize(find(""))
+    assert converted.info.needed_bytes - as_is.info.needed_bytes == pytest.approx(grown, rel=0.1)
+    as_is.close()
+    converted.close()
 
 
 def test_a_copy_that_cannot_be_loaded_does_not_stop_the_start(
@@ -543,7 +555,7 @@ def test_a_copy_that_cannot_be_loaded_does_not_stop_the_start(
 ) -> None:
     (tmp_path / "copy.gguf").write_bytes(b"GGUF")
     chosen = Weights(str(tmp_path / "copy.gguf"), "Q4_1")
-    monkeypatch.setattr(loading, "choose", lambda _path, _config, progress: (progress(1.0), chosen)[1])
+    monkeypatch.setattr(loading, "choose", lambda _path, _config, progress, _available: (progress(1.0), chosen)[1])
     fractions: list[float] = []
     made = engine.load(Config(n_ctx=256, parallel=1, threads=1), lambda fraction: fractions.append(fraction) or True)
     assert made.info.quantization == "Q4_1"

@@ -7,3 +7,6 @@ import os
 # on an idle box. libgomp reads it when it is loaded, which is when llama_cpp is.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "7000")
+
+# Else ggml would have a debugger print where it ends.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -83,8 +82,6 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit status; errors are on standard error."""
     path, settings, sequences = arguments
     program.begin()
-    # ggml would have a debugger print where it ends.
-    os.environ["GGML_NO_BACKTRACE"] = "1"
     try:
         needs = measured(path, Config(**orjson.loads(settings)), int(sequences))
     except ModelError as error:

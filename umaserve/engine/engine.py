@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -65,14 +66,10 @@ MAX_KEPT_STATES_BYTES = 512 << 20
 memory of the states in use, which is gigabytes for large models."""
 
 
-def load(
-    config: Config, progress: Callable[[float], bool], chat_template: str | None = None, begins: Begins = untold
-) -> LlamaEngine:
+def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
-    ``chat_template`` takes the place of the model's own. ``begins`` is told each file that may end this process."""
-    path = find(config.model)
-    begins("model", path)
-    return LlamaEngine(load_model(path, config, progress), config, chat_template, begins)
+    ``chat_template`` takes the place of the model's own."""
+    return LlamaEngine(load_model(find(config.model), config, progress), config, chat_template)
 
 
 def load_checked(
@@ -82,16 +79,23 @@ def load_checked(
     chat_template: str | None = None,
     begins: Begins = untold,
 ) -> LlamaEngine:
-    """As ``load``, and tries the models out. Also raises ``TooLarge`` where they take more than is available."""
+    """As ``load``, and tries the models out; ``begins`` is told each file that may end this process. Also raises
+    ``TooLarge`` where they take more than is available."""
 
     def wanted() -> bool:
         return progress(0.0)
 
-    for path in (config.model, config.draft_model, config.mmproj):
-        if path:
-            gguf.check(path)
-    needed_bytes = needs.check(find(config.model), config, available_bytes, wanted)
-    engine = load(config, progress, chat_template, begins)
+    path = find(config.model)
+    for file in (path, config.draft_model, config.mmproj):
+        if file:
+            gguf.check(file)
+    needed_bytes = needs.check(path, config, available_bytes, wanted)
+    begins("model", path)
+    model = load_model(path, config, progress, available_bytes)
+    if needed_bytes:
+        # Of a converted copy, which is larger.
+        needed_bytes += os.path.getsize(model.path) - os.path.getsize(path)
+    engine = LlamaEngine(model, config, chat_template, begins)
     engine.try_out(begins)
     engine.info = dataclasses.replace(engine.info, needed_bytes=needed_bytes)
     return engine

@@ -36,8 +36,6 @@ class LastWords:
         self._to = to
         self._max_s = 0.0
         faulthandler.enable(to.fileno(), all_threads=False)
-        # Else ggml would have a debugger print where it ends.
-        os.environ["GGML_NO_BACKTRACE"] = "1"
         # Kept here because ggml holds no reference to it.
         self._on_abort = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda message: to.sendall(message + b"\n"))
         llama_cpp.llama_cpp._lib.ggml_set_abort_callback(self._on_abort)

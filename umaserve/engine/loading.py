@@ -19,8 +19,10 @@ CHOOSING = 0.9
 """The share of the loading time in which a copy of the weights is made, if one must be."""
 
 
-def load_model(path: str, config: Config, progress: Callable[[float], bool]) -> Model:
-    """Load the weights that are faster, under the name of ``path``."""
+def load_model(
+    path: str, config: Config, progress: Callable[[float], bool], available_bytes: int | None = None
+) -> Model:
+    """Load the weights that are faster, and fit into what is available, under the name of ``path``."""
     chosen = 0.0
 
     def choosing(fraction: float) -> bool:
@@ -32,7 +34,7 @@ def load_model(path: str, config: Config, progress: Callable[[float], bool]) -> 
         return progress(chosen + (1 - chosen) * fraction)
 
     parted = is_parted(config)
-    weights = choose(path, config, choosing)
+    weights = choose(path, config, choosing, available_bytes)
     if weights.converted_from:
         try:
             name = Path(path).stem

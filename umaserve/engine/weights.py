@@ -61,11 +61,12 @@ class Weights:
     """Where the file is a converted copy, the type that most of the model's own weights have."""
 
 
-def choose(path: str, config: Config, progress: Callable[[float], bool]) -> Weights:
+def choose(path: str, config: Config, progress: Callable[[float], bool], available: int | None = None) -> Weights:
     """The file to load for the model at ``path``: that one, or a converted copy, which is made if need be.
 
     Never fails: what goes wrong is logged, and the model's own file chosen. ``progress`` is called with 0.0 to 1.0
-    while a copy is made and measured, which can take minutes, and stops that by returning ``False``.
+    while a copy is made and measured, which can take minutes, and stops that by returning ``False``. ``available``: the
+    bytes of memory that it may take, where not all that the box has.
     """
     as_is = Weights(path)
     on_gpu = config.n_gpu_layers != 0 and llama_cpp.llama_supports_gpu_offload()
@@ -83,10 +84,10 @@ def choose(path: str, config: Config, progress: Callable[[float], bool]) -> Weig
         wanted = _verdict(copy, config)
         if wanted is None:
             _check_failure(copy)
-            wanted = _made(copy, path, slow, contents, config, progress)
+            wanted = _made(copy, path, slow, contents, config, progress, available)
         if not wanted:
             return as_is
-        _check_memory(os.path.getsize(copy.path))
+        _check_memory(os.path.getsize(copy.path), available)
     except program.Cancelled:
         return as_is
     except (OSError, ModelError, program.ProgramError) as error:
@@ -165,6 +166,7 @@ def _made(
     contents: gguf.Contents,
     config: Config,
     progress: Callable[[float], bool],
+    available: int | None,
 ) -> bool:
     """Make the copy. Unless it is wanted in any case, measure it, and keep it if it is faster. Returns whether to load
     it. Another daemon may have done so first."""
@@ -177,7 +179,7 @@ def _made(
         if found is not None:
             return found
         _check_failure(copy)
-        _check_memory(file_bytes + most)
+        _check_memory(file_bytes + most, available)
         if not copy.exists():
             log.info("llama.cpp has no fast kernels for %s weights: converting a copy to Q8_0, once", slow)
             _check_disk(copy, most)
@@ -250,7 +252,7 @@ def _check_disk(copy: ConvertedCopy, wanted: int) -> None:
         raise OSError(errno.ENOSPC, problem, str(copy.folder))
 
 
-def _check_memory(wanted: int) -> None:
-    available = available_bytes()
+def _check_memory(wanted: int, available: int | None) -> None:
+    available = available_bytes() if available is None else available
     if wanted > available * _MAX_MEMORY_SHARE:
         raise OSError(errno.ENOMEM, f"that takes {wanted >> 20} MiB of memory, and {available >> 20} MiB are available")
