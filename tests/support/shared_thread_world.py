@@ -23,18 +23,20 @@ TARGET_S = 0.1
 class TimedEngine(StandInEngine):
     """Its ticks take invented time."""
 
-    def __init__(self, clock: Clock, cost: Cost) -> None:
+    def __init__(self, clock: Clock, cost: Cost, *, prompts_apart: bool) -> None:
         """``cost``: the same for every row, since an engine does not see which of them belong to prompts."""
         super().__init__(slots=4, cells=3_000, batch_tokens=128, sequence_tokens=600, cached_cells=50)
         assert cost.decode_row_s == cost.prefill_row_s
+        self.capacity = dataclasses.replace(self.capacity, prompts_apart=prompts_apart)
         self.seconds: list[float] = []
         """Of each tick."""
         self._clock, self._cost = clock, cost
 
     def run(self, tick: Tick) -> TickResult:
         result = super().run(tick)
-        rows = sum(len(run.tokens) for run in tick.runs)
-        self.seconds.append(self._cost.seconds(rows, 0, 0))
+        lengths = [len(run.tokens) for run in tick.runs]
+        decodes = sum(length > 1 for length in lengths) + (1 in lengths) if self.capacity.prompts_apart else 1
+        self.seconds.append(self._cost.seconds(sum(lengths), 0, 0, decodes) if lengths else 0.0)
         self._clock.now += self.seconds[-1]
         return dataclasses.replace(result, seconds=self.seconds[-1])
 
@@ -42,8 +44,10 @@ class TimedEngine(StandInEngine):
 class Model:
     """One model and its clients."""
 
-    def __init__(self, clock: Clock, compute: SteppedWorker, neighbours: Neighbours, cost: Cost) -> None:
-        self.engine = TimedEngine(clock, cost)
+    def __init__(
+        self, clock: Clock, compute: SteppedWorker, neighbours: Neighbours, cost: Cost, *, prompts_apart: bool
+    ) -> None:
+        self.engine = TimedEngine(clock, cost, prompts_apart=prompts_apart)
         self.clients: list[Client] = []
         self.preparing = SteppedWorker()
         self._clock = clock
@@ -86,11 +90,11 @@ class Model:
 class SharedThreadWorld:
     """Models that know their costs by some requests that each has served."""
 
-    def __init__(self, *costs: Cost) -> None:
+    def __init__(self, *costs: Cost, prompts_apart: bool = False) -> None:
         self.clock = Clock()
         self.compute = SteppedWorker()
         neighbours = Neighbours()
-        self.models = [Model(self.clock, self.compute, neighbours, cost) for cost in costs]
+        self.models = [Model(self.clock, self.compute, neighbours, cost, prompts_apart=prompts_apart) for cost in costs]
         for model in self.models:
             for number in range(4):
                 model.arrive(f"{number}" * (20 + 40 * number), max_tokens=20)
