@@ -49,7 +49,11 @@ def listed(model: ModelInfo, **changes: Any) -> ListedModel:
     return replace(as_default, **changes)
 
 
-_LOADING = SimpleNamespace(default=SimpleNamespace(info=None), info=lambda _name: None, listed=lambda: [])
+_LOADING = SimpleNamespace(
+    default=SimpleNamespace(info=None),
+    info=lambda _name: None,
+    listed=lambda: [replace(listed(MODEL_INFO), state=ModelState.LOADING, info=None)],
+)
 """What services need of ``daemon.models.Models``, while the model loads."""
 
 
