@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from routes import listed
 from standin import StandInEngine, StandInVoice
-from world import DaemonWorld
+from world import DaemonWorld, StandInModels
 from wyoming.asr import Transcribe, Transcript
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
@@ -169,6 +170,21 @@ def test_it_has_no_more_than_it_has(mute: WyomingWorld) -> None:
     mute.send(Describe())
     (info,) = mute.received()
     assert (info.tts, info.asr) == ([], [])
+
+
+def test_a_client_may_choose_a_model_that_hears(world: WyomingWorld) -> None:
+    deaf, hearing = (replace(world.engine.info, name=name, hears=name == "ears") for name in ("eyes", "ears"))
+    models = [listed(deaf), listed(hearing, default=False)]
+    with (
+        patch.object(StandInModels, "info", lambda _self, name: hearing if name == "ears" else deaf),
+        patch.object(StandInModels, "listed", lambda _self: models),
+    ):
+        world.send(Describe())
+        (info,) = world.received()
+        assert [model.name for asr in info.asr for model in asr.models] == ["ears"]
+        world.send(Transcribe("ears"), START, chunk("Hi."), STOP)
+        _session, request, _sound = asked(world)
+        assert request.model == "ears"
 
 
 def test_until_the_model_is_loaded_nobody_is_told_half(world: WyomingWorld) -> None:

@@ -118,8 +118,9 @@ class WyomingConnection:
             self._postpone_idle()
         match event.type:
             case "describe":
-                model = self._services.loaded()
-                self.send(replies.info(__version__, model, self._services.speech.voice))
+                self._services.loaded()
+                models = [model.info for model in self._services.models.listed() if model.info is not None]
+                self.send(replies.info(__version__, models, self._services.speech.voice))
             case "ping":
                 self.send(replies.pong(Fields(event.data).string("text", max_bytes=MAX_PING_BYTES, empty=True)))
             case kind if kind in Synthesis.EVENTS | Transcription.EVENTS:

@@ -164,13 +164,14 @@ class Transcription:
         return len(self._sound)
 
     def take(self, event: Event) -> None:
-        model = self._services.loaded()
-        if not model.hears:
+        if event.type == "transcribe":
+            self._listening = requests.listening(event.data)
+        if not self._services.facts().loaded(self._listening.model).hears:
             problem = "can't be used: this daemon's model takes no audio; its operator can load one that hears"
             raise RequestError(Fault.BAD_REQUEST, event.type, f"{problem}, with its projector (--mmproj)")
         match event.type:
             case "transcribe":
-                self._listening = requests.listening(event.data)
+                pass  # Read above, since it names the model.
             case "audio-start":
                 self._set_format(event)
             case "audio-chunk":

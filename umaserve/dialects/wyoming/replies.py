@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from umaserve.errors import RequestError
@@ -25,17 +25,21 @@ CHUNK_BYTES = SAMPLE_RATE // 10 * 2
 _FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
 
 
-def info(version: str, model: ModelInfo, voice: VoiceInfo | None) -> Event:
-    """The answer to ``describe``. ``version``: this program's."""
+def info(version: str, models: Sequence[ModelInfo], voice: VoiceInfo | None) -> Event:
+    """The answer to ``describe``. ``version``: this program's; ``models``: what is known of them."""
     absent: dict[str, Any] = {kind: [] for kind in ("handle", "intent", "wake", "mic", "snd")}
-    hears = [{**_artifact(model.name, "The model that hears."), "languages": HEARD_LANGUAGES}]
+    hears = [
+        {**_artifact(model.name, "A model that hears."), "languages": HEARD_LANGUAGES}
+        for model in models
+        if model.hears
+    ]
     asr = {
         **_artifact(NAME, "Transcripts by a language model.", version),
         "models": hears,
         "supports_transcript_streaming": False,
         "requires_external_vad": True,
     }
-    data = {"asr": [asr] if model.hears else [], "tts": [], **absent}
+    data = {"asr": [asr] if hears else [], "tts": [], **absent}
     if voice is not None:
         speaks = {**_artifact(voice.name, voice.name), "languages": list(voice.languages), "speakers": None}
         tts = {
