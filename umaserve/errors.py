@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 
 class Fault(enum.Enum):
@@ -90,16 +89,15 @@ class ContextExceeded(RequestError):
 
 
 class ModelNotFound(RequestError):
-    """The daemon has no model with the name ``model``, but those with the names ``known``."""
+    """The daemon has no model with the name ``model``."""
 
-    def __init__(self, model: str, known: Sequence[str]) -> None:
-        got = f"got {model[:64] or 'an empty name'}"
-        super().__init__(Fault.MODEL_NOT_FOUND, "model", f"expected {' or '.join(known)}, {got}")
+    def __init__(self, model: str) -> None:
+        problem = f'the model "{model[:64]}" does not exist: /v1/models lists those that do'
+        super().__init__(Fault.MODEL_NOT_FOUND, "model", problem)
         self.model = model
-        self.known = known
 
     def copy(self) -> ModelNotFound:
-        return ModelNotFound(self.model, self.known)
+        return ModelNotFound(self.model)
 
 
 class ModelAwaited(RequestError):

@@ -434,7 +434,9 @@ def test_one_model(name: str):
 
 
 def test_another_model_is_not_there():
-    with pytest.raises(RequestError, match=r"^model: expected small-1 or a name that begins with claude, got gpt-9$"):
+    with pytest.raises(
+        RequestError, match=r'^model: the model "gpt-9" does not exist: /v1/models lists those that do$'
+    ):
         page("/v1/models/gpt-9")
 
 

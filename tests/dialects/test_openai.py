@@ -1323,7 +1323,7 @@ def test_one_of_several_models() -> None:
     assert page("/v1/models/big") == page("/v1/models/large-2.gguf") == page("/v1/models")["data"][1]
     with pytest.raises(ModelNotFound) as raised:
         page("/v1/models/gpt-9")
-    assert raised.value.message == "model: expected small-1 or large-2, got gpt-9"
+    assert raised.value.message == 'model: the model "gpt-9" does not exist: /v1/models lists those that do'
     assert raised.value.copy().message == raised.value.message
     status, content, _headers = error_body(raised.value)
     assert (status, json.loads(content)["error"]["code"]) == (404, "model_not_found")

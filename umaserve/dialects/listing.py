@@ -29,8 +29,7 @@ def listed(facts: Facts) -> Sequence[ListedModel]:
 
 def named(facts: Facts, name: str) -> ListedModel:
     """The listed model that is called ``name``; raises ``ModelNotFound`` if there is none."""
-    models = listed(facts)
-    model = find_model(models, name)
+    model = find_model(listed(facts), name)
     if model is None:
-        raise ModelNotFound(name, [model.name for model in models])
+        raise ModelNotFound(name)
     return model

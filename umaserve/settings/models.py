@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.errors import ConfigError, ModelNotFound
 from umaserve.model_names import DEFAULT, MAX_NAME, is_name, spellings
 from umaserve.settings import model_files
 from umaserve.settings.daemon import SETTINGS, Config
@@ -75,11 +75,10 @@ class Catalogue:
         return next((self._named[spelling] for spelling in spellings(name) if spelling in self._named), None)
 
     def choose(self, name: str) -> ModelSpec:
-        """The model that a request means by ``name``; raises ``RequestError``."""
+        """The model that a request means by ``name``; raises ``ModelNotFound``."""
         spec = self.find(name)
         if spec is None and self._strict:
-            problem = f"the model {quoted(name[:MAX_NAME])} does not exist: /v1/models lists those that do"
-            raise RequestError(Fault.MODEL_NOT_FOUND, "model", problem)
+            raise ModelNotFound(name)
         return spec or self.default
 
 

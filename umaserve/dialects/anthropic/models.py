@@ -55,7 +55,7 @@ def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     name = request.path.removeprefix(f"{PATH}/")
     one = find_model(all_, name) or (all_[0] if name.startswith(_ALIASES) else None)
     if one is None:
-        raise ModelNotFound(name, [*(one.name for one in all_), f"a name that begins with {_ALIASES}"])
+        raise ModelNotFound(name)
     return 200, JSON, orjson.dumps(_model(one, facts))
 
 
