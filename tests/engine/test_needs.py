@@ -11,8 +11,8 @@ import pytest
 from tiny_models import EMBEDDING, tiny_model
 
 from umaserve.engine import needs
+from umaserve.engine.checked_loading import load_checked
 from umaserve.engine.empty_model import buffer_bytes, cell_bytes
-from umaserve.engine.engine import load_checked
 from umaserve.engine.model import find
 from umaserve.engine.needs import Needs
 from umaserve.errors import ModelError, TooLarge

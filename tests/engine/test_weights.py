@@ -16,6 +16,7 @@ import llama_cpp
 import pytest
 
 from umaserve.engine import converted_copy, engine, gguf, loading, weights
+from umaserve.engine.checked_loading import load_checked
 from umaserve.engine.converted_copy import ConvertedCopy, folder_of
 from umaserve.engine.model import find
 from umaserve.engine.row_times import Comparison, compared, comparison, load_small
@@ -541,7 +542,7 @@ def test_too_little_memory_costs_a_warning_also_later(box: Box, monkeypatch: pyt
 
 def test_a_copy_takes_more_memory_than_the_model_itself(box: Box) -> None:
     as_is, converted = (
-        engine.load_checked(dataclasses.replace(box.config, model=find(""), weights=kind), 1 << 40, always)
+        load_checked(dataclasses.replace(box.config, model=find(""), weights=kind), 1 << 40, always)
         for kind in ("as-is", "converted")
     )
     grown = os.path.getsize(box.copies()[0]) - os.path.getsize(find(""))

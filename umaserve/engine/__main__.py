@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from umaserve.engine.engine import LlamaEngine, load_checked
+from umaserve.engine.checked_loading import load_checked
+from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.last_words import LastWords
 from umaserve.engine.llama_voice import LlamaVoice
 from umaserve.remote.channel import Channel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,7 +12,6 @@ import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
-from umaserve.engine import gguf, needs
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Logits
@@ -70,35 +68,6 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
     """Load the configured model, or the default one; raises ``ModelError``. ``progress`` is as in ``Model``, and
     ``chat_template`` takes the place of the model's own."""
     return LlamaEngine(load_model(find(config.model), config, progress), config, chat_template)
-
-
-def load_checked(
-    config: Config,
-    available_bytes: int,
-    progress: Callable[[float], bool],
-    chat_template: str | None = None,
-    begins: Begins = untold,
-) -> LlamaEngine:
-    """As ``load``, and tries the models out; ``begins`` is told each file that may end this process. Also raises
-    ``TooLarge`` where they take more than is available."""
-
-    def wanted() -> bool:
-        return progress(0.0)
-
-    path = find(config.model)
-    for file in (path, config.draft_model, config.mmproj):
-        if file:
-            gguf.check(file)
-    needed_bytes = needs.check(path, config, available_bytes, wanted)
-    begins("model", path)
-    model = load_model(path, config, progress, available_bytes)
-    if needed_bytes:
-        # Of a converted copy, which is larger.
-        needed_bytes += os.path.getsize(model.path) - os.path.getsize(path)
-    engine = LlamaEngine(model, config, chat_template, begins)
-    engine.try_out(begins)
-    engine.info = dataclasses.replace(engine.info, needed_bytes=needed_bytes)
-    return engine
 
 
 class LlamaEngine:

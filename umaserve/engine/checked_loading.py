@@ -1,0 +1,39 @@
+"""Loads the models in the engine's process, where a client's request is not to find what is wrong with a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+from umaserve.engine import gguf, needs
+from umaserve.engine.engine import LlamaEngine
+from umaserve.engine.last_words import Begins, untold
+from umaserve.engine.loading import load_model
+from umaserve.engine.model import find
+from umaserve.settings.daemon import Config
+
+
+def load_checked(
+    config: Config,
+    available_bytes: int,
+    progress: Callable[[float], bool],
+    chat_template: str | None = None,
+    begins: Begins = untold,
+) -> LlamaEngine:
+    """As ``engine.load``, and tries the models out; ``begins`` is told each file that may end this process. Also raises
+    ``TooLarge`` where they take more than is available."""
+    path = find(config.model)
+    for file in (path, config.draft_model, config.mmproj):
+        if file:
+            gguf.check(file)
+    needed_bytes = needs.check(path, config, available_bytes, lambda: progress(0.0))
+    begins("model", path)
+    model = load_model(path, config, progress, available_bytes)
+    if needed_bytes:
+        # Of a converted copy, which is larger.
+        needed_bytes += os.path.getsize(model.path) - os.path.getsize(path)
+    engine = LlamaEngine(model, config, chat_template, begins)
+    engine.try_out(begins)
+    engine.info = dataclasses.replace(engine.info, needed_bytes=needed_bytes)
+    return engine
