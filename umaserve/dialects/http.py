@@ -72,7 +72,7 @@ class Facts:
     limits: RequestLimits
     model: Callable[[str], ModelInfo | None]
     """The model that is meant by a name, the default one by an empty name; ``None``: it has not been loaded yet. Raises
-    ``RequestError`` for an unknown name where the operator wants names to be strict."""
+    ``ModelNotFound`` for an unknown name where the operator wants names to be strict."""
     models: Callable[[], Sequence[ListedModel]]
     """All that the daemon may serve, the default one first."""
     voice: VoiceInfo | None
