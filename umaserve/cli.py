@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -140,42 +141,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
-    if catalogue is None:
+    read_catalogue = _catalogue("umaserve", "[COMMAND] [FLAGS]", _DESCRIPTION, arguments)
+    if read_catalogue is None:
         return 0
+    catalogue = read_catalogue()
     # Imported here: the clients need none of it.
     from umaserve.daemon.server import Server
     from umaserve.engine import chat_template
     from umaserve.remote.process import EngineProcess
     from umaserve.remote.voice import RemoteVoice
 
-    config = catalogue.default.config
-    files = {spec.name: spec.config.chat_template for spec in catalogue.models}
-    templates = {name: chat_template.read(file) if file else None for name, file in files.items()}
-    voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
+    def template(spec: ModelSpec) -> str | None:
+        return chat_template.read(spec.config.chat_template) if spec.config.chat_template else None
 
     def new_engine(spec: ModelSpec) -> EngineProcess:
-        return EngineProcess(templates[spec.name], voice if spec is catalogue.default else None)
+        return EngineProcess(template(spec), voice if spec is catalogue.default else None)
 
-    return Server(catalogue, new_engine, voice).run()
+    # Better now than when it is needed first.
+    for spec in catalogue.models:
+        template(spec)
+    config = catalogue.default.config
+    voice = RemoteVoice(Path(config.tts_model).stem) if config.tts_model else None
+    return Server(catalogue, new_engine, voice, read_catalogue).run()
 
 
 def _models(arguments: Sequence[str]) -> int:
     from umaserve.commands import models as models_cli
 
-    catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments)
-    if catalogue is not None:
-        _write(models_cli.listing(catalogue))
+    read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments)
+    if read_catalogue is not None:
+        _write(models_cli.listing(read_catalogue()))
     return 0
 
 
-def _catalogue(program: str, usage: str, about: str, arguments: Sequence[str]) -> Catalogue | None:
-    """The models of the daemon with these flags, the one that it serves first."""
+def _catalogue(program: str, usage: str, about: str, arguments: Sequence[str]) -> Callable[[], Catalogue] | None:
+    """Reads the models of the daemon with these flags, the default one first."""
     # Imported here: no client needs it.
     from umaserve.settings import models
 
     loaded = _loaded(program, usage, about, SETTINGS, arguments)
-    return None if loaded is None else models.read(loaded.config, loaded.file)
+    return None if loaded is None else functools.partial(models.read, loaded.config, loaded.file)
 
 
 def _relay(arguments: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,10 +123,10 @@ class ModelsWorld(World):
         """``of``: more about the models' specs, by their names."""
         super().__init__()
         self.box = box
-        default, *others = (
+        self.specs = default, *others = [
             ModelSpec(name, Config(memory_reserve=0), size_bytes=size, **of.get(name, {}))
             for name, size in box.sizes.items()
-        )
+        ]
         self.models = Models(
             self.loop,
             Catalogue(default, others, strict=strict),
@@ -336,6 +337,32 @@ def test_an_idle_model_is_unloaded_after_its_time(new_world: NewWorld) -> None:
 def test_a_model_is_loaded_before_anybody_asks_for_it(new_world: NewWorld) -> None:
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, code={"preload": True})
     world.until(lambda: world.loaded() == ["chat", "code"])
+
+
+def test_a_new_catalogue_brings_models_and_lets_others_go_when_they_are_idle(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB, "old": GIB})
+    code, old = world.ask("code", max_tokens=100), world.ask("old", max_tokens=100)
+    world.until(lambda: code.text and old.text)
+    chat, changed, _old = world.specs
+    world.box.sizes["new"] = GIB
+    world.models.take(
+        Catalogue(chat, [replace(changed, size_bytes=GIB + 1), ModelSpec("new", Config(), size_bytes=GIB)])
+    )
+    assert [one.name for one in world.models.listed()] == ["chat", "code", "new", "old"]
+    world.until(lambda: code.end and old.end)
+    assert [code.end, old.end] == [FinishReason.LENGTH] * 2
+    world.until(lambda: [one.name for one in world.models.listed()] == ["chat", "code", "new"])
+    assert world.loaded() == ["chat"]
+    assert [one.size_bytes for one in world.models.listed()] == [GIB, GIB + 1, GIB]
+    again = [world.ask(name) for name in ("code", "new", "old")]
+    world.until(lambda: all(one.end for one in again))
+    assert [one.session.model for one in again] == ["code", "new", "chat"]
+
+
+def test_a_new_catalogue_with_another_default_model_changes_nothing(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.models.take(Catalogue(world.specs[1]))
+    assert [one.name for one in world.models.listed()] == ["chat", "code"]
 
 
 def test_a_question_waits_for_its_model(new_world: NewWorld) -> None:

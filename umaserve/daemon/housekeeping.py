@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from umaserve.daemon.catalogue_watch import CatalogueWatch
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.dialects.responses.kept import KeptResponses
@@ -44,6 +45,7 @@ class MemoryWatch:
 def keep_house(
     loop: Loop,
     models: Models,
+    catalogue: CatalogueWatch,
     sessions: ModelSessions,
     admission: Admission,
     recordings: Recordings,
@@ -56,6 +58,7 @@ def keep_house(
     every(loop, MemoryPressure.READ_S, MemoryWatch(loop, models, admission).look)
     every(loop, WATCH_S, look_at_threads)
     every(loop, WATCH_S, models.end_if_one_hangs)
+    every(loop, WATCH_S, catalogue.look)
     every(loop, TIDY_S, recordings.tidy)
     every(loop, FORGET_S, kept_responses.expire)
     if request_timeout:

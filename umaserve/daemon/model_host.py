@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from umaserve.daemon.engine_threads import EngineThreads
-from umaserve.errors import Fault, ModelError, RequestError, TooLarge
+from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge
 from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
 from umaserve.net.loop import READ, Loop
@@ -86,6 +86,7 @@ class EngineHandle(Protocol):
 
 
 NewEngine = Callable[[ModelSpec], EngineHandle]
+"""Raises ``ConfigError`` where a file that the settings name can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,12 @@ class ModelHost:
         self._started_at = self._loop.now()
 
     def _load(self, done: Callable[[BaseException | None], None]) -> None:
-        self._handle = handle = self._around.new_engine(self.spec)
+        try:
+            self._handle = handle = self._around.new_engine(self.spec)
+        except ConfigError as error:
+            self._loading = False
+            done(error)
+            return
 
         def on_progress(fraction: float) -> bool:
             self.progress = fraction
@@ -472,6 +478,12 @@ class ModelHost:
         if self._scheduler is not None:
             self._scheduler.shed_caches()
 
+    @property
+    def unused(self) -> bool:
+        """Whether nobody has or wants anything of it."""
+        asked = self._unanswered or self._awaiting or not (self._questions is None or self._questions.idle)
+        return not asked and not self.sessions.undelivered and not any(True for _ in self.sessions.running())
+
     # -- the plan ------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> residency.Model:
@@ -535,6 +547,11 @@ class ModelHost:
         for then in awaiting.values():
             then(error.copy())
 
+    def stop(self) -> None:
+        """It is not loaded, and won't be."""
+        if self._loading_thread is not None:
+            self._loading_thread.stop(0.0)
+
     def close(self) -> None:
         """After the threads have ended."""
         self.collect()
@@ -563,7 +580,7 @@ class ModelHost:
 
 def _unexpected(error: BaseException) -> BaseException | None:
     """For the log, which says all of the expected ones by their messages."""
-    return None if isinstance(error, ModelError | EngineLost) else error
+    return None if isinstance(error, ConfigError | ModelError | EngineLost) else error
 
 
 def _nothing(_events: int = 0) -> None:

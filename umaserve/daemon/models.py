@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,10 @@ from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.questions import Answered, Question, Render
 from umaserve.serving.residency_snapshot import Model, Snapshot, State
 from umaserve.serving.sessions import Caller, Session, SessionManager
-from umaserve.settings.models import Catalogue
+from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often it is looked at what has changed without an event: work ends, other programs take memory."""
@@ -61,7 +64,9 @@ class Models:
         self._reserve_bytes = catalogue.default.config.memory_reserve
         self._look_at: float = math.inf
         self._timer: Timer | None = None
-        around = Surroundings(
+        self._wanted = wanted
+        self._ended = ended
+        self._around = Surroundings(
             loop,
             self.threads,
             admission,
@@ -74,11 +79,11 @@ class Models:
             wanted,
             self.look_soon,
         )
-        self._hosts = {
-            spec.name: ModelHost(spec, SessionManager(self._admit, loop.now, ended), around)
-            for spec in catalogue.models
-        }
+        self._hosts = {spec.name: self._new_host(spec) for spec in catalogue.models}
         self.default = self._hosts[catalogue.default.name]
+
+    def _new_host(self, spec: ModelSpec) -> ModelHost:
+        return ModelHost(spec, SessionManager(self._admit, self._loop.now, self._ended), self._around)
 
     # -- which model ---------------------------------------------------------------------------------------------
 
@@ -102,7 +107,8 @@ class Models:
     def listed(self) -> Sequence[ListedModel]:
         """The default one first."""
         now, clock = self._loop.now(), time.time()
-        return [self._listed(host, clock - now) for host in self]
+        named = sorted(self, key=lambda host: (host is not self.default, host.name))
+        return [self._listed(host, clock - now) for host in named]
 
     def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
         used = host.last_used_at
@@ -133,6 +139,34 @@ class Models:
         self.see_to(host)
         return forget
 
+    def take(self, catalogue: Catalogue) -> None:
+        """Serve the models of a new catalogue. The default one stays as it is; any other that is gone or different does
+        so until it is not in use any more."""
+        if catalogue.default != self._catalogue.default:
+            log.warning("models: the default one has changed, which takes effect at the next start; nothing else does")
+            return
+        before, now = ({spec.name: spec for spec in one.models} for one in (self._catalogue, catalogue))
+        changes = {
+            "new": sorted(now.keys() - before.keys()),
+            "gone": sorted(before.keys() - now.keys()),
+            "changed": sorted(name for name in now.keys() & before.keys() if now[name] != before[name]),
+        }
+        log.info("the models were looked up again", extra={"fields": changes})
+        self._catalogue = catalogue
+        self._follow_catalogue()
+
+    def _follow_catalogue(self) -> None:
+        specs = {spec.name: spec for spec in self._catalogue.models}
+        leaving = [host for host in self if host.spec != specs.get(host.name)]
+        for host in leaving:
+            if host.unused and host.state is State.LOADED:
+                host.unload()
+            elif host.unused and host.state in (State.UNLOADED, State.FAILED):
+                host.stop()
+                del self._hosts[host.name]
+        for name in specs.keys() - self._hosts.keys():
+            self._hosts[name] = self._new_host(specs[name])
+
     def _admit(self, caller: Caller, _waiting: int, now: float) -> None:
         self._admission(caller, sum(host.sessions.waiting for host in self), now)
 
@@ -158,6 +192,9 @@ class Models:
     def _look(self) -> None:
         """Do what the plan says."""
         self._look_at, self._timer = math.inf, None
+        if not self._wanted():
+            return
+        self._follow_catalogue()
         now = self._loop.now()
         models = [host.look(now) for host in self]
         moves = residency.plan(self._snapshot(now, models))

@@ -8,10 +8,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
+from umaserve.daemon.catalogue_watch import CatalogueWatch
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
@@ -65,8 +66,15 @@ class State(enum.Enum):
 class Server:
     """One daemon. ``run`` blocks until it ends and returns the exit status."""
 
-    def __init__(self, catalogue: Catalogue, new_engine: NewEngine, voice: RemoteVoice | None = None) -> None:
-        """``voice``: what the default model's engine speaks with."""
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        new_engine: NewEngine,
+        voice: RemoteVoice | None = None,
+        read_catalogue: Callable[[], Catalogue] | None = None,
+    ) -> None:
+        """``voice``: what the default model's engine speaks with. ``read_catalogue``: reads it again; raises
+        ``ConfigError``; ``None``: it stays as it is."""
         self._config = config = catalogue.default.config
         self._state = State.LOADING
         self._status = 0
@@ -94,6 +102,7 @@ class Server:
             self._wanted,
             self._observe_end,
         )
+        self._catalogue_watch = CatalogueWatch(self._models, config.models_dir, read_catalogue or (lambda: catalogue))
         self._sessions = ModelSessions(self._models, self._observe_end)
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
@@ -137,6 +146,7 @@ class Server:
         keep_house(
             self._loop,
             self._models,
+            self._catalogue_watch,
             self._sessions,
             self._admission,
             self._services.recordings,
@@ -231,7 +241,8 @@ class Server:
 
     def _reread_files(self) -> None:
         """SIGHUP: reread the files that can change while the daemon runs. An unusable one changes nothing."""
-        log.info("reading keys, content filter, certificates and secrets again")
+        log.info("reading keys, content filter, certificates, secrets and the catalogue of models again")
+        self._catalogue_watch.reread()
         self._gate.reread_keys()
         self._links.reread_files()
         if self._entrances is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -65,6 +66,16 @@ def in_folder(folder: str) -> tuple[list[ModelFile], list[str]]:
         for one in found
     ]
     return whole, [os.path.join(folder, problem) for problem in left_out]
+
+
+def changed_at(folder: str) -> Sequence[int]:
+    """When files came into a folder and the folders that it holds, or left them, in ns since 1970; nothing where that
+    can't be read."""
+    times = []
+    with contextlib.suppress(OSError), os.scandir(folder or os.devnull) as entries:
+        times = [os.stat(folder).st_mtime_ns]
+        times += sorted(entry.stat().st_mtime_ns for entry in entries if entry.is_dir())
+    return times
 
 
 def grouped(files: Sequence[str], *, by_themselves: bool = False) -> tuple[list[ModelFile], list[str]]:
