@@ -6,6 +6,8 @@ import concurrent.futures
 import contextlib
 import json
 import re
+import shutil
+import signal
 import ssl
 import time
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ from daemon import FAR_FROM_A_TIE, READY_S, Daemon
 from openai.types.responses import Response
 from program import Program
 from websockets.sync.client import connect
+
+from umaserve.settings.model_files import default_model
 
 SECRET = "a secret of the tests"
 SECRET_FLAGS = ("--worker-secret", SECRET.replace(" ", "-"))
@@ -307,6 +311,34 @@ def test_a_conversation_that_is_left_ends(pair: tuple[Relay, Daemon]) -> None:
         socket.send(json.dumps({"type": "config", "prompt": FAR_FROM_A_TIE, "parameters": parameters}))
         daemon.wait_for(lambda values: values["active_sessions"] == 1)
     daemon.wait_until_quiet()
+
+
+def test_all_models_of_a_box_are_offered_and_the_relay_hears_when_they_change(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    shutil.copyfile(default_model(), folder / "second.gguf")
+    relay = Relay(tmp_path)
+    daemon = box(tmp_path / "box", relay, flags=("--models-dir", str(folder), "--weights", "as-is"))
+    relay.wait_for_workers(1)
+    first = str(daemon.metrics()["model"])
+
+    def until_models_are(*names: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while sorted(model.id for model in relay.client.models.list()) != sorted(names):
+            assert time.monotonic() < deadline, relay.logs + daemon.logs
+            time.sleep(0.05)
+
+    until_models_are(first, "second")
+    answer = relay.client.completions.create(model="second", prompt=FAR_FROM_A_TIE, max_tokens=4)
+    assert (answer.model, answer.usage and answer.usage.completion_tokens) == ("second", 4)
+    shutil.copyfile(default_model(), folder / "third.gguf")
+    daemon.process.send_signal(signal.SIGHUP)
+    until_models_are(first, "second", "third")
+    # Without a signal, too.
+    (folder / "second.gguf").unlink()
+    until_models_are(first, "third")
+    assert daemon.stop() == 0, daemon.logs
+    assert relay.stop() == 0, relay.logs
 
 
 def test_a_worker_in_front_of_another_server(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:

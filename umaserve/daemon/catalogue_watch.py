@@ -16,11 +16,13 @@ log = logging.getLogger(__name__)
 class CatalogueWatch:
     """For ``folder``, the one of models; empty: there is none."""
 
-    def __init__(self, models: Models, folder: str, read: Callable[[], Catalogue]) -> None:
-        """``read`` raises ``ConfigError`` for a catalogue that can't be used."""
+    def __init__(self, models: Models, folder: str, read: Callable[[], Catalogue], changed: Callable[[], None]) -> None:
+        """``read`` raises ``ConfigError`` for a catalogue that can't be used. ``changed`` is called when there is
+        another one."""
         self._models = models
         self._folder = folder
         self._read = read
+        self._changed = changed
         self._changed_at = changed_at(folder)
 
     def look(self) -> None:
@@ -39,3 +41,4 @@ class CatalogueWatch:
             log.error("the models could not be looked up again", exc_info=result)
         elif result is not None:
             self._models.take(result)
+            self._changed()

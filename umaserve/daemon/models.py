@@ -105,10 +105,9 @@ class Models:
         return self.choose(name).info
 
     def listed(self) -> Sequence[ListedModel]:
-        """The default one first."""
+        """Those of the catalogue, the default one first."""
         now, clock = self._loop.now(), time.time()
-        named = sorted(self, key=lambda host: (host is not self.default, host.name))
-        return [self._listed(host, clock - now) for host in named]
+        return [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
 
     def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
         used = host.last_used_at

@@ -50,8 +50,8 @@ class DaemonBackend:
 
     @property
     def models(self) -> Sequence[str]:
-        info = self._services.models.default.info
-        return () if info is None else (info.name,)
+        models = self._services.models
+        return () if models.default.info is None else [model.name for model in models.listed()]
 
     @property
     def load(self) -> int:

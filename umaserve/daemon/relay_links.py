@@ -63,6 +63,11 @@ class DaemonLinks:
         for link in self._links:
             link.start()
 
+    def say_models(self) -> None:
+        """The models have changed."""
+        for link in self._links:
+            link.say_models()
+
     def drain(self) -> None:
         """Take no new requests, finish what runs, then disconnect."""
         for link in self._links:

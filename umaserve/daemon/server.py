@@ -102,11 +102,13 @@ class Server:
             self._wanted,
             self._observe_end,
         )
-        self._catalogue_watch = CatalogueWatch(self._models, config.models_dir, read_catalogue or (lambda: catalogue))
         self._sessions = ModelSessions(self._models, self._observe_end)
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
         self._links = DaemonLinks(loop, config, self._services)
+        self._catalogue_watch = CatalogueWatch(
+            self._models, config.models_dir, read_catalogue or (lambda: catalogue), self._links.say_models
+        )
         lent = (*self._services.speech.threads, *self._services.recordings.threads, *self._links.threads)
         self._watch = ThreadWatch((*self._models.threads.all, *lent))
 
