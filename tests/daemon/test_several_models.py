@@ -124,7 +124,7 @@ class ModelsWorld(World):
         super().__init__()
         self.box = box
         self.specs = default, *others = [
-            ModelSpec(name, Config(memory_reserve=0), size_bytes=size, **of.get(name, {}))
+            ModelSpec(name, **{"config": Config(memory_reserve=0), "size_bytes": size, **of.get(name, {})})
             for name, size in box.sizes.items()
         ]
         self.models = Models(
@@ -362,6 +362,104 @@ def test_a_new_catalogue_with_another_default_model_changes_nothing(new_world: N
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
     world.models.take(Catalogue(world.specs[1]))
     assert [one.name for one in world.models.listed()] == ["chat", "code"]
+
+
+def test_the_operator_loads_a_model_and_others_make_room(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
+    world.models.load("code.gguf")
+    assert [one.state for one in world.models.listed()] == [ModelState.LOADED, ModelState.LOADING]
+    world.models.load("code")
+    world.until(lambda: world.loaded() == ["code"])
+    with pytest.raises(RequestError, match="code is loaded already") as refused:
+        world.models.load("code")
+    assert refused.value.fault is Fault.BAD_REQUEST
+
+
+def test_what_the_operator_loads_must_exist_and_fit(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": GIB, "huge": 4 * GIB})
+    with pytest.raises(RequestError) as unknown:
+        world.models.load("gpt-5")
+    with pytest.raises(RequestError) as refused:
+        world.models.load("huge")
+    assert (unknown.value.fault, refused.value.fault) == (Fault.MODEL_NOT_FOUND, Fault.MEMORY_PRESSURE)
+    assert world.models.listed()[1].state is ModelState.UNLOADED
+
+
+def test_the_operator_has_a_broken_model_tried_again_without_a_pause(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.box.broken.add("code")
+    world.models.load("code")
+    world.until(lambda: world.models.listed()[1].state is ModelState.FAILED)
+    world.box.broken.clear()
+    world.models.load("code")
+    world.until(lambda: world.loaded() == ["chat", "code"], 0.5)
+
+
+def test_the_operator_unloads_a_model_once_its_answers_have_ended(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    stream = world.ask("chat", max_tokens=60)
+    world.until(lambda: stream.text)
+    world.models.unload("chat")
+    world.turn(0.01)
+    late = world.ask("chat")
+    answers: list[bytes | RequestError] = []
+    world.models.ask("chat", Tokenize("one two", special=False), lambda _answer: b"made", answers.append)
+    with pytest.raises(RequestError, match="being unloaded already") as refused:
+        world.models.unload("chat")
+    assert refused.value.fault is Fault.BUSY
+    world.until(lambda: stream.end)
+    assert stream.end is FinishReason.LENGTH
+    assert (late.text, answers) == ("", [])
+    # Who came in the meantime has it loaded again.
+    world.until(lambda: late.end and answers)
+    assert late.end is FinishReason.LENGTH
+    assert len(world.box.handles) == 2
+
+
+def test_a_model_that_was_unloaded_stays_so_until_somebody_asks(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.models.unload("default")
+    world.until(lambda: world.models.listed()[0].state is ModelState.UNLOADED)
+    for _ in range(100):
+        world.turn(1.0)
+    assert world.loaded() == []
+    with pytest.raises(RequestError, match="chat is not loaded") as refused:
+        world.models.unload("chat")
+    assert refused.value.fault is Fault.BAD_REQUEST
+    asked = world.ask("chat")
+    world.until(lambda: asked.end)
+    assert asked.end is FinishReason.LENGTH
+
+
+def test_a_model_that_was_to_be_unloaded_is_kept_if_the_operator_loads_it(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB})
+    stream = world.ask("chat", max_tokens=60)
+    world.until(lambda: stream.text)
+    world.models.unload("chat")
+    world.turn(0.01)
+    world.models.load("chat")
+    late = world.ask("chat")
+    world.until(lambda: late.text)
+    assert stream.end is None
+    world.until(lambda: stream.end and late.end)
+    assert len(world.box.handles) == 1
+
+
+@pytest.mark.parametrize("name", ["chat", "code"])
+def test_a_model_that_is_pinned_or_speaks_is_not_unloaded(new_world: NewWorld, name: str) -> None:
+    voice = {"config": Config(memory_reserve=0, tts_model="voice.gguf", tts_mmproj="mmproj.gguf")}
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, chat=voice, code={"pin": True, "preload": True})
+    world.until(lambda: world.loaded() == ["chat", "code"])
+    with pytest.raises(RequestError, match="it stays loaded"):
+        world.models.unload(name)
+
+
+def test_a_model_that_is_being_loaded_is_not_unloaded(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.models.load("code")
+    with pytest.raises(RequestError) as refused:
+        world.models.unload("code")
+    assert refused.value.fault is Fault.BUSY
 
 
 def test_a_question_waits_for_its_model(new_world: NewWorld) -> None:

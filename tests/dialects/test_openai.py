@@ -1269,6 +1269,8 @@ def test_models() -> None:
         "owned_by": "umaserve",
         "aliases": ["small-1"],
         "tags": [],
+        "size": 2000,
+        "needed": 0,
         "status": {"value": "loaded"},
         "meta": {"n_vocab": 49152, "n_ctx_train": 8192, "n_embd": 576, "n_params": 134_515_008, "size": 2000},
     }
@@ -1279,18 +1281,24 @@ def test_models() -> None:
     ("state", "status"),
     [
         (ModelState.UNLOADED, {"value": "unloaded"}),
-        (ModelState.LOADING, {"value": "loading"}),
+        (ModelState.LOADING, {"value": "loading", "progress": 0.333}),
         (ModelState.LOADED, {"value": "loaded"}),
         (ModelState.UNLOADING, {"value": "unloaded"}),
         (ModelState.FAILED, {"value": "unloaded", "failed": True}),
     ],
 )
 def test_a_models_state(state: ModelState, status: Wanted) -> None:
-    assert json.loads(model(listed(MODEL_INFO, state=state), 0))["status"] == status
+    assert json.loads(model(listed(MODEL_INFO, state=state, progress=1 / 3), 0))["status"] == status
+
+
+def test_when_a_model_was_last_used() -> None:
+    assert json.loads(model(listed(MODEL_INFO, last_used_at=1700000000.9), 0))["last_used"] == 1700000000
 
 
 def test_a_model_that_was_never_loaded() -> None:
-    unread = listed(MODEL_INFO, aliases=("a", "b"), description="Slow.", state=ModelState.UNLOADED, info=None)
+    unread = listed(
+        MODEL_INFO, aliases=("a", "b"), description="Slow.", state=ModelState.UNLOADED, needed_bytes=5000, info=None
+    )
     told = json.loads(model(unread, 5))
     assert told == {
         "id": "small-1",
@@ -1299,6 +1307,8 @@ def test_a_model_that_was_never_loaded() -> None:
         "owned_by": "umaserve",
         "aliases": ["small-1", "a", "b"],
         "tags": [],
+        "size": 2000,
+        "needed": 5000,
         "status": {"value": "unloaded"},
         "description": "Slow.",
     }

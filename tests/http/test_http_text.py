@@ -246,6 +246,17 @@ def test_a_worker_answers_messages(stream: bool) -> None:
     world.close()
 
 
+@pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
+def test_models_are_not_moved_through_a_relay(path: str) -> None:
+    world = DaemonWorld(CONFIG)
+    reply = Told()
+    assert DaemonBackend(world.services).start(Request("r-1", "m", path, False, '{"model":"m"}', {}), reply) is None
+    assert reply.end is not None
+    assert reply.end[0] == 404
+    assert world.services.models.moved == []
+    world.close()
+
+
 def test_a_worker_refuses_in_the_form_of_the_path() -> None:
     world = DaemonWorld(CONFIG)
     backend, reply = DaemonBackend(world.services), Told()

@@ -275,6 +275,21 @@ def test_one_that_failed_is_tried_again_after_its_pause_if_somebody_waits():
     assert moves(dataclasses.replace(failed, retry_at=NOW, waiting=0), free=9) == Moves()
 
 
+# Rule 11: what the operator wants unloaded.
+
+
+def test_one_that_is_to_leave_is_unloaded_when_it_runs_nothing_though_requests_wait_for_it():
+    assert moves(busy("a", 3, leaving=True, waiting=1, waiting_since=NOW), free=1) == Moves(hold=frozenset("a"))
+    assert moves(idle("a", 3, 0.0, leaving=True, waiting=1, waiting_since=NOW), free=1).unload == ("a",)
+
+
+def test_others_are_loaded_while_one_that_is_to_leave_ends_its_work_and_none_is_displaced_beside_it():
+    leaves = busy("a", 3, leaving=True)
+    assert moves(wanted("b", 2), leaves, idle("c", 3), free=2).load == ("b",)
+    waits = moves(wanted("b", 3, 500.0), leaves, idle("c", 3), free=2)
+    assert (waits.load, waits.unload) == ((), ())
+
+
 # Over random snapshots.
 
 
@@ -302,6 +317,7 @@ def models_of(draw: st.DrawFn, name: str) -> Model:
         preload=draw(st.booleans()),
         idle_unload_s=draw(st.just(0.0) | st.floats(1.0, 300.0)),
         default=name == "a",
+        leaving=loaded and draw(st.integers(0, 5)) == 0,
     )
 
 
@@ -310,7 +326,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     models = [draw(models_of(name)) for name in "abcdef"[: draw(st.integers(1, 6))]]
     promised = 0
     if draw(st.integers(0, 3)) == 0:
-        models[0] = dataclasses.replace(models[0], state=State.LOADING, idle=True)
+        models[0] = dataclasses.replace(models[0], state=State.LOADING, idle=True, leaving=False)
         promised = draw(st.integers(0, models[0].needed_bytes))
     available = promised + draw(st.integers(0, 8))
     return Snapshot(NOW, models, available, promised, draw(st.just(0) | st.integers(0, 4)))
@@ -367,7 +383,9 @@ def test_moves_fit_the_memory_and_the_states(snapshot: Snapshot):
     assert all(one.state is State.LOADED and one.idle and not one.pinned for one in unloads)
     assert all(one.state is State.LOADED and not one.pinned for one in named(snapshot, made.hold))
     assert not made.hold & set(made.unload)
-    assert not (made.hold and made.load)
+    assert not (made.load and any(not one.leaving for one in named(snapshot, made.hold)))
+    leaving = [one for one in snapshot.models if one.leaving and not one.pinned]
+    assert {one.name for one in leaving} <= {*made.hold, *made.unload}
     assert all(one.waiting and one.state is not State.LOADED for one in named(snapshot, frozenset(made.refuse)))
 
 
@@ -378,7 +396,7 @@ def test_none_is_unloaded_or_held_in_vain(snapshot: Snapshot):
     displaced = [
         one
         for one in named(snapshot, made.unload)
-        if not one.idle_unload_s or one.unused_since + one.idle_unload_s > NOW
+        if not one.leaving and (not one.idle_unload_s or one.unused_since + one.idle_unload_s > NOW)
     ]
     unloading = sum(one.needed_bytes for one in snapshot.models if one.state is State.UNLOADING)
     if room(snapshot) + unloading < 0:
@@ -389,13 +407,15 @@ def test_none_is_unloaded_or_held_in_vain(snapshot: Snapshot):
         if one.waiting and one.state in (State.UNLOADED, State.FAILED) and one.name not in made.refuse
         if one.state is State.UNLOADED or one.retry_at <= NOW
     ]
-    for chosen in (displaced, named(snapshot, made.hold)):
+    held = [one for one in named(snapshot, made.hold) if not one.leaving]
+    leaving = [one for one in snapshot.models if one.leaving and not one.pinned]
+    for chosen in (displaced, held):
         if chosen:
-            later = unloaded(snapshot, [*chosen, *named(snapshot, made.unload)])
+            later = unloaded(snapshot, [*chosen, *leaving, *named(snapshot, made.unload)])
             needed = sum(one.needed_bytes for one in waiting)
             assert all(needed > room(later) - one.needed_bytes for one in chosen)
             first = min(waiting, key=lambda one: (one.waiting_since, not one.default))
-            if made.hold or len(waiting) == 1:
+            if held or len(waiting) == 1:
                 assert plan(later).load == (first.name,)
 
 

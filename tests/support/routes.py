@@ -52,6 +52,8 @@ def listed(model: ModelInfo, **changes: Any) -> ListedModel:
 _LOADING = SimpleNamespace(
     default=SimpleNamespace(info=None),
     info=lambda _name: None,
+    load=lambda _name: None,
+    unload=lambda _name: None,
     listed=lambda: [replace(listed(MODEL_INFO), state=ModelState.LOADING, info=None)],
 )
 """What services need of ``daemon.models.Models``, while the model loads."""

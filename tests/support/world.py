@@ -49,6 +49,14 @@ class StandInModels:
 
     def __init__(self, world: DaemonWorld) -> None:
         self._world = world
+        self.moved: list[tuple[str, str]] = []
+        """What was to be loaded or unloaded, and its name."""
+
+    def load(self, name: str) -> None:
+        self.moved.append(("load", name))
+
+    def unload(self, name: str) -> None:
+        self.moved.append(("unload", name))
 
     @property
     def default(self) -> SimpleNamespace:

@@ -51,6 +51,8 @@ BESIDES_WEIGHTS = 256 << 20
 """Bytes: a guess at what a model takes besides its files, until it has been loaded."""
 READ_RATE = 500e6
 """Bytes of weights loaded a second: the same."""
+_OPERATOR = object()
+"""Who waits where it is the operator: once, however often it is asked for."""
 
 
 class LoadedEngine(Engine, Protocol):
@@ -126,7 +128,9 @@ class ModelHost:
         """For loading and closing; none before the first load."""
         self._loading = False
         self._unload_until: float | None = None
-        """While it is to be unloaded: when that is to be done."""
+        """While it is being unloaded: when that is to be done."""
+        self._leaving = False
+        """Whether the operator wants it unloaded."""
         self._handle: EngineHandle | None = None
         self._engine: LoadedEngine | None = None
         self._jobs: Sequence[EngineJobs] = ()
@@ -175,6 +179,43 @@ class ModelHost:
     def last_used_at(self) -> float:
         """When it had work last, as far as was looked."""
         return self._last_used_at
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits until it is loaded."""
+        return bool(self._unanswered or self._awaiting or any(not one.holds for one in self.sessions.arrived))
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays once it is loaded: its engine may be the daemon's voice, too."""
+        return self.spec.pin or bool(self.spec.config.tts_model)
+
+    # -- the operator's wishes -----------------------------------------------------------------------------------
+
+    def come(self, then: Callable[[RequestError | None], None]) -> None:
+        """Have it loaded, at once also where it failed, and call ``then`` once it is, or with the error. Raises
+        ``RequestError`` where that can't be."""
+        if not self._around.wanted():
+            raise _shutting_down()
+        if self.state is State.LOADED and not self._leaving:
+            raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is loaded already")
+        self._leaving = False
+        self._retry_at = -math.inf
+        self._wait()
+        self._awaiting[_OPERATOR] = then
+
+    def leave(self) -> None:
+        """Have it unloaded once what it runs has ended; raises ``RequestError`` where that can't be."""
+        if self.pinned:
+            why = "is the daemon's voice, too" if self.spec.config.tts_model else "is pinned"
+            raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} {why}: it stays loaded")
+        if self._leaving or self.state is State.UNLOADING:
+            raise RequestError(Fault.BUSY, "model", f"{self.name} is being unloaded already")
+        if self._loading:
+            raise RequestError(Fault.BUSY, "model", f"{self.name} is being loaded: it can be unloaded afterwards")
+        if self.state is not State.LOADED:
+            raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is not loaded")
+        self._leaving = True
 
     # -- loading -------------------------------------------------------------------------------------------------
 
@@ -292,6 +333,7 @@ class ModelHost:
         """Unload the model once what it has computed is on disk. New requests wait from now on."""
         assert self.state is State.LOADED
         self._unload_until = self._loop.now() + PUT_AWAY_S
+        self._leaving = False
         self.sessions.holds_back = True
 
     def _unload(self) -> None:
@@ -360,7 +402,7 @@ class ModelHost:
             self._failures = 0
         self._handle = self._engine = self._scheduler = self._questions = None
         self._unload_until = None
-        self.sessions.holds_back = False
+        self._leaving = self.sessions.holds_back = False
         self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=end.blames)]
         self.sessions.start_over()
         if end.cause == "memory":
@@ -507,10 +549,10 @@ class ModelHost:
             last_used_at=self._last_used_at,
             load_s=self._load_s,
             retry_at=self._retry_at,
-            # Its engine is the daemon's voice, too.
-            pinned=self.spec.pin or bool(self.spec.config.tts_model),
+            pinned=self.pinned,
             preload=self.spec.preload,
             idle_unload_s=self.spec.idle_unload,
+            leaving=self._leaving,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -531,7 +573,7 @@ class ModelHost:
         if self._scheduler is not None:
             self._scheduler.refuse_waiting()
         else:
-            self.fail_all(RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later"))
+            self.fail_all(_shutting_down())
 
     def fail_running(self) -> None:
         """The time to drain is over."""
@@ -576,6 +618,10 @@ class ModelHost:
             "host_cache_bytes": 0,
             "disk_cache_bytes": 0,
         }
+
+
+def _shutting_down() -> RequestError:
+    return RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from umaserve.daemon.engine_threads import EngineThreads
 from umaserve.daemon.model_host import ModelHost, NewEngine, Surroundings
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import Fault, ModelNotFound, RequestError
 from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
 from umaserve.net.loop import Loop
@@ -110,15 +110,17 @@ class Models:
         return [self._listed(self._hosts[spec.name], clock - now) for spec in self._catalogue.models]
 
     def _listed(self, host: ModelHost, since_1970: float) -> ListedModel:
-        used = host.last_used_at
+        used, state = host.last_used_at, host.state
+        if host.awaited and state in (State.UNLOADED, State.FAILED):
+            state = State.LOADING  # Once there is room, or its pause is over.
         return ListedModel(
             name=host.name,
             aliases=host.spec.aliases,
             description=host.spec.description,
             default=host is self.default,
             size_bytes=host.spec.size_bytes,
-            state=_STATES[host.state],
-            progress=host.progress,
+            state=_STATES[state],
+            progress=host.progress if host.state in (State.LOADING, State.LOADED) else 0.0,
             needed_bytes=host.needed_bytes,
             last_used_at=None if used == -math.inf else used + since_1970,
             info=host.info,
@@ -169,6 +171,29 @@ class Models:
     def _admit(self, caller: Caller, _waiting: int, now: float) -> None:
         self._admission(caller, sum(host.sessions.waiting for host in self), now)
 
+    # -- by hand -------------------------------------------------------------------------------------------------
+
+    def load(self, name: str) -> None:
+        """Have the model of this name loaded, as if somebody waited for it. Raises ``RequestError`` where there is
+        none, or it can't be."""
+        ends: list[RequestError | None] = []
+        self._named(name).come(ends.append)
+        self._look()
+        if ends and ends[0] is not None:
+            raise ends[0]
+
+    def unload(self, name: str) -> None:
+        """Have the model of this name unloaded once what it runs has ended; requests that come until then wait, and
+        have it loaded again. Raises ``RequestError`` as ``load``."""
+        self._named(name).leave()
+        self.look_soon()
+
+    def _named(self, name: str) -> ModelHost:
+        spec = self._catalogue.find(name)
+        if spec is None:
+            raise ModelNotFound(name)
+        return self._hosts[spec.name]
+
     # -- which are loaded ----------------------------------------------------------------------------------------
 
     def see_to(self, host: ModelHost) -> None:
@@ -190,6 +215,8 @@ class Models:
 
     def _look(self) -> None:
         """Do what the plan says."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._look_at, self._timer = math.inf, None
         if not self._wanted():
             return
@@ -201,6 +228,7 @@ class Models:
             if host.state is State.LOADED:
                 host.sessions.holds_back = host.name in moves.hold
         for name, problem in moves.refuse.items():
+            log.warning("%s can't be loaded: %s", name, problem)
             self._hosts[name].fail_all(RequestError(Fault.MEMORY_PRESSURE, "model", problem))
         for name in moves.unload:
             self._hosts[name].unload()

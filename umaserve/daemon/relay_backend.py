@@ -18,6 +18,7 @@ from umaserve.dialects.http import (
     ErrorShape,
     Facts,
     FormReply,
+    OperatorsPage,
     Page,
     SpeechReply,
     TextReply,
@@ -96,7 +97,7 @@ class DaemonBackend:
                 conversation = _Conversation(wire, max_bytes, too_large)
                 conversation.receive(content)
                 return conversation
-            case Page() as page if found.route.method == "POST":
+            case Page() as page if found.route.method == "POST" and not isinstance(page, OperatorsPage):
                 status, head, answer = _answered(page, errors, facts, path, content)
                 reply.complete(status, head, answer.decode())
                 return None

@@ -60,6 +60,8 @@ class Services:
             limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None),
             model=self.models.info,
             models=self.models.listed,
+            load=self.models.load,
+            unload=self.models.unload,
             voice=voice,
             new_id=_new_id,
             now=_seconds,

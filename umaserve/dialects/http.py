@@ -75,6 +75,10 @@ class Facts:
     ``ModelNotFound`` for an unknown name where the operator wants names to be strict."""
     models: Callable[[], Sequence[ListedModel]]
     """All that the daemon may serve, the default one first."""
+    load: Callable[[str], None]
+    """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
+    unload: Callable[[str], None]
+    """The same, unloaded."""
     voice: VoiceInfo | None
     """``None`` if the daemon has no voice."""
     new_id: Callable[[str], str]
@@ -226,6 +230,10 @@ class Page:
     """Answered at once; ``make`` returns status, content type and body, or raises ``RequestError``."""
 
     make: Callable[[Facts, Request], tuple[int, str, bytes]]
+
+
+class OperatorsPage(Page):
+    """For whom the daemon knows, and not through a relay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ since other programs take and free memory too. The rules, and why:
 9. Models to preload are loaded once, while nobody waits for another that could be loaded: the default one first, then
    in the order of the settings. They displace nothing.
 10. A model that failed is tried again only if somebody waits for it, and after pauses that double (``retry_pause_s``).
+11. A model that the operator wants unloaded takes no new requests, and is unloaded when those that run have ended.
+    Requests that wait for it then have it loaded again.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ def retry_pause_s(failures: int) -> float:
 def plan(snapshot: Snapshot) -> Moves:
     """What to load, unload and refuse now."""
     planning = _Planning(snapshot)
+    planning.let_leave()
     planning.unload_unused()
     planning.keep_reserve()
     waiting = [one for one in snapshot.models if one.waiting and planning.may_start(one)]
@@ -109,6 +112,16 @@ class _Planning:
     def may_start(self, model: Model) -> bool:
         """Whether it is not loaded, and has paused since it failed (rule 10)."""
         return model.state is State.UNLOADED or (model.state is State.FAILED and self._reached(model.retry_at))
+
+    def let_leave(self) -> None:
+        """Rule 11."""
+        for model in [one for one in self._stays if one.leaving]:
+            if model.idle:
+                self._displace([model])
+            else:
+                self._hold.append(model.name)
+                self._stays.remove(model)
+                self._left += model.needed_bytes
 
     def unload_unused(self) -> None:
         """Rule 8."""

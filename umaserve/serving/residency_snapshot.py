@@ -45,6 +45,8 @@ class Model:
     """Whether to load it before anybody asks for it."""
     idle_unload_s: float = 0.0
     """Seconds without work after which it is unloaded; 0: never."""
+    leaving: bool = False
+    """Whether the operator wants it unloaded."""
     default: bool = False
 
     @property
@@ -76,8 +78,8 @@ class Moves:
     unload: tuple[str, ...] = ()
     """To start now."""
     hold: frozenset[str] = frozenset()
-    """Loaded models that get no new requests, since they must make way: what they run is to end, and they are unloaded
-    by a later plan."""
+    """Loaded models that get no new requests, since they must make way or the operator wants them unloaded: what they
+    run is to end, and they are unloaded by a later plan."""
     refuse: Mapping[str, str] = field(default_factory=dict)
     """The problem that all waiting requests of a model are refused with: it can't fit."""
     again_at: float = math.inf

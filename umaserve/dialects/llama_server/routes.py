@@ -10,6 +10,7 @@ from umaserve.dialects.http import (
     EngineQuestion,
     Facts,
     HttpDialect,
+    OperatorsPage,
     Page,
     Route,
     TextReply,
@@ -19,6 +20,7 @@ from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
 from umaserve.dialects.llama_server.errors import ERRORS
+from umaserve.dialects.llama_server.models import SUCCESS, model_to_move
 from umaserve.dialects.llama_server.props import props
 from umaserve.dialects.llama_server.requests import infill_request
 from umaserve.dialects.llama_server.rerank import parse_rerank, rerank_result
@@ -76,6 +78,16 @@ def _slots(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     return 200, JSON, slots(facts, wants_idle=bool(request.query.get("fail_on_no_slot")))
 
 
+def _load(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    facts.load(model_to_move(request.body))
+    return 200, JSON, SUCCESS
+
+
+def _unload(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+    facts.unload(model_to_move(request.body))
+    return 200, JSON, SUCCESS
+
+
 def _apply_template(body: bytes, facts: Facts) -> Asked:
     query = parse_apply_template(body, facts.limits)
 
@@ -96,6 +108,8 @@ DIALECT = HttpDialect(
         "/apply-template": Route("POST", EngineQuestion(_apply_template)),
         "/embedding": Route("POST", EngineQuestion(_embedding)),
         "/rerank": Route("POST", EngineQuestion(_rerank)),
+        "/models/load": Route("POST", OperatorsPage(_load)),
+        "/models/unload": Route("POST", OperatorsPage(_unload)),
         "/slots": Route("GET", Page(_slots)),
         "/lora-adapters": Route("GET", page_of_model(lambda info, _facts: lora_adapters(info))),
         "/props": Route("GET", page_of_model(lambda info, facts: props(info, facts.parallel))),

@@ -32,10 +32,16 @@ def _model(one: ListedModel, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "umaserve",
+        "size": one.size_bytes,
+        "needed": one.needed_bytes,
         "status": {"value": _STATUS.get(one.state, "unloaded")},
     }
     if one.state is ModelState.FAILED:
         told["status"]["failed"] = True
+    if one.state is ModelState.LOADING:
+        told["status"]["progress"] = round(one.progress, 3)
+    if one.last_used_at is not None:
+        told["last_used"] = int(one.last_used_at)
     if one.description:
         told["description"] = one.description
     if one.info is not None:
