@@ -329,7 +329,7 @@ def test_an_idle_model_is_unloaded_after_its_time(new_world: NewWorld) -> None:
     for _ in range(28):
         world.turn(1.0)
     assert world.loaded() == ["chat", "code"]
-    for _ in range(4):
+    for _ in range(12):
         world.turn(1.0)
     world.until(lambda: world.loaded() == ["chat"], 1.0)
 

@@ -28,7 +28,7 @@ from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 5.0
 """How often it is looked at what has changed without an event: work ends, other programs take memory."""
 WAITING_LOOK_S = 0.05
 """The same, while somebody waits for a model."""
