@@ -41,7 +41,7 @@ commands ("umaserve COMMAND --help" explains each):
   chat      have a conversation with a daemon that serves HTTP, with images, sound and speech
   metrics   print the metrics of a running daemon
   keys      make, list and revoke API keys
-  models    list the models that --model may name
+  models    list the models that --model may name; list, load and unload those of a running daemon
   tune      measure which settings make a model fastest on this box
 
 examples:
@@ -167,7 +167,14 @@ def _serve(arguments: Sequence[str]) -> int:
 
 def _models(arguments: Sequence[str]) -> int:
     from umaserve.commands import models as models_cli
+    from umaserve.commands import served_models
 
+    if arguments and arguments[0] in served_models.COMMANDS:
+        parser = _Parser(
+            "umaserve models", description=served_models.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        )  # fmt: skip
+        return served_models.run(parser, arguments, _write)
     read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments)
     if read_catalogue is not None:
         _write(models_cli.listing(read_catalogue()))

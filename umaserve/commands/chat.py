@@ -19,6 +19,7 @@ from umaserve.commands import chat_media
 from umaserve.commands.chat_media import FileError
 from umaserve.commands.chat_speech import SpeechFile
 from umaserve.commands.chat_status import Status
+from umaserve.commands.http_call import DEFAULT_URL
 from umaserve.net.tls import client_context
 from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import CloseCode, WebSocketCodec
@@ -44,7 +45,6 @@ HINT = """\
 Ctrl-C ends an answer, Ctrl-D the conversation. /image FILE, /audio FILE or /video FILE
 attaches a file to the next question.
 """
-DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_MESSAGE_BYTES = 1 << 30
 TICK_S = 1.0
 _CHUNK = 64 * 1024

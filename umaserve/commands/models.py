@@ -10,9 +10,13 @@ DESCRIPTION = """\
 Lists the models that --model may name: those of --models-dir, and those with a table in the configuration file. The
 first one, with a star, is what "umaserve" with the same flags serves.
 
+With one of the words list, load and unload, it is about a running daemon instead ("umaserve models list --help").
+
 examples:
   umaserve models --models-dir /srv/models
   umaserve models --config /etc/umaserve/umaserve.toml
+  umaserve models list
+  umaserve models load qwen3-8b
 """
 
 

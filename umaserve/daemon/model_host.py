@@ -351,6 +351,7 @@ class ModelHost:
         self._failures = 0
         # Those that are held go on once it is loaded again.
         self.sessions.start_over()
+        self._seen = self.sessions.version
 
         def close() -> None:
             engine.close()
