@@ -39,10 +39,26 @@ def binary() -> str | None:
 def llama_server(path: str, layout: Sequence[str] = UNIFIED, **settings: str) -> Iterator[Served]:
     """Run it with the environment's settings and these, named as the daemon's variables are; ready when given.
     ``layout``: one of ``LAYOUTS``, whose flags replace the settings'."""
-    address = free_address()
     loaded = SETTINGS.load({}, {**os.environ, **settings}).config
-    flags = [str(loaded.parallel) if flag == "N" else flag for flag in layout]
-    with running([path, *_flags(loaded, address), *flags], lambda: _is_ready(address)) as pid:
+    # The same weights as the daemon's.
+    model = choose(find(loaded.model), loaded, lambda _fraction: True).path
+    with _running(path, ["--model", model], layout, loaded) as at:
+        yield at
+
+
+@contextlib.contextmanager
+def router(path: str, folder: str, **settings: str) -> Iterator[Served]:
+    """Run it as a router of the models in ``folder``, each in a process of its own that starts when it is asked for."""
+    loaded = SETTINGS.load({}, {**os.environ, **settings}).config
+    with _running(path, ["--models-dir", folder], UNIFIED, loaded) as at:
+        yield at
+
+
+@contextlib.contextmanager
+def _running(path: str, models: Sequence[str], layout: Sequence[str], settings: Config) -> Iterator[Served]:
+    address = free_address()
+    flags = [str(settings.parallel) if flag == "N" else flag for flag in layout]
+    with running([path, *models, *_flags(settings, address), *flags], lambda: _is_ready(address)) as pid:
         yield Served(address, pid)
 
 
@@ -52,8 +68,6 @@ def _flags(settings: Config, address: str) -> list[str]:
     values: dict[str, object] = {
         "--host": host,
         "--port": port,
-        # The same weights as the daemon's.
-        "--model": choose(find(settings.model), settings, lambda _fraction: True).path,
         "--ctx-size": settings.n_ctx,
         "--batch-size": settings.n_batch,
         "--ubatch-size": settings.n_ubatch,
