@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 from frames import uds_frame
 
@@ -150,6 +151,27 @@ def test_who_speaks_otherwise_is_told_so(
     assert text == ""
     assert errors.startswith(f"umaserve: {path}: what answers there does not speak framed JSON: ")
     assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_metrics_of_models_are_lines_of_their_own(
+    serve: Callable[..., str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"event": "metrics", "state": "ready", "models": {"a b": {"state": "loaded", "threads": 2}}}
+
+    def answering(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            request(sock)
+            sock.sendall(uds_frame(told))
+
+    assert main(["metrics", "--socket", serve(answering), *flags]) == 0
+    out = capsys.readouterr().out
+    if flags:
+        assert orjson.loads(out) == told
+    else:
+        lines = ["state               ready", "models.a b.state    loaded", "models.a b.threads  2"]
+        assert out.splitlines() == lines
 
 
 def test_metrics_that_are_refused_are_one_line(serve: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:

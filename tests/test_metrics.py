@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from umaserve.metrics import HELP, WINDOW, ServingMetrics, Share, TickTimes, Window, exposition
+from umaserve.metrics import (
+    HELP,
+    MODEL_HELP,
+    MODEL_STATES,
+    WINDOW,
+    ServingMetrics,
+    Share,
+    TickTimes,
+    Window,
+    exposition,
+)
 from umaserve.relay.outcomes import COUNTED
 from umaserve.system.memory import resident_bytes
 
@@ -204,6 +214,24 @@ def test_each_metric_is_explained() -> None:
     assert {f"relay_{name}_total" for name in COUNTED} <= HELP.keys()
     page = exposition(None, {"connections": 1, "model": "a"}).decode()
     assert f"# HELP umaserve_connections {HELP['connections']}" in page
+
+
+def test_the_exposition_has_families_of_models() -> None:
+    chat = {"state": "loaded", **{name: 3 for name in MODEL_HELP if name != "state"}}
+    odd = {**chat, "state": "failed", "tokens_generated_total": 0}
+    page = exposition(None, {}, {"chat": chat, 'a"b\\': odd}).decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    for name, about in MODEL_HELP.items():
+        family = families[f"umaserve_model_{name.removesuffix('_total')}"]
+        assert family.documentation == about
+        assert {sample.labels["model"] for sample in family.samples} == {"chat", 'a"b\\'}
+    states = {
+        (one.labels["model"], one.labels["state"]) for one in families["umaserve_model_state"].samples if one.value
+    }
+    assert states == {("chat", "loaded"), ('a"b\\', "failed")}
+    assert len(families["umaserve_model_state"].samples) == 2 * len(MODEL_STATES)
+    made = {one.labels["model"]: one.value for one in families["umaserve_model_tokens_generated"].samples}
+    assert made == {"chat": 3, 'a"b\\': 0}
 
 
 def test_an_exposition_leaves_nothing_behind() -> None:

@@ -347,6 +347,8 @@ def _metrics(arguments: Sequence[str]) -> int:
         _write(orjson.dumps(event).decode() + "\n")
         return 0
     del event["event"]
+    for name, values in event.pop("models", {}).items():
+        event |= {f"models.{name}.{key}": value for key, value in values.items()}
     width = max(map(len, event))
     _write("".join(f"{name:<{width}}  {value}\n" for name, value in event.items()))
     return 0

@@ -142,6 +142,23 @@ HELP = {
 """What the flat metrics of the daemon and the relay mean."""
 
 
+MODEL_STATES = ("unloaded", "loading", "loaded", "unloading", "failed")
+MODEL_HELP = {
+    "state": "1 for the state that the model is in, 0 for the others.",
+    "memory_bytes": "Memory that the model takes; 0 where it is not loaded.",
+    "last_used": "When the model had work last, in seconds since 1970; 0: not since the start.",
+    "active_sessions": "Requests for the model that have a slot.",
+    "waiting_sessions": "Requests for the model that wait for it, or for a slot.",
+    "threads": "Compute threads in use for the model.",
+    "kv_cells_used": "KV cells of the model that hold tokens of running requests.",
+    "kv_cells_cached": "KV cells of the model that hold cached prefixes.",
+    "kv_cells_total": "All KV cells of the model.",
+    "tokens_generated_total": "Tokens that the model has generated.",
+    "engine_crashes_total": "Engine processes of the model that ended by themselves.",
+}
+"""What the metrics of each model mean; in Prometheus' format their names begin with ``umaserve_model_``."""
+
+
 class ServingMetrics:
     """The scheduler's metrics. Times are in seconds."""
 
@@ -306,12 +323,19 @@ class _Children(dict[str, Histogram]):
         return child
 
 
-def exposition(registry: CollectorRegistry | None, values: Mapping[str, int | float | str]) -> bytes:
-    """``registry`` and the flat snapshot in Prometheus' text format; strings become one info metric."""
+def exposition(
+    registry: CollectorRegistry | None,
+    values: Mapping[str, int | float | str],
+    models: Mapping[str, Mapping[str, int | str]] | None = None,
+) -> bytes:
+    """``registry``, the flat snapshot and those of the models in Prometheus' text format; strings become one info
+    metric."""
     whole = CollectorRegistry()
     if registry is not None:
         whole.register(registry)
     whole.register(_Snapshot(values))
+    if models:
+        whole.register(_Models(models))
     return generate_latest(whole)
 
 
@@ -332,3 +356,25 @@ class _Snapshot(Collector):
             else:
                 yield GaugeMetricFamily(f"umaserve_{name}", about, value=value)
         yield InfoMetricFamily("umaserve", "State of the server, and what it serves.", value=texts)
+
+
+class _Models(Collector):
+    """A collector of the models' metrics."""
+
+    def __init__(self, models: Mapping[str, Mapping[str, int | str]]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily("umaserve_model_state", MODEL_HELP["state"], labels=["model", "state"])
+        for model, values in self._models.items():
+            for state in MODEL_STATES:
+                states.add_metric([model, state], int(values["state"] == state))
+        yield states
+        for name, about in MODEL_HELP.items():
+            if name == "state":
+                continue
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"umaserve_model_{name}", about, labels=["model"])
+            for model, values in self._models.items():
+                family.add_metric([model], float(values[name]))
+            yield family

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from umaserve.errors import RequestError
@@ -192,6 +192,8 @@ class Metrics:
     """A snapshot of the metrics: flat names to numbers and strings."""
 
     values: Mapping[str, int | float | str]
+    models: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
+    """Those of each model, by its name."""
 
 
 Prefill = Placed | Prefilling | Prefilled

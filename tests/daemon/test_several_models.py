@@ -19,7 +19,7 @@ from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.messages import Generate, Pause, Resume, Tokenize
-from umaserve.metrics import ServingMetrics
+from umaserve.metrics import MODEL_HELP, MODEL_STATES, ServingMetrics
 from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
@@ -482,3 +482,29 @@ def test_metrics_are_of_all_models_together(new_world: NewWorld) -> None:
     assert both["kv_cells_total"] == 2 * int(one["kv_cells_total"])
     assert both["tokens_generated_total"] == 10
     assert both["model"] == "chat"
+
+
+def test_metrics_of_each_model(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": 2 * GIB, "seen": GIB})
+    clients = [world.ask("code"), world.ask("code", max_tokens=90)]
+    world.until(lambda: clients[0].end and clients[1].text)
+    at_work = world.models.snapshot_of_each()
+    assert list(at_work) == ["chat", "code", "seen"]
+    assert all(one.keys() == MODEL_HELP.keys() for one in at_work.values())
+    assert [one["active_sessions"] for one in at_work.values()] == [0, 1, 0]
+    assert [one["memory_bytes"] for one in at_work.values()] == [GIB, 2 * GIB, 0]
+    assert [one["state"] for one in at_work.values()] == ["loaded", "loaded", "unloaded"]
+    assert [bool(one["kv_cells_total"]) for one in at_work.values()] == [True, True, False]
+    world.box.handles[-1].crash("SIGABRT")
+    world.until(lambda: clients[1].end)
+    world.models.unload("code")
+    world.until(lambda: world.loaded() == ["chat"])
+    after = world.models.snapshot_of_each()
+    assert [one["tokens_generated_total"] for one in after.values()] == [0, 95, 0]
+    assert [one["engine_crashes_total"] for one in after.values()] == [0, 1, 0]
+    assert after["code"]["last_used"] > after["seen"]["last_used"] == 0
+    assert world.models.snapshot()["tokens_generated_total"] == 95
+
+
+def test_all_states_have_a_metric() -> None:
+    assert [state.value for state in ModelState] == list(MODEL_STATES)

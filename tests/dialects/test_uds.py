@@ -983,6 +983,13 @@ def test_the_request_says_whether_to_stay_else_the_server(server: bool, wish: bo
     assert [reply and reply.close for reply in (token, eos, metrics)] == [False, not stays, not stays]
 
 
+def test_metrics_of_models_are_one_object_beside_the_flat_names() -> None:
+    asked, models = dialect(), {"chat": {"state": "loaded", "threads": 2}}
+    asked.receive(b'{"type":"metrics"}')
+    told = event(asked.send(Metrics({"state": "ready"}, models)))
+    assert told == {"event": "metrics", "state": "ready", "models": models}
+
+
 def test_metrics() -> None:
     asked = dialect()
     assert asked.receive(b'{"type":"metrics","id":5,"prompt":5}') == GetMetrics()

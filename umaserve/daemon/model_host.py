@@ -144,6 +144,9 @@ class ModelHost:
         """Who can't say what to ask before the model is loaded."""
         self._unanswered_since = math.inf
         """Since when there are any of these two."""
+        self._crashes = 0
+        self._generated = 0
+        """Tokens, without those of the present engine."""
         self._failures = 0
         """Loads in a row that failed, and engines that ended by themselves before they had made anything."""
         self._retry_at = -math.inf
@@ -369,6 +372,7 @@ class ModelHost:
 
     def _leave(self, scheduler: Scheduler) -> None:
         """The engine gets no more work."""
+        self._generated += scheduler.tokens_generated
         scheduler.leave()
         for jobs in self._jobs:
             jobs.end()
@@ -395,11 +399,12 @@ class ModelHost:
         handle.close()
         self._leave(scheduler)
         self._around.metrics.observe_crash(end.cause)
+        self._crashes += 1
         self._suspects = scheduler.in_work if end.blames else ()
         about = {"model": self.name, "cause": end.cause, "in_work": [one.request_id for one in self._suspects]}
         about["last_words"] = end.last_words
         log.error("the engine's process %s", end.words, extra={"fields": about})
-        if not end.blames or scheduler.productive:
+        if not end.blames or scheduler.tokens_generated:
             self._failures = 0
         self._handle = self._engine = self._scheduler = self._questions = None
         self._unload_until = None
@@ -602,6 +607,11 @@ class ModelHost:
             self._engine.close()
         if self._handle is not None:
             self._handle.close()
+
+    def totals(self) -> Mapping[str, int]:
+        """What the model has done since the start."""
+        made = 0 if self._scheduler is None else self._scheduler.tokens_generated
+        return {"tokens_generated_total": self._generated + made, "engine_crashes_total": self._crashes}
 
     def snapshot(self) -> Mapping[str, int | float | str]:
         """Its part of the metrics; the names are always the same."""

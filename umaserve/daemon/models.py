@@ -39,6 +39,8 @@ _STATES = {
     State.UNLOADING: ModelState.UNLOADING,
     State.FAILED: ModelState.FAILED,
 }
+_OF_EACH = ("active_sessions", "waiting_sessions", "threads", "kv_cells_used", "kv_cells_cached", "kv_cells_total")
+"""Those of the metrics of all together that are told of each, too."""
 
 
 class Models:
@@ -321,6 +323,21 @@ class Models:
         }
         of_all = {name: functools.reduce(_together, (one[name] for one in each)) for name in each[0]}
         return {**about, **of_all, **self._metrics.snapshot()}
+
+    def snapshot_of_each(self) -> Mapping[str, Mapping[str, int | str]]:
+        """The metrics of each by its name; ``metrics.MODEL_HELP`` explains them."""
+        return {one.name: self._snapshot_of(one) for one in self.listed()}
+
+    def _snapshot_of(self, model: ListedModel) -> Mapping[str, int | str]:
+        host = self._hosts[model.name]
+        now = host.snapshot()
+        return {
+            "state": model.state.value,
+            "memory_bytes": model.needed_bytes if host.state in (State.LOADED, State.UNLOADING) else 0,
+            "last_used": int(model.last_used_at or 0),
+            **{name: int(now[name]) for name in _OF_EACH},
+            **host.totals(),
+        }
 
 
 def _together(one: int | float | str, other: int | float | str) -> int | float | str:

@@ -123,7 +123,7 @@ class Server:
             models=self._models,
             metrics=self._metrics,
             started_at=int(time.time()),
-            prometheus=lambda: exposition(self._serving_metrics.registry, self._metrics().values),
+            prometheus=self._prometheus,
             feedback=feedback,
             speech=self._voices.speech,
             recordings=Recordings(config.recordings, config.recordings_bytes, config.recordings_age * 86400, loop.wake),
@@ -239,7 +239,11 @@ class Server:
             "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
             "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,
         }
-        return Metrics(values)
+        return Metrics(values, self._models.snapshot_of_each())
+
+    def _prometheus(self) -> bytes:
+        metrics = self._metrics()
+        return exposition(self._serving_metrics.registry, metrics.values, metrics.models)
 
     def _reread_files(self) -> None:
         """SIGHUP: reread the files that can change while the daemon runs. An unusable one changes nothing."""

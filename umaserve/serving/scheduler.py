@@ -114,8 +114,7 @@ class Scheduler:
         self._trials = Trials(sessions, suspects)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
-        self.productive = False
-        """Whether it has made a token."""
+        self.tokens_generated = 0
         self._planned_at = 0
         """``SessionManager.version`` when the latest was planned."""
 
@@ -385,7 +384,7 @@ class Scheduler:
             self._sessions.finish(session, FinishReason.STOP)
             return
         self.metrics.tokens_generated += 1
-        self.productive = True
+        self.tokens_generated += 1
         session.generated.append(token)
         if session.repetition is not None:
             session.repetition.append(token)

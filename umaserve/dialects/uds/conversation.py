@@ -142,7 +142,7 @@ class JsonDialect:
                 return _event("eos", not stream.keep_alive, **stream.common, reason=reason, **text, usage=usage)
             case Metrics():
                 self._stream = None
-                return _event("metrics", not stream.keep_alive, **output.values)
+                return _event("metrics", not stream.keep_alive, **_told(output))
             case _:
                 return None
 
@@ -194,7 +194,7 @@ class LineDialect:
                 return Reply(b"\n", False)
             case Metrics():
                 self._running = False
-                return Reply(orjson.dumps(dict(output.values)) + b"\n", False)
+                return Reply(orjson.dumps(_told(output)) + b"\n", False)
             case _:
                 return None
 
@@ -208,6 +208,11 @@ class LineDialect:
         self._running = self._mid_line = False
         final = error.fault in (Fault.FRAME_TOO_LARGE, Fault.TOO_MANY_SESSIONS, Fault.SHUTTING_DOWN)
         return Reply(f"{start}error: {CODES[error.fault]}: {message}\n".encode(), final)
+
+
+def _told(metrics: Metrics) -> dict[str, Any]:
+    """The flat names, and one object more where there are models."""
+    return {**metrics.values, "models": metrics.models} if metrics.models else {**metrics.values}
 
 
 def _event(event: str, close: bool, **values: Any) -> Reply:
