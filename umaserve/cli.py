@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from umaserve.settings.worker import WorkerConfig
 
 _DESCRIPTION = """\
-Serves one GGUF model to every program on this machine, over a Unix socket, HTTP and WebSocket.
+Serves GGUF models, one or several, to every program on this machine, over a Unix socket, HTTP and WebSocket.
 
 commands ("umaserve COMMAND --help" explains each):
   serve     run the daemon in the foreground; this is the default
