@@ -40,8 +40,8 @@ class Sizes:
     """Of the loads."""
 
     prompts: int = 8
-    words: int = 1125
-    """Of each prompt; a third more tokens."""
+    words: int = 1500
+    """Of each prompt; as many tokens of the default model."""
     stream_tokens: int = 128
     streams: int = 8
     """Of each model."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from umaserve.system.program import Cancelled, ProgramError, ProgramStopped, run
+from umaserve.system.program import Cancelled, ProgramError, ProgramStopped, run, start
 
 
 @pytest.fixture
@@ -99,3 +99,12 @@ def test_a_program_ends_with_its_parent(module, tmp_path: Path) -> None:
 def test_a_program_is_nice_leads_its_session_and_leaves_no_core(module) -> None:
     does = "import resource; begin(nice=3); print(os.nice(0), os.getpid() == os.getsid(0), resource.getrlimit(4))"
     assert result(module(does)).decode().split("\n")[0] == f"{min(os.nice(0) + 3, 19)} True (0, 0)"
+
+
+def test_a_variable_given_to_a_program_yields_to_the_environments_own(module, tmp_path, monkeypatch) -> None:
+    name = module("print(os.environ['A_VARIABLE'], os.environ['ANOTHER'])")
+    monkeypatch.setenv("ANOTHER", "own")
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        assert start(name, stdout=file, variables={"A_VARIABLE": "given", "ANOTHER": "given"}).wait() == 0
+    assert output.read_text() == "given own\n"

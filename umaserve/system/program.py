@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
@@ -64,16 +64,17 @@ def start(
     stdout: BinaryIO | None = None,
     stderr: BinaryIO | None = None,
     pass_fds: Collection[int] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``module``. Its output goes where this process's goes, if nowhere else; ``pass_fds`` are the descriptors
-    that it has too."""
+    that it has too, ``variables`` those of the environment that it has unless this process has them otherwise."""
     return subprocess.Popen(
         # -P: import from this process's sys.path, not from the working directory.
         [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**(variables or {}), **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         # Ctrl-C must reach only this process, which decides what ends when.
         start_new_session=True,
         pass_fds=pass_fds,
