@@ -68,7 +68,7 @@ class RequestError(Exception):
 
     def copy(self) -> RequestError:
         """The same for another request, which has an id of its own."""
-        return RequestError(self.fault, self.field, self.problem)
+        return RequestError(self.fault, self.field, self.problem, retry_after_s=self.retry_after_s)
 
     def __str__(self) -> str:
         return self.message

@@ -17,7 +17,7 @@ from umaserve.daemon import model_host
 from umaserve.daemon import models as models_module
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.errors import Fault, ModelError, RequestError, TooLarge
 from umaserve.messages import Generate, Pause, Resume, Tokenize
 from umaserve.metrics import MODEL_HELP, MODEL_STATES, ServingMetrics
 from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
@@ -25,7 +25,7 @@ from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
 from umaserve.serving.rates import Rates
 from umaserve.serving.sessions import Caller, Session
-from umaserve.serving.ticks import Allowance
+from umaserve.serving.ticks import Allowance, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec
 
@@ -51,6 +51,8 @@ class StandInHandle:
     def load(self, _config: Config, _allowance: Allowance, progress: Callable[[float], bool]) -> ClosableEngine:
         if self.spec.name in self._box.broken:
             raise ModelError(f"{self.spec.name} is broken")
+        if self._box.failures:
+            raise self._box.failures.pop(0)
         progress(0.5)
         self._box.taken[self.pid] = self._box.sizes[self.spec.name]
         return ClosableEngine()
@@ -83,6 +85,8 @@ class Box:
         self.handles: list[StandInHandle] = []
         self.broken: set[str] = set()
         """Names of models that can't be loaded."""
+        self.failures: list[Exception] = []
+        """Of the next loads, whatever model they are of."""
 
     def new_engine(self, spec: ModelSpec) -> StandInHandle:
         self.handles.append(StandInHandle(self, spec))
@@ -283,6 +287,54 @@ def test_a_model_that_cannot_be_loaded_fails_its_requests_alone(new_world: NewWo
     assert again.end is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("failure", [EngineLost("killed"), TooLarge("others took it", GIB)], ids=["killed", "taken"])
+def test_requests_wait_while_it_is_others_fault_that_a_model_was_not_loaded(
+    new_world: NewWorld, failure: Exception
+) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.box.failures = [failure] * 2
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert asked.end is FinishReason.LENGTH
+    assert not world.box.failures
+
+
+def test_requests_fail_where_each_engine_is_killed_that_loads_their_model(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    world.box.failures = [EngineLost("killed")] * 10
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    error = asked.outputs[-1]
+    assert isinstance(error, RequestError)
+    assert error.fault is Fault.MODEL_NOT_LOADED
+    assert error.retry_after_s
+    assert len(world.box.failures) == 7
+
+
+def test_streams_of_a_lost_engine_wait_until_their_model_fits_again(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    stream = world.ask("code", "one two three", max_tokens=60)
+    world.until(lambda: stream.text)
+    world.box.failures = [TooLarge("others took it", 7 * GIB)]
+    world.box.handles[-1].crash("SIGABRT")
+    world.until(lambda: stream.end)
+    assert stream.end is FinishReason.LENGTH
+
+
+def test_a_lost_engine_that_nobody_waits_for_is_not_replaced(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    for name in ("code", "chat"):
+        asked = world.ask(name)
+        world.until(lambda asked=asked: asked.end)
+        engines = len(world.box.handles)
+        next(handle for handle in world.box.handles if handle.spec.name == name).crash("SIGKILL")
+        world.turn(count=50)
+        assert len(world.box.handles) == engines + (name == "chat"), "the default model's is"
+    asked = world.ask("code")
+    world.until(lambda: asked.end)
+    assert asked.end is FinishReason.LENGTH
+
+
 def test_a_crash_is_felt_by_its_models_streams_alone(new_world: NewWorld) -> None:
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
     streams = [world.ask(name, "one two three", max_tokens=60) for name in ("chat", "code")]
@@ -460,6 +512,26 @@ def test_a_model_that_is_being_loaded_is_not_unloaded(new_world: NewWorld) -> No
     with pytest.raises(RequestError) as refused:
         world.models.unload("code")
     assert refused.value.fault is Fault.BUSY
+
+
+def test_questions_and_unread_requests_wait_no_longer_than_requests_may_take(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
+    stream = world.ask("chat", max_tokens=150)
+    answers: list[bytes | RequestError] = []
+    read: list[RequestError | None] = []
+    gone = world.models.ask("code", Tokenize("one", special=False), lambda _answer: b"", answers.append)
+    gone.forgotten = True
+    world.models.ask("code", Tokenize("one two", special=False), lambda _answer: b"made", answers.append)
+    world.models.when_loaded("code", read.append)
+    world.turn()
+    world.sessions.expire(5.0)
+    assert (answers, read) == ([], [])
+    world.turn(6.0)
+    world.sessions.expire(5.0)
+    assert [error.fault for error in (*answers, *read) if isinstance(error, RequestError)] == [Fault.TIMED_OUT] * 2
+    assert stream.session.ended
+    world.sessions.expire(5.0)
+    assert len(answers) == len(read) == 1
 
 
 def test_a_question_waits_for_its_model(new_world: NewWorld) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.daemon.model_waiting import Then, Waiting
 from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge
 from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
@@ -44,15 +45,13 @@ PROGRESS_S = 0.1
 MAX_PAUSE_S = 60.0
 """Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
 PATIENCE = 3
-"""Trials that the requests of a lost engine wait for."""
+"""Trials that requests wait for: of a lost engine, and where it is not the model's fault that it was not loaded."""
 PUT_AWAY_S = 10.0
 """How long an unloaded model may take to write to disk what it has computed."""
 BESIDES_WEIGHTS = 256 << 20
 """Bytes: a guess at what a model takes besides its files, until it has been loaded."""
 READ_RATE = 500e6
 """Bytes of weights loaded a second: the same."""
-_OPERATOR = object()
-"""Who waits where it is the operator: once, however often it is asked for."""
 
 
 class LoadedEngine(Engine, Protocol):
@@ -115,8 +114,11 @@ class Surroundings:
 class ModelHost:
     """Has the model loaded, and runs the sessions of its own manager on it."""
 
-    def __init__(self, spec: ModelSpec, sessions: SessionManager, around: Surroundings) -> None:
+    def __init__(
+        self, spec: ModelSpec, sessions: SessionManager, around: Surroundings, *, default: bool = False
+    ) -> None:
         self.spec = spec
+        self._default = default
         self.sessions = sessions
         self.info: ModelInfo | None = None
         """``None`` until the model is loaded first."""
@@ -138,12 +140,8 @@ class ModelHost:
         """The sessions that the latest engine may have crashed on."""
         self._scheduler: Scheduler | None = None
         self._questions: Questions | None = None
-        self._unanswered: Sequence[Question] = ()
-        """To be asked once the model is loaded, and no suspect is tried."""
-        self._awaiting: dict[object, Callable[[RequestError | None], None]] = {}
-        """Who can't say what to ask before the model is loaded."""
-        self._unanswered_since = math.inf
-        """Since when there are any of these two."""
+        self._waiting = Waiting(around.loop.now)
+        """For the model to be loaded; the questions also while suspects are tried."""
         self._crashes = 0
         self._generated = 0
         """Tokens, without those of the present engine."""
@@ -186,7 +184,7 @@ class ModelHost:
     @property
     def awaited(self) -> bool:
         """Whether somebody waits until it is loaded."""
-        return bool(self._unanswered or self._awaiting or any(not one.holds for one in self.sessions.arrived))
+        return bool(self._waiting) or any(not one.holds for one in self.sessions.arrived)
 
     @property
     def pinned(self) -> bool:
@@ -195,7 +193,7 @@ class ModelHost:
 
     # -- the operator's wishes -----------------------------------------------------------------------------------
 
-    def come(self, then: Callable[[RequestError | None], None]) -> None:
+    def come(self, then: Then) -> None:
         """Have it loaded, at once also where it failed, and call ``then`` once it is, or with the error. Raises
         ``RequestError`` where that can't be."""
         if not self._around.wanted():
@@ -204,8 +202,7 @@ class ModelHost:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is loaded already")
         self._leaving = False
         self._retry_at = -math.inf
-        self._wait()
-        self._awaiting[_OPERATOR] = then
+        self._waiting.wish(then)
 
     def leave(self) -> None:
         """Have it unloaded once what it runs has ended; raises ``RequestError`` where that can't be."""
@@ -223,8 +220,8 @@ class ModelHost:
     # -- loading -------------------------------------------------------------------------------------------------
 
     def load(self, done: Callable[[BaseException | None], None]) -> None:
-        """Load the model, then call ``done``, with the error if it failed. From then on it is loaded again whenever its
-        engine is lost."""
+        """Load the model, then call ``done``, with the error if it failed. Once its engine is lost, it is loaded again
+        if anybody waits for it; the default one and those to preload are in any case."""
         self._begin_loading()
         self._load(done)
 
@@ -313,13 +310,17 @@ class ModelHost:
         log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self._load_s, 2)}})
 
     def could_not_load(self, error: BaseException) -> None:
-        """Fail the requests that wait for it; others may have it tried again later. One that takes more memory than was
-        known waits until the plan makes room for it."""
+        """Fail the requests that wait for it; others may have it tried again later. They go on waiting if it takes more
+        memory than was known, until the plan makes room for it, and if another program has taken the memory or killed
+        the engine, which says nothing about the next trial."""
         if isinstance(error, TooLarge) and error.needed_bytes > self.needed_bytes:
             log.info("%s", error)
             self.needed_bytes = error.needed_bytes
             return
         self._fail_for_now()
+        if isinstance(error, TooLarge | EngineLost) and self._failures < PATIENCE:
+            log.warning("%s could not be loaded yet: %s", self.name, error)
+            return
         if self._around.wanted():
             log.error("%s could not be loaded: %s", self.name, error, exc_info=_unexpected(error))
         problem = f"{self.name} could not be loaded: see the server's log"
@@ -348,7 +349,7 @@ class ModelHost:
         if handle.life is not None:
             self._loop.set_interest(handle.life, 0, _nothing)
         self._leave(scheduler)
-        self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=False)]
+        self._waiting.add(questions.lose_engine(blamed=False))
         self._engine = self._scheduler = self._questions = None
         self._suspects = ()
         self._failures = 0
@@ -409,12 +410,12 @@ class ModelHost:
         self._handle = self._engine = self._scheduler = self._questions = None
         self._unload_until = None
         self._leaving = self.sessions.holds_back = False
-        self._unanswered = [*self._unanswered, *questions.lose_engine(blamed=end.blames)]
+        self._waiting.add(questions.lose_engine(blamed=end.blames))
         self.sessions.start_over()
         if end.cause == "memory":
             # It is loaded again when it fits.
             self._fail_for_now()
-        else:
+        elif self._default or self.spec.preload or not self.unused:
             self._load_again()
         self._around.changed()
 
@@ -448,6 +449,11 @@ class ModelHost:
     def _loaded_again(self, error: BaseException | None) -> None:
         if error is None:
             return
+        if isinstance(error, TooLarge):
+            # Others have taken its memory: it is loaded again when it fits.
+            self._failures = 0
+            self.could_not_load(error)
+            return
         log.error("%s could not be loaded again: %s", self.name, error, exc_info=_unexpected(error))
         if isinstance(error, EngineLost):
             # Another program has killed it: that says nothing about the next one.
@@ -463,27 +469,15 @@ class ModelHost:
         """As ``Questions.ask``, also before the model is loaded."""
         if self._questions is not None and not self.sessions.holds_back:
             return self._questions.ask(query, render, answered)
-        if len(self._unanswered) >= self.spec.config.max_queue:
+        if len(self._waiting.questions) >= self.spec.config.max_queue:
             raise too_many_questions(self.spec.config.max_queue)
-        self._wait()
         question = Question(query, render, answered)
-        self._unanswered = [*self._unanswered, question]
+        self._waiting.add([question])
         return question
 
-    def when_loaded(self, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
-        """Have it loaded, and call ``then`` once it is, or with the error. Returns what forgets it again."""
-        self._wait()
-        me = object()
-        self._awaiting[me] = then
-
-        def forget() -> None:
-            self._awaiting.pop(me, None)
-
-        return forget
-
-    def _wait(self) -> None:
-        if not self._unanswered and not self._awaiting:
-            self._unanswered_since = self._loop.now()
+    def when_loaded(self, then: Then) -> Callable[[], None]:
+        """As ``Waiting.when_loaded``, also if it is loaded: then in the next turn."""
+        return self._waiting.when_loaded(then)
 
     def collect(self) -> None:
         """Run the callbacks of the loading thread."""
@@ -497,13 +491,10 @@ class ModelHost:
             for _ in self.sessions.deliver():
                 continue
             return
-        if self._unanswered and not self.sessions.holds_back and not scheduler.trying:
-            unanswered, self._unanswered = self._unanswered, ()
-            questions.ask_again([one for one in unanswered if not one.forgotten])
-        if self._awaiting and not self.sessions.holds_back:
-            awaiting, self._awaiting = self._awaiting, {}
-            for then in awaiting.values():
-                then(None)
+        if not self.sessions.holds_back:
+            if not scheduler.trying:
+                questions.ask_again(self._waiting.take_questions())
+            self._waiting.tell_loaded()
         scheduler.pump()
         scheduler.deliver()
         if scheduler.eager:
@@ -529,7 +520,7 @@ class ModelHost:
     @property
     def unused(self) -> bool:
         """Whether nobody has or wants anything of it."""
-        asked = self._unanswered or self._awaiting or not (self._questions is None or self._questions.idle)
+        asked = self._waiting or not (self._questions is None or self._questions.idle)
         return not asked and not self.sessions.undelivered and not any(True for _ in self.sessions.running())
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -538,7 +529,6 @@ class ModelHost:
         """What the plan depends on."""
         given = [one for one in self.sessions.running() if not one.holds]
         waiting = [one for one in self.sessions.arrived if not one.holds]
-        questions = [one for one in self._unanswered if not one.forgotten]
         idle = len(given) == len(waiting) and (self._questions is None or self._questions.idle)
         since = min([one.waits_since for one in waiting], default=math.inf)
         if not idle or self.sessions.version != self._seen:
@@ -549,8 +539,8 @@ class ModelHost:
             needed_bytes=self.needed_bytes,
             state=self.state,
             idle=idle,
-            waiting=len(waiting) + len(questions) + len(self._awaiting),
-            waiting_since=min(since, self._unanswered_since if questions or self._awaiting else math.inf),
+            waiting=len(waiting) + len(self._waiting),
+            waiting_since=min(since, self._waiting.since),
             loaded_at=self._loaded_at,
             last_used_at=self._last_used_at,
             load_s=self._load_s,
@@ -559,6 +549,7 @@ class ModelHost:
             preload=self.spec.preload,
             idle_unload_s=self.spec.idle_unload,
             leaving=self._leaving,
+            default=self._default,
         )
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -568,7 +559,7 @@ class ModelHost:
         """Whether nothing runs, or nothing can."""
         if self._scheduler is None or self._questions is None:
             return True
-        return self._scheduler.idle and self._questions.idle and not self._unanswered
+        return self._scheduler.idle and self._questions.idle and not self._waiting.questions
 
     def put_away(self) -> bool:
         """Nothing runs any more: write to disk what was computed; returns whether that is done."""
@@ -576,10 +567,12 @@ class ModelHost:
 
     def refuse_waiting(self) -> None:
         """The daemon drains: fail what has not started."""
-        if self._scheduler is not None:
-            self._scheduler.refuse_waiting()
-        else:
+        if self._scheduler is None:
             self.fail_all(_shutting_down())
+            return
+        self._scheduler.refuse_waiting()
+        if self.sessions.holds_back:
+            self._waiting.fail_all(_shutting_down())
 
     def fail_running(self) -> None:
         """The time to drain is over."""
@@ -589,11 +582,12 @@ class ModelHost:
     def fail_all(self, error: RequestError) -> None:
         for session in list(self.sessions.running()):
             self.sessions.fail(session, error.copy())
-        for question in self._unanswered:
-            question.answered(error.copy())
-        awaiting, self._unanswered, self._awaiting = self._awaiting, (), {}
-        for then in awaiting.values():
-            then(error.copy())
+        self._waiting.fail_all(error)
+
+    def expire(self, seconds: float) -> None:
+        """Fail the requests that have taken longer, and questions that have waited longer for the model."""
+        self.sessions.expire(seconds)
+        self._waiting.expire(seconds)
 
     def stop(self) -> None:
         """It is not loaded, and won't be."""

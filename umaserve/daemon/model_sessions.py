@@ -68,7 +68,7 @@ class ModelSessions:
 
     def expire(self, seconds: float) -> None:
         for host in self._models:
-            host.sessions.expire(seconds)
+            host.expire(seconds)
 
     def running(self) -> Iterator[Session]:
         """Those of each model, the oldest first."""

@@ -85,7 +85,8 @@ class Models:
         self.default = self._hosts[catalogue.default.name]
 
     def _new_host(self, spec: ModelSpec) -> ModelHost:
-        return ModelHost(spec, SessionManager(self._admit, self._loop.now, self._ended), self._around)
+        sessions = SessionManager(self._admit, self._loop.now, self._ended)
+        return ModelHost(spec, sessions, self._around, default=spec.name == self._catalogue.default.name)
 
     # -- which model ---------------------------------------------------------------------------------------------
 
