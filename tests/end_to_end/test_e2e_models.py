@@ -6,19 +6,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import shutil
 import signal
+import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from daemon import ANSWER_S, FAR_FROM_A_TIE, Daemon
+from daemon import FAR_FROM_A_TIE, Daemon
 from generate_wire import COUNTING, Conversation, text_of
 from minilm import write_minilm
 from tiny_models import tiny_model
 
+from bench.soak import Soak
 from umaserve.settings.model_files import default_model
 
 DEFAULT = Path(default_model()).stem
@@ -62,11 +66,13 @@ def wait_for_state(daemon: Daemon, name: str, *wanted: str) -> None:
     daemon.wait_for(lambda _metrics: states(daemon)[name] in wanted)
 
 
-def end(daemon: Daemon) -> None:
-    """It ends as it should, and leaves nothing behind."""
-    running = engines(daemon)
-    assert daemon.stop() == 0, daemon.logs
-    assert not [pid for pid in running if Path(f"/proc/{pid}").exists()], "the engines' processes end with the daemon"
+def end(daemon: Daemon, within_s: float = 30) -> None:
+    """It ends as it should, and its engines with it."""
+    running = [os.pidfd_open(pid) for pid in engines(daemon)]
+    assert daemon.stop(timeout=within_s) == 0, daemon.logs
+    for engine in running:
+        assert select.select([engine], [], [], 5)[0], "an engine's process is left"
+        os.close(engine)
     assert "Traceback" not in daemon.logs, daemon.logs
     assert "Exception" not in daemon.logs, daemon.logs
 
@@ -83,7 +89,7 @@ def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
 
 
 def post(daemon: Daemon, path: str, **body: object) -> httpx.Response:
-    return httpx.post(f"http://{daemon.http}{path}", json=body, timeout=ANSWER_S)
+    return httpx.post(f"http://{daemon.http}{path}", json=body, timeout=30)
 
 
 def by_openai(daemon: Daemon, model: str) -> tuple[str, str]:
@@ -272,3 +278,176 @@ def test_a_crash_is_not_told_to_the_other_models_clients(served: Daemon) -> None
         told += client.until("completion", "error")
     types = [message["type"] for message in told]
     assert set(types[types.index("token") :]) == {"token", "completion"}
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def streaming(daemon: Daemon) -> Iterator[None]:
+    """Beside a stream of the default model, which must end whole."""
+    with daemon.connect() as wire:
+        wire.send({"id": "beside", "prompt": COUNT, "max_tokens": 60})
+        wire.receive_until("token")
+        yield
+        rest = wire.receive_all()
+    assert rest[-1]["event"] == "eos", rest[-1]
+    assert [event["event"] for event in rest[:-1]] == ["token"] * 59
+
+
+def new_engine(daemon: Daemon, before: list[int]) -> int:
+    """The process that was started last, as soon as it is there."""
+    found: list[int] = []
+
+    def there(_metrics: dict) -> bool:
+        found[:] = [pid for pid in engines(daemon) if pid not in before]
+        return bool(found)
+
+    daemon.wait_for(there)
+    return found[0]
+
+
+@pytest.fixture
+def fresh(folder: Path, tmp_path: Path) -> Iterator[Daemon]:
+    """Has loaded the default model only."""
+    daemon = Daemon(tmp_path, *FLAGS, "--models-dir", str(folder), "--drain-timeout", "2", env=ONE_THREAD)
+    yield daemon
+    if daemon.process.poll() is None:
+        end(daemon)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.8])
+def test_an_engine_that_is_killed_while_it_loads_is_started_again(fresh: Daemon, after_s: float) -> None:
+    before = engines(fresh)
+    with streaming(fresh), ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(by_openai, fresh, "twin")
+        questioned = pool.submit(post, fresh, "/tokenize", model="twin", content="a cat")
+        pid = new_engine(fresh, before)
+        time.sleep(after_s)
+        os.kill(pid, signal.SIGKILL)
+        assert asked.result()[0] == "twin"
+        assert questioned.result().status_code == 200
+    assert engines(fresh)[0] == before[0], "the default model's goes on"
+    assert len(engines(fresh)) == 2
+
+
+def test_a_file_that_ends_llama_cpp_fails_its_own_requests_alone(folder: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    whole = Path(tiny_model(models / "broken.gguf", "llama")).read_bytes()
+    count = b"llama.block_count" + struct.pack("<I", 4)
+    (models / "broken.gguf").write_bytes(whole.replace(count + struct.pack("<I", 2), count + struct.pack("<I", 0)))
+    daemon = Daemon(tmp_path, *FLAGS, "--models-dir", str(models), env=ONE_THREAD)
+    with streaming(daemon), ThreadPoolExecutor(3) as pool:
+        replies = [
+            pool.submit(post, daemon, path, model="broken", **body)
+            for path, body in (
+                ("/v1/completions", {"prompt": "Hi"}),
+                ("/v1/embeddings", {"input": "Hi"}),
+                ("/api/generate", {"prompt": "Hi"}),
+            )
+        ]
+        assert [reply.result().status_code for reply in replies] == [503, 503, 503]
+    assert "Retry-After" in replies[0].result().headers
+    assert states(daemon)["broken"] == "unloaded"
+    assert "broken.gguf: llama.cpp can't take it" in daemon.logs
+    assert len(engines(daemon)) == 1
+    end(daemon)
+
+
+def test_who_leaves_while_a_model_loads_leaves_nothing_behind(fresh: Daemon) -> None:
+    before, open_before = engines(fresh), descriptors(fresh)
+    asked = {"model": "twin", "prompt": "Hi", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with fresh.connect() as wire, httpx.Client(base_url=f"http://{fresh.http}", timeout=0.2) as client:
+        wire.send({"id": "leaves", **asked})
+        bodies = {"/v1/completions": asked, "/v1/embeddings": {"model": "twin", "input": "Hi"}, "/api/generate": asked}
+        pid = None
+        for path, body in bodies.items():
+            with contextlib.suppress(httpx.ReadTimeout), client.stream("POST", path, json=body) as reply:
+                reply.read()
+            pid = pid or new_engine(fresh, before)
+            os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+    wait_for_state(fresh, "twin", "loaded", "unloaded")
+    assert fresh.wait_until_quiet()["tokens_generated_total"] < 10
+    assert by_openai(fresh, "twin")[0] == "twin"
+    fresh.wait_for(lambda _metrics: descriptors(fresh) == open_before + 7 * (len(engines(fresh)) - 1))
+
+
+def test_the_time_for_a_request_is_over_while_its_model_loads(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, *FLAGS, "--models-dir", str(folder), "--request-timeout", "2", env=ONE_THREAD)
+    before = engines(daemon)
+    with ThreadPoolExecutor(4) as pool:
+        replies = [
+            pool.submit(post, daemon, path, model="twin", **body)
+            for path, body in (
+                ("/v1/completions", {"prompt": "Hi"}),
+                ("/v1/embeddings", {"input": "Hi"}),
+                ("/api/generate", {"prompt": "Hi"}),
+                ("/tokenize", {"content": "Hi"}),
+            )
+        ]
+        pid = new_engine(daemon, before)
+        os.kill(pid, signal.SIGSTOP)
+        assert [reply.result().status_code for reply in replies] == [504] * 4
+    os.kill(pid, signal.SIGCONT)
+    assert by_openai(daemon, "twin")[0] == "twin"
+    end(daemon)
+
+
+@pytest.mark.parametrize("how", ["runs", "hangs"])
+def test_the_daemon_ends_in_the_middle_of_a_load(fresh: Daemon, how: str) -> None:
+    before = engines(fresh)
+    with fresh.connect() as wire:
+        wire.send({"id": "waits", "model": "twin", "prompt": "Hi"})
+        pid = new_engine(fresh, before)
+        if how == "hangs":
+            os.kill(pid, signal.SIGSTOP)
+        end(fresh)
+        assert wire.receive_until("error")["code"] == "E_SHUTDOWN"
+
+
+@pytest.mark.parametrize("how", ["runs", "hangs", "is killed"])
+def test_the_daemon_ends_in_the_middle_of_an_unload(fresh: Daemon, how: str) -> None:
+    by_openai(fresh, "twin")
+    pid = engine_of(fresh, "twin.gguf")
+    if how == "hangs":
+        os.kill(pid, signal.SIGSTOP)
+    post(fresh, "/models/unload", model="twin").raise_for_status()
+    if how == "is killed":
+        os.kill(pid, signal.SIGKILL)
+    end(fresh)
+
+
+# -- memory for two --------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_stream_makes_way_and_goes_on_later(folder: Path, tmp_path: Path) -> None:
+    settings = ONE_THREAD | {"BOX_MIB": "400"}
+    flags = (*FLAGS, "--models-dir", str(folder), "--memory-reserve", "0")
+    daemon = Daemon(tmp_path, *flags, env=settings, program=("-m", "bench.small_box"), cwd=Path(__file__).parents[2])
+    with Conversation(daemon) as client:
+        client.config(COUNTING, max_tokens=60, temperature=0)
+        expected = text_of(client.until("completion", "error"))
+    with Conversation(daemon) as client:
+        client.config(COUNTING, max_tokens=60, temperature=0)
+        told = client.until("token")
+        client.control("pause")
+        told += client.until("pause")
+        assert by_openai(daemon, "twin")[0] == "twin"
+        assert states(daemon) | {DEFAULT: "unloaded", "twin": "loaded"} == states(daemon)
+        client.control("resume")
+        told += client.until("completion", "error")
+    assert told[-1]["type"] == "completion"
+    assert text_of(told) == expected
+    end(daemon)
+
+
+def test_no_request_is_lost_while_models_take_turns_and_engines_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMA_THREADS", "1")
+    soak = Soak(seed=1)
+    soak.run(requests=30, clients=6, kill_every_s=3.0)
+    assert soak.wrong == []
+    assert soak.answered == 30
+    assert soak.killed >= 3
+    assert len(soak.engines) > 4, "models took turns"
