@@ -316,7 +316,7 @@ def fresh(folder: Path, tmp_path: Path) -> Iterator[Daemon]:
         end(daemon)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("after_s", [0.0, 0.6])
 def test_an_engine_that_is_killed_while_it_loads_is_started_again(fresh: Daemon, after_s: float) -> None:
     before = engines(fresh)
     with streaming(fresh), ThreadPoolExecutor(2) as pool:
@@ -446,8 +446,8 @@ def test_a_paused_stream_makes_way_and_goes_on_later(folder: Path, tmp_path: Pat
 def test_no_request_is_lost_while_models_take_turns_and_engines_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMA_THREADS", "1")
     soak = Soak(seed=1)
-    soak.run(requests=30, clients=6, kill_every_s=3.0)
+    soak.run(requests=24, clients=6, kill_every_s=3.0)
     assert soak.wrong == []
-    assert soak.answered == 30
+    assert soak.answered == 24
     assert soak.killed >= 3
     assert len(soak.engines) > 4, "models took turns"
