@@ -95,7 +95,7 @@ class StandInEngine:
 
 
 class StandInHandle:
-    """Implements ``daemon.model_host.EngineHandle`` for it, in this process."""
+    """Implements ``daemon.engine_place.EngineHandle`` for it, in this process."""
 
     life = None
     pid = os.getpid()

@@ -39,7 +39,7 @@ class ClosableEngine(StandInEngine):
 
 
 class StandInHandle:
-    """Implements ``daemon.model_host.EngineHandle``, in a box with only so much memory."""
+    """Implements ``daemon.engine_place.EngineHandle``, in a box with only so much memory."""
 
     def __init__(self, box: Box, spec: ModelSpec) -> None:
         self.pid = next(box.pids)

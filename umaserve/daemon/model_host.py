@@ -6,18 +6,16 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from umaserve.daemon.engine_place import EnginePlace, NewEngine
 from umaserve.daemon.engine_threads import EngineThreads
 from umaserve.daemon.model_waiting import Then, Waiting
 from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge
 from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
-from umaserve.net.loop import READ, Loop
+from umaserve.net.loop import Loop
 from umaserve.outputs import Loading, ModelInfo
 from umaserve.remote.process import End
 from umaserve.serving import residency_snapshot as residency
@@ -32,16 +30,12 @@ from umaserve.serving.residency_snapshot import State
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Allowance, Engine, EngineLost
-from umaserve.settings.daemon import Config
 from umaserve.settings.models import ModelSpec
 from umaserve.system.cores import CoreCounter
 from umaserve.system.memory import resident_bytes
-from umaserve.system.progress import ProgressBar
-from umaserve.system.threads import JobThread
 
 log = logging.getLogger(__name__)
 
-PROGRESS_S = 0.1
 MAX_PAUSE_S = 60.0
 """Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
 PATIENCE = 3
@@ -52,42 +46,6 @@ BESIDES_WEIGHTS = 256 << 20
 """Bytes: a guess at what a model takes besides its files, until it has been loaded."""
 READ_RATE = 500e6
 """Bytes of weights loaded a second: the same."""
-
-
-class LoadedEngine(Engine, Protocol):
-    """An engine that can be closed."""
-
-    def close(self) -> None: ...
-
-
-class EngineHandle(Protocol):
-    """A place for an engine to be loaded in; made on the loop's thread."""
-
-    @property
-    def pid(self) -> int:
-        """Of the process that computes."""
-
-    @property
-    def life(self) -> socket.socket | None:
-        """Readable once the engine has ended; ``None`` if it ends with this process."""
-
-    def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> LoadedEngine:
-        """Load the model: once, on a thread of its own. ``progress`` takes how much is loaded, from 0 to 1, and says
-        whether to go on. Raises ``ModelError``, ``TooLarge`` where the ``allowance`` is too small for it, and
-        ``EngineLost`` where another program has killed it."""
-
-    def kill(self) -> None:
-        """It does not return from a call."""
-
-    def end(self) -> End:
-        """How it has ended."""
-
-    def close(self) -> None:
-        """Free what is left, the engine included."""
-
-
-NewEngine = Callable[[ModelSpec], EngineHandle]
-"""Raises ``ConfigError`` where a file that the settings name can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +84,12 @@ class ModelHost:
         """The memory that it takes, as far as is known."""
         self._around = around
         self._loop = around.loop
-        self._loading_thread: JobThread | None = None
-        """For loading and closing; none before the first load."""
+        self._place = EnginePlace(spec, around.loop, around.new_engine, around.wanted, self._lost)
         self._loading = False
         self._unload_until: float | None = None
         """While it is being unloaded: when that is to be done."""
         self._leaving = False
         """Whether the operator wants it unloaded."""
-        self._handle: EngineHandle | None = None
-        self._engine: LoadedEngine | None = None
         self._jobs: Sequence[EngineJobs] = ()
         self._suspects: Sequence[Session] = ()
         """The sessions that the latest engine may have crashed on."""
@@ -154,8 +109,6 @@ class ModelHost:
         self._last_used_at = -math.inf
         self._seen = 0
         """``SessionManager.version`` when it was last looked at."""
-        self.progress = 0.0
-        self._bar = ProgressBar(f"loading {spec.name}", sys.stderr)
 
     @property
     def name(self) -> str:
@@ -174,7 +127,12 @@ class ModelHost:
     @property
     def pids(self) -> Sequence[int]:
         """The processes that compute for it."""
-        return () if self._handle is None or self._handle.life is None else (self._handle.pid,)
+        return self._place.pids
+
+    @property
+    def progress(self) -> float:
+        """How much of it is loaded, from 0 to 1."""
+        return self._place.progress
 
     @property
     def last_used_at(self) -> float:
@@ -227,55 +185,24 @@ class ModelHost:
 
     def _begin_loading(self) -> None:
         self._loading = True
-        self.progress = 0.0
+        self._place.progress = 0.0
         self._started_at = self._loop.now()
 
     def _load(self, done: Callable[[BaseException | None], None]) -> None:
-        try:
-            self._handle = handle = self._around.new_engine(self.spec)
-        except ConfigError as error:
+        def loaded(result: Engine | BaseException) -> None:
             self._loading = False
-            done(error)
-            return
-
-        def on_progress(fraction: float) -> bool:
-            self.progress = fraction
-            return self._around.wanted()
-
-        def on_loaded(result: LoadedEngine | BaseException) -> None:
-            self._loading = False
-            self._bar.clear()
             if isinstance(result, BaseException):
-                self._handle = None
-                handle.close()
                 done(result)
-            else:
-                self._engine = result
-                if self._around.wanted():
-                    self._serve(result)
-                    self._watch(handle)
-                    done(None)
+            elif self._around.wanted():
+                self._serve(result)
+                done(None)
             self._around.changed()
 
-        self._show_progress()
         beside = any(pid not in self.pids for pid in self._around.children())
-        allowance = Allowance(self._around.available_bytes(), beside)
-        self._thread.submit(lambda: handle.load(self.spec.config, allowance, on_progress), on_loaded)
+        self._place.load(Allowance(self._around.available_bytes(), beside), loaded)
 
-    @property
-    def _thread(self) -> JobThread:
-        if self._loading_thread is None:
-            self._loading_thread = JobThread("loading", self._loop.wake, max_s=math.inf)
-        return self._loading_thread
-
-    def _show_progress(self) -> None:
-        if self._loading:
-            self._bar.show(self.progress)
-            self._loop.call_later(PROGRESS_S, self._show_progress)
-
-    def _serve(self, engine: LoadedEngine) -> None:
+    def _serve(self, engine: Engine) -> None:
         config, around = self.spec.config, self._around
-        self.progress = 1.0
         self.info = replace(engine.info, name=self.name)
         self._loaded_at = self._loop.now()
         self._load_s = self._loaded_at - self._started_at
@@ -341,35 +268,25 @@ class ModelHost:
         self.sessions.holds_back = True
 
     def _unload(self) -> None:
-        handle, engine, scheduler, questions = self._handle, self._engine, self._scheduler, self._questions
-        assert handle is not None
+        scheduler, questions = self._scheduler, self._questions
         assert scheduler is not None
-        assert engine is not None
         assert questions is not None
-        if handle.life is not None:
-            self._loop.set_interest(handle.life, 0, _nothing)
         self._leave(scheduler)
         self._waiting.add(questions.lose_engine(blamed=False))
-        self._engine = self._scheduler = self._questions = None
+        self._scheduler = self._questions = None
         self._suspects = ()
         self._failures = 0
         # Those that are held go on once it is loaded again.
         self.sessions.start_over()
         self._seen = self.sessions.version
 
-        def close() -> None:
-            engine.close()
-            handle.close()
-
-        def closed(result: BaseException | None) -> None:
-            assert result is None
-            self._handle = self._unload_until = None
+        def closed() -> None:
+            self._unload_until = None
             self.sessions.holds_back = False
             log.info("unloaded", extra={"fields": {"model": self.name}})
             self._around.changed()
 
-        # Memory is not free at once.
-        self._thread.submit(close, closed)
+        self._place.close(closed)
 
     def _leave(self, scheduler: Scheduler) -> None:
         """The engine gets no more work."""
@@ -380,24 +297,11 @@ class ModelHost:
 
     # -- the engine is lost --------------------------------------------------------------------------------------
 
-    def _watch(self, handle: EngineHandle) -> None:
-        life = handle.life
-        if life is None:
-            return
-
-        def on_end(_events: int) -> None:
-            self._loop.set_interest(life, 0, on_end)
-            self._lost(handle)
-
-        self._loop.set_interest(life, READ, on_end)
-
-    def _lost(self, handle: EngineHandle) -> None:
+    def _lost(self, end: End) -> None:
         """Have all that the engine had in work done by another one."""
         scheduler, questions = self._scheduler, self._questions
-        assert scheduler is not None
-        assert questions is not None
-        end = handle.end()
-        handle.close()
+        if scheduler is None or questions is None:
+            return  # The daemon drains, and had no use for it any more.
         self._leave(scheduler)
         self._around.metrics.observe_crash(end.cause)
         self._crashes += 1
@@ -407,8 +311,7 @@ class ModelHost:
         log.error("the engine's process %s", end.words, extra={"fields": about})
         if not end.blames or scheduler.tokens_generated:
             self._failures = 0
-        self._handle = self._engine = self._scheduler = self._questions = None
-        self._unload_until = None
+        self._scheduler = self._questions = self._unload_until = None
         self._leaving = self.sessions.holds_back = False
         self._waiting.add(questions.lose_engine(blamed=end.blames))
         self.sessions.start_over()
@@ -422,12 +325,12 @@ class ModelHost:
     def end_if_it_hangs(self) -> None:
         """End an engine that does not return from a tick or another call, as if it had crashed. Loading, and a slow
         disk, take as long as they may."""
-        handle, scheduler, timeout_s = self._handle, self._scheduler, self.spec.config.engine_timeout
-        if handle is None or handle.life is None or scheduler is None or not timeout_s:
+        scheduler, timeout_s = self._scheduler, self.spec.config.engine_timeout
+        if scheduler is None or not timeout_s:
             return
         if scheduler.hangs(timeout_s) or any(jobs.stuck for jobs in self._jobs):
             log.error("the engine of %s does not return from a call", self.name)
-            handle.kill()
+            self._place.kill()
 
     def _load_again(self) -> None:
         if not self._around.wanted():
@@ -480,9 +383,8 @@ class ModelHost:
         return self._waiting.when_loaded(then)
 
     def collect(self) -> None:
-        """Run the callbacks of the loading thread."""
-        if self._loading_thread is not None:
-            self._loading_thread.collect()
+        """Run the callbacks of what was loaded or closed."""
+        self._place.collect()
 
     def end_turn(self) -> None:
         """Plan and submit the next tick, then deliver outputs to clients."""
@@ -591,16 +493,11 @@ class ModelHost:
 
     def stop(self) -> None:
         """It is not loaded, and won't be."""
-        if self._loading_thread is not None:
-            self._loading_thread.stop(0.0)
+        self._place.stop()
 
     def close(self) -> None:
         """After the threads have ended."""
-        self.collect()
-        if self._engine is not None:
-            self._engine.close()
-        if self._handle is not None:
-            self._handle.close()
+        self._place.end()
 
     def totals(self) -> Mapping[str, int]:
         """What the model has done since the start."""
@@ -634,5 +531,5 @@ def _unexpected(error: BaseException) -> BaseException | None:
     return None if isinstance(error, ConfigError | ModelError | EngineLost) else error
 
 
-def _nothing(_events: int = 0) -> None:
+def _nothing() -> None:
     """Does nothing: scheduling it makes the loop turn once more."""

@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.engine_threads import EngineThreads
-from umaserve.daemon.model_host import ModelHost, NewEngine, Surroundings
+from umaserve.daemon.model_host import ModelHost, Surroundings
 from umaserve.errors import Fault, ModelNotFound, RequestError
 from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics

@@ -14,10 +14,10 @@ from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
 from umaserve.daemon.catalogue_watch import CatalogueWatch
 from umaserve.daemon.detached import Detached
+from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.housekeeping import keep_house
-from umaserve.daemon.model_host import NewEngine
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.daemon.relay_links import DaemonLinks

@@ -59,7 +59,7 @@ class RemoteEngine:
         speaker: Samples | None = None,
     ) -> None:
         """Have the model loaded, and the voice of ``tts_model``, whose default speaker is ``speaker``. Raises
-        ``ModelError``. ``progress`` is as in ``daemon.model_host.EngineHandle``."""
+        ``ModelError``. ``progress`` is as in ``daemon.engine_place.EngineHandle``."""
         self._channels = channels
         self._unused = list(reversed(channels))
         self._mine = threading.local()

@@ -74,7 +74,7 @@ class EngineProcess:
         return self._process.pid
 
     def load(self, config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> RemoteEngine:
-        """As in ``daemon.model_host.EngineHandle``."""
+        """As in ``daemon.engine_place.EngineHandle``."""
         speaker = None if self._voice is None else self._voice.own
         try:
             engine = RemoteEngine(self._channels, config, self._chat_template, allowance, progress, speaker)
