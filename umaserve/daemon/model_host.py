@@ -42,8 +42,9 @@ PATIENCE = 3
 """Trials that requests wait for: of a lost engine, and where it is not the model's fault that it was not loaded."""
 PUT_AWAY_S = 10.0
 """How long an unloaded model may take to write to disk what it has computed."""
-BESIDES_WEIGHTS = 256 << 20
-"""Bytes: a guess at what a model takes besides its files, until it has been loaded."""
+BESIDES_WEIGHTS = 32 << 20
+"""Bytes: a low guess at what a model takes besides its files. Where it takes more than there is, its engine says so
+before it is loaded; a model that is thought to need too much would be refused."""
 READ_RATE = 500e6
 """Bytes of weights loaded a second: the same."""
 
@@ -358,10 +359,8 @@ class ModelHost:
             self.could_not_load(error)
             return
         log.error("%s could not be loaded again: %s", self.name, error, exc_info=_unexpected(error))
-        if isinstance(error, EngineLost):
-            # Another program has killed it: that says nothing about the next one.
-            self._failures = 0
-        if self._failures >= PATIENCE:
+        # One that another program has killed says nothing about the next one.
+        if self._failures >= PATIENCE and not isinstance(error, EngineLost):
             problem = "the model could not be loaded again: see the server's log"
             self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", problem, retry_after_s=MAX_PAUSE_S))
         self._load_again()
