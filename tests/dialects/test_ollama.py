@@ -50,7 +50,7 @@ from umaserve.outputs import (
     Waiting,
 )
 from umaserve.wire.fields import Fields
-from umaserve.wire.http_head import Refusal, Request
+from umaserve.wire.http_head import Request
 
 LIMITS = RequestLimits(max_prompt_bytes=200, max_tokens=100)
 FACTS = replace(
@@ -563,12 +563,8 @@ def test_ollamas_clients_find_a_server_at_the_root(agent: str, found: bool) -> N
     root = routes()["/"]
     assert root.methods == ("GET", "HEAD")
     assert root.public
-    if found:
-        assert root.endpoint.make(FACTS, request) == (200, "text/plain; charset=utf-8", b"Ollama is running")
-        return
-    with pytest.raises(Refusal, match=r"path: there is no /: see /openapi\.json") as caught:
-        root.endpoint.make(FACTS, request)
-    assert caught.value.status == 404
+    answer = (200, [("Content-Type", "text/plain; charset=utf-8")], b"Ollama is running")
+    assert (root.endpoint.make(request) == answer) == found
 
 
 # -- embeddings --------------------------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ def url_of(path: str, http: httpx.Client) -> str:
     if "{response_id}" in path:
         kept = http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1})
         return path.replace("{response_id}", kept.json()["id"])
+    if "{file}" in path:
+        return path.replace("{file}", "main.js")
     return path if "{" not in path else path.replace("{model}", http.get("/v1/models").json()["data"][0]["id"])
 
 

@@ -62,7 +62,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 
 ROUTES = routes(debug_echo=True)
-PUBLIC = ["/", "/health", "/v1/health"]
+PUBLIC = ["/", "/health", "/v1/health", "/page/{file}"]
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -83,8 +83,8 @@ def test_every_route_but_the_public_ones_needs_a_key(keyed: Keyed, path: str):
 
     assert route.public == (path in PUBLIC)
     if route.public:
-        # The root has a page for Ollama's clients only.
-        assert status({}) == status({"Authorization": "Bearer x"}) == (404 if path == "/" else 200)
+        # The page is made of files with other names.
+        assert status({}) == status({"Authorization": "Bearer x"}) == (404 if path == "/page/{file}" else 200)
         return
     # A browser's page may open the conversation, and has to show its key there.
     assert status({}) == (101 if isinstance(route.endpoint, Conversation) else 401)

@@ -1,19 +1,21 @@
-"""The daemon's own pages: health, metrics, the OpenAPI document, the voice's reference recording."""
+"""The daemon's own pages: health, metrics, the OpenAPI document, the voice's reference recording, and the root."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import resources
 
 import orjson
 
+from umaserve.daemon import web_page
 from umaserve.daemon.routes import DIALECTS, openapi
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import JSON, Echo, Facts, HttpDialect, Page, Route
+from umaserve.dialects.http import JSON, Document, Echo, Facts, HttpDialect, Page, Route
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.metrics import PROMETHEUS
-from umaserve.wire.http_head import Refusal, Request
+from umaserve.wire.http_head import Headers, Request
 
 _OPENAPI = resources.files(__package__).joinpath("openapi.json").read_bytes()
 DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
@@ -23,11 +25,16 @@ DOCUMENT = openapi([*(dialect.openapi for dialect in DIALECTS), _OPENAPI])
 def own_pages(services: Services) -> HttpDialect:
     """Their routes; ``/debug/echo`` is among them only with ``--debug-echo``."""
 
-    def root(_facts: Facts, request: Request) -> tuple[int, str, bytes]:
-        # Anthropic's clients probe with HEAD.
-        if request.method != "HEAD" and not (request.header("user-agent") or "").startswith("ollama"):
-            raise Refusal(404, "path: there is no /: see /openapi.json")
-        return 200, "text/plain; charset=utf-8", b"Ollama is running"  # What its clients look for.
+    def root(request: Request) -> tuple[int, Headers, bytes]:
+        if (request.header("user-agent") or "").startswith("ollama"):
+            return (
+                200,
+                [("Content-Type", "text/plain; charset=utf-8")],
+                b"Ollama is running",
+            )  # What its clients look for.
+        if services.config.page and web_page.wanted(request):
+            return web_page.index(request)
+        return 200, [("Content-Type", JSON), ("Vary", "Accept")], paths
 
     def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         if services.models.default.info is None:
@@ -52,13 +59,22 @@ def own_pages(services: Services) -> HttpDialect:
         return 200, JSON, services.ref_audio.reply()
 
     routes = {
-        "/": Route("GET", Page(root), public=True),
+        "/": Route("GET", Document(root), public=True),
         "/health": Route("GET", Page(health), public=True),
         "/v1/health": Route("GET", Page(health), public=True),
         "/metrics": Route("GET", Page(metrics)),
         "/openapi.json": Route("GET", Page(document)),
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),
     }
+    if services.config.page:
+        routes["/page/{file}"] = Route("GET", Document(web_page.file), public=True)
     if services.config.debug_echo:
         routes["/debug/echo"] = Route("GET", Echo())
+    paths = _paths([*(dialect.routes for dialect in DIALECTS), routes])
     return HttpDialect("http", routes, ERRORS)
+
+
+def _paths(tables: Sequence[Mapping[str, Route]]) -> bytes:
+    """What a program finds at the root: all paths, with their methods."""
+    methods = {path: route.methods for table in tables for path, route in table.items()}
+    return orjson.dumps({"openapi": "/openapi.json", "paths": dict(sorted(methods.items()))})

@@ -14,6 +14,7 @@ from umaserve.daemon.services import Services
 from umaserve.daemon.websocket import WebSocketConnection
 from umaserve.dialects.http import (
     Conversation,
+    Document,
     Echo,
     EngineQuestion,
     ErrorReply,
@@ -89,6 +90,8 @@ class DaemonSite:
             case Page() as page:
                 status, content_type, body = page.make(self._services.facts(caller), request)
                 connection.respond(status, [("Content-Type", content_type)], body)
+            case Document() as document:
+                connection.respond(*document.make(request))
             case EngineQuestion() | TextReply() | FormReply() | SpeechReply() as endpoint:
                 facts, errors, headers = self._services.facts(caller), found.dialect.errors, dict(request.headers)
                 exchange = new_exchange(

@@ -237,6 +237,13 @@ class OperatorsPage(Page):
 
 
 @dataclass(frozen=True, slots=True)
+class Document:
+    """As ``Page``, for browsers: ``make`` returns status, headers and body."""
+
+    make: Callable[[Request], tuple[int, Headers, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A query to the engine, and how its answer is rendered."""
 
@@ -334,7 +341,7 @@ class Route:
     """A path's method and endpoint. ``public``: no key is needed."""
 
     method: str
-    endpoint: Page | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo
+    endpoint: Page | Document | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo
     public: bool = False
     also: Route | None = None
     """What answers another method at the same path."""

@@ -127,6 +127,7 @@ class Config:
         "http",
         "sound file of the default voice to clone, which clients can fetch; empty: none",
     )
+    page: bool = setting(True, switch(), "http", "serve a page for browsers at /, to talk to the models")
     slots_prompts: bool = setting(False, switch(), "http", "show the prompts of all clients in /slots")
     llama_metrics: bool = setting(False, switch(), "http", "add metrics with llama-server's names to /metrics")
     debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance tests")

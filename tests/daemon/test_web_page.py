@@ -1,0 +1,79 @@
+"""Who gets the page at the root, and how its files are served."""
+
+from __future__ import annotations
+
+import pytest
+from routes import routes
+
+from umaserve.daemon.web_page import FILES, wanted
+from umaserve.wire.http_head import Refusal, Request
+
+BROWSERS = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+
+
+def ask(path: str, headers: dict[str, str] | None = None, **settings):
+    """Status, headers and body of what the daemon with these settings has at the path."""
+    table = routes(**settings)
+    route = table["/"] if path == "/" else table["/page/{file}"]
+    status, found, body = route.endpoint.make(Request("GET", path, {}, tuple((headers or {}).items()), b""))
+    return status, dict(found), body
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_wanted"),
+    [
+        (BROWSERS, True),
+        ("text/html", True),
+        ("TEXT/HTML; q=0.5", True),
+        ("application/json;q=0.4, text/html;q=0.5", True),
+        ("*/*", False),
+        ("", False),
+        ("application/json", False),
+        ("text/html;q=0", False),
+        ("text/html;q=0.4, application/json", False),
+        ("text/html;q=many", False),
+        (",;,q=", False),
+    ],
+)
+def test_a_client_that_shows_pages_gets_the_page(accept: str, is_wanted: bool):
+    assert wanted(Request("GET", "/", {}, (("accept", accept),), b"")) == is_wanted
+
+
+def test_programs_get_the_paths():
+    for status, headers, body in (ask("/"), ask("/", {"accept": BROWSERS}, page=False)):
+        assert (status, headers["Content-Type"], headers["Vary"]) == (200, "application/json", "Accept")
+        assert b'"/v1/chat/completions":["POST"]' in body
+    assert "/page/{file}" not in routes(page=False)
+
+
+def test_nothing_but_its_own_files_acts_in_the_page():
+    status, headers, body = ask("/", {"accept": BROWSERS})
+    assert (status, body) == (200, FILES["index.html"].body)
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+    assert (policy["default-src"], policy["script-src"], policy["connect-src"]) == ("'none'", "'self'", "'self'")
+    assert not any(word in headers["Content-Security-Policy"] for word in ("unsafe", "*", "http"))
+    assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_is_served_and_not_sent_again(name: str):
+    status, headers, body = ask(f"/page/{name}")
+    assert (status, headers["Cache-Control"]) == (200, "no-cache")
+    assert headers["Content-Type"].split(";")[0] in ("text/html", "text/css", "text/javascript", "image/svg+xml")
+    assert len(body) > 0
+    for known in (headers["ETag"], f'"other", W/{headers["ETag"]}', "*"):
+        assert ask(f"/page/{name}", {"if-none-match": known})[::2] == (304, b"")
+    assert ask(f"/page/{name}", {"if-none-match": '"other"'})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["", "nothing.js", "../web_page.py", "chat", "chat/", "/etc/passwd", "MAIN.JS", "main.js/"]
+)
+def test_nothing_else_is_served(name: str):
+    with pytest.raises(Refusal) as refused:
+        ask(f"/page/{name}")
+    assert refused.value.status == 404
+
+
+def test_what_is_shown_first_is_small():
+    assert sum(len(file.body) for file in FILES.values()) < 100_000

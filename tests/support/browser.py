@@ -1,0 +1,87 @@
+"""The system's Chromium, driven by Selenium: for the tests of the page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.support.ui import WebDriverWait
+
+DRIVER = shutil.which("chromedriver")
+BROWSER = shutil.which("chromium")
+MISSING = "there is no Debian chromium with chromium-driver here: scripts/browser installs them"
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+WAIT_S = 60
+
+
+class Browser:
+    """One browser with a profile of its own."""
+
+    def __init__(self, profile: Path, *flags: str):
+        assert DRIVER is not None, MISSING
+        assert BROWSER is not None, MISSING
+        options = ChromeOptions()
+        options.binary_location = BROWSER
+        for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1280,800", *flags):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = Chrome(options=options, service=ChromeService(DRIVER))
+        self.driver.set_script_timeout(WAIT_S)
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def open(self, http: str, view: str = "chat") -> None:
+        """Open the page of the daemon at HOST:PORT, and wait until it is there."""
+        self.driver.get(f"http://{http}/#{view}")
+        self.wait(lambda: self.one(".view > *"))
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        """What ``condition`` returns once that is true."""
+        return WebDriverWait(self.driver, WAIT_S, 0.05).until(lambda _: condition())
+
+    def js(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def module(self, script: str, *values: Any) -> Any:
+        """What an asynchronous script returns, which may import the page's modules and has ``values``."""
+        run = f"(async (values) => {{ {script} }})(arguments[0]).then(arguments[1], (e) => arguments[1](`${{e}}`))"
+        return self.driver.execute_async_script(run, list(values))
+
+    def all(self, selector: str) -> list[Any]:
+        return self.driver.find_elements("css selector", selector)
+
+    def one(self, selector: str) -> Any:
+        """The first element, or ``None``."""
+        return next(iter(self.all(selector)), None)
+
+    def text(self, selector: str) -> str:
+        """All text of the first element, whether it is to be seen or not; empty without one."""
+        return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+
+    def press(self, name: str) -> None:
+        """Click the button with this name that can be clicked."""
+
+        def button() -> Any:
+            script = (
+                "return [...document.querySelectorAll('button')].find((b) => b.offsetParent && !b.disabled &&"
+                " (b.getAttribute('aria-label') ?? b.textContent).trim() === arguments[0])"
+            )
+            return self.js(script, name)
+
+        self.wait(button).click()
+
+    def say(self, text: str) -> None:
+        """Write a message and send it."""
+        self.one(".composer textarea").send_keys(text)
+        self.press("Send")
+
+    def complaints(self) -> list[str]:
+        """What the console says of errors, the policy's among them, since the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]

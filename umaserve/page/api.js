@@ -1,0 +1,52 @@
+// The daemon's API: plain requests and WebSockets, with the key where one is needed.
+
+const KEY = "umaserve.key";
+
+/** An answer that is an error. `status` is 0 where there was no answer. */
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** `storage` keeps the key: the session's, so that it ends with the tab. `refused` is called when a key is asked for. */
+export function createApi(storage, refused) {
+  return {
+    get key() {
+      return storage.getItem(KEY) ?? undefined;
+    },
+    set key(value) {
+      if (value) storage.setItem(KEY, value);
+      else storage.removeItem(KEY);
+    },
+
+    /** Fetches `path`; returns the response. Throws `ApiError`. */
+    async fetch(path, options = {}) {
+      const headers = { ...options.headers };
+      if (this.key) headers.Authorization = `Bearer ${this.key}`;
+      let response;
+      try {
+        response = await fetch(path, { ...options, headers });
+      } catch {
+        throw new ApiError(0, "The server can't be reached.");
+      }
+      if (response.ok) return response;
+      if (response.status === 401) refused();
+      const error = (await response.json().catch(() => ({}))).error;
+      throw new ApiError(response.status, error?.message ?? `The server answers with status ${response.status}.`);
+    },
+
+    async json(path) {
+      return (await this.fetch(path)).json();
+    },
+
+    socket(path) {
+      const url = new URL(path, location.href);
+      url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+      return new WebSocket(url);
+    },
+
+    refused,
+  };
+}

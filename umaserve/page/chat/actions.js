@@ -1,0 +1,204 @@
+// All that one can do in the chat. Only these change its state.
+
+import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT } from "./conversation.js";
+import { runAnswer } from "./running.js";
+import { defaults, presets, savePreset } from "./settings.js";
+
+const SAVE_MS = 3000;
+
+/** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}. */
+export function chatState(wide) {
+  return {
+    conversation: newConversation("", "", defaults()),
+    list: [],
+    query: "",
+    run: null,
+    probabilities: false,
+    draft: "",
+    editing: null,
+    notice: "",
+    /** Which drawers are open. */
+    open: { list: wide, settings: false },
+    /** Counts changes of an answer's text, so that it is drawn again. */
+    versions: new Map(),
+  };
+}
+
+export function chatActions({ store, api, library, storage }) {
+  const { state } = store;
+  let generation = null;
+  /** What follows the running answer, once it has ended. */
+  let after = null;
+  let saveTimer = 0;
+
+  const update = store.update;
+  const touch = (turn) => state.versions.set(turn.id, (state.versions.get(turn.id) ?? 0) + 1);
+
+  async function relist() {
+    const list = await library.list(state.query);
+    update(() => (state.list = list));
+  }
+
+  async function save(conversation) {
+    clearTimeout(saveTimer);
+    saveTimer = 0;
+    if (Object.keys(conversation.turns).length === 0) return;
+    try {
+      await library.save(conversation);
+      await relist();
+    } catch (error) {
+      update(() => (state.notice = `This conversation can't be kept in the browser: ${error.message}`));
+    }
+  }
+
+  /** Has an answer written after `parent`, or goes on with `answer`. */
+  function run(conversation, answer) {
+    if (state.run) return;
+    const { probabilities } = state;
+    update(() => (state.run = { conversation, answer, phase: "waiting", note: "" }));
+    const settings = { ...conversation.settings };
+    generation = runAnswer({
+      ...{ api, conversation, answer, settings, probabilities },
+      change: (f) => update(() => {
+        if (state.run) f(state.run);
+        touch(answer);
+        if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
+      }),
+      ended: () => {
+        generation = null;
+        conversation.changed = Date.now();
+        update(() => {
+          state.run = null;
+          touch(answer);
+        });
+        save(conversation);
+        const next = after;
+        after = null;
+        next?.();
+      },
+    });
+    update(() => touch(answer));
+  }
+
+  function answerTo(conversation, parent, fields = {}) {
+    const blank = { thoughts: "", tokens: [], marks: [] };
+    let answer;
+    update(() => (answer = addTurn(conversation, parent, "assistant", { ...blank, ...fields })));
+    run(conversation, answer);
+  }
+
+  /** Does it now, or when the running answer has been stopped. */
+  function instead(does) {
+    if (!state.run) return does();
+    after = does;
+    generation.stop();
+  }
+
+  function ask(parent, text) {
+    const { conversation } = state;
+    if (state.run || !text.trim()) return;
+    let turn;
+    update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim() })));
+    answerTo(conversation, turn.id);
+  }
+
+  const actions = {
+    // -- conversations
+    open: async (id) => {
+      if (state.run?.conversation.id === id) return update(() => (state.conversation = state.run.conversation));
+      const found = await library.get(id);
+      if (found) update(() => Object.assign(state, { conversation: found, editing: null }));
+    },
+    begin: () => update(() => {
+      const { model, system, settings } = state.conversation;
+      Object.assign(state, { conversation: newConversation(model, system, { ...settings }), editing: null });
+    }),
+    remove: async (id) => {
+      if (state.run?.conversation.id === id) return;
+      await library.remove(id);
+      if (state.conversation.id === id) actions.begin();
+      await relist();
+    },
+    search: (query) => {
+      update(() => (state.query = query));
+      return relist();
+    },
+    exported: () => library.exported(),
+    imported: async (text) => {
+      try {
+        const count = await library.imported(text);
+        update(() => (state.notice = `Conversations imported: ${count}.`));
+      } catch {
+        update(() => (state.notice = "This file is not one of exported conversations."));
+      }
+      await relist();
+    },
+    relist,
+
+    // -- turns
+    draft: (text) => update(() => (state.draft = text)),
+    send: () => {
+      const turns = path(state.conversation);
+      const { draft } = state;
+      if (state.run || !draft.trim()) return;
+      update(() => (state.draft = ""));
+      ask(turns.length > 0 ? turns[turns.length - 1].id : ROOT, draft);
+    },
+    edit: (turn) => update(() => (state.editing = turn ? turn.id : null)),
+    resend: (turn, text) => {
+      update(() => (state.editing = null));
+      ask(turn.parent, text);
+    },
+    regenerate: (answer) => instead(() => answerTo(state.conversation, answer.parent)),
+    goOn: (answer) => run(state.conversation, answer),
+    /** Another answer that begins like this one up to token `index`, and goes on with `text` instead of it. */
+    branchAt: (answer, index, text) => instead(() => {
+      answerTo(state.conversation, answer.parent, beginning(answer, index, text));
+    }),
+    walk: (turn, step) => update(() => {
+      const all = branches(state.conversation, turn);
+      const next = all[all.indexOf(turn) + step];
+      if (next) state.conversation.chosen[turn.parent] = next.id;
+      save(state.conversation);
+    }),
+    removeTurn: (turn) => {
+      if (state.run) return;
+      update(() => removeTurn(state.conversation, turn));
+      if (Object.keys(state.conversation.turns).length === 0) return actions.remove(state.conversation.id);
+      return save(state.conversation);
+    },
+
+    // -- steering
+    stop: () => generation?.stop(),
+    pause: () => generation?.pause(),
+    resume: () => generation?.resume(),
+    set: (name, value) => {
+      update(() => (state.conversation.settings = { ...state.conversation.settings, [name]: value }));
+      if (state.run?.conversation === state.conversation) generation.modify({ [name]: value });
+    },
+    system: (text) => update(() => (state.conversation.system = text)),
+    model: (name) => update(() => (state.conversation.model = name)),
+    probabilities: (on) => update(() => (state.probabilities = on)),
+    preset: (name) => {
+      const preset = presets(storage).find((each) => each.name === name);
+      if (!preset) return;
+      const before = state.conversation.settings;
+      const changed = Object.entries(preset.settings).filter(([key, value]) => before[key] !== value);
+      update(() => {
+        state.conversation.settings = { ...preset.settings };
+        state.conversation.system = preset.system;
+      });
+      if (state.run?.conversation === state.conversation && changed.length > 0) generation.modify(Object.fromEntries(changed));
+    },
+    keepPreset: (name) => {
+      const { settings, system } = state.conversation;
+      savePreset(storage, { name, settings, system });
+      update(() => (state.notice = `Preset “${name}” is kept in this browser.`));
+    },
+
+    // -- what is shown
+    toggle: (drawer, open = !state.open[drawer]) => update(() => (state.open[drawer] = open)),
+    notice: (text) => update(() => (state.notice = text)),
+  };
+  return actions;
+}

@@ -1,0 +1,100 @@
+// An answer's text as it grows: finished blocks stay as they are, only the last one is drawn again.
+
+import { parseBlocks } from "../markdown/blocks.js";
+import { renderBlock } from "../markdown/render.js";
+import { h } from "../dom.js";
+import { titleOf } from "./settings.js";
+
+/** Control characters, and those that turn a text's direction for all that follows, are shown as what they are. */
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f\u202a-\u202e\u2066-\u2069]/g;
+const SHADES = [0.9, 0.6, 0.3, 0.1];
+const COLOURS = 5;
+
+/** Draws an answer into `node`. */
+export class AnswerText {
+  #node;
+  #drawn = [];
+  #length = 0;
+  #shaded = false;
+
+  constructor(node) {
+    this.#node = node;
+  }
+
+  draw(answer, shaded) {
+    if (answer.text.length < this.#length || shaded !== this.#shaded) {
+      this.#node.replaceChildren();
+      this.#drawn = [];
+    } else if (answer.text.length === this.#length) return;
+    this.#shaded = shaded;
+    this.#length = answer.text.length;
+    const last = this.#drawn.pop();
+    last?.node.remove();
+    for (const block of parseBlocks(answer.text, last?.block.start ?? 0)) {
+      const before = this.#drawn[this.#drawn.length - 1]?.block.end ?? 0;
+      const node = renderBlock(block, painter(answer, before, block.end, shaded));
+      this.#drawn.push({ block, node });
+      this.#node.append(node);
+    }
+  }
+}
+
+/** Makes the nodes of a block's text in order: its marks, and its tokens if they are to be seen. */
+function painter(answer, from, to, shaded) {
+  const marks = answer.marks.filter(({ at }) => at >= from && at < to);
+  let passed = answer.marks.filter(({ at }) => at < from).length;
+  if (!shaded && passed === 0 && marks.length === 0) return (text) => visible(text);
+
+  return (text, at) => {
+    const nodes = [];
+    const end = at + text.length;
+    let next = shaded ? firstAfter(answer.tokens, at) : 0;
+    for (let i = at; i < end; ) {
+      while (marks.length > 0 && marks[0].at <= i) {
+        nodes.push(markNode(marks.shift(), (passed += 1)));
+      }
+      const token = shaded ? answer.tokens[next] : undefined;
+      const stop = Math.min(end, token?.end ?? end, marks[0]?.at ?? end);
+      nodes.push(piece(visible(text.slice(i - at, stop - at)), passed, token, next));
+      i = stop;
+      if (token && token.end <= i) next += 1;
+    }
+    return nodes;
+  };
+}
+
+function piece(text, passed, token, number) {
+  const classes = passed > 0 ? [`under-${passed % COLOURS}`] : [];
+  if (token === undefined) return classes.length > 0 ? h(`span.${classes[0]}`, {}, text) : text;
+  classes.push("token", token.chosen ? "chosen" : `shade-${shade(token.logprob)}`);
+  return h(["span", ...classes].join("."), { tabIndex: -1, role: "button", "data-token": String(number) }, text);
+}
+
+function markNode({ values }, number) {
+  const words = Object.entries(values).map(([name, value]) => `${titleOf(name).toLowerCase()} ${value}`);
+  return h(`span.mark.under-${number % COLOURS}`, { title: "From here on, written with this" }, words.join(", "));
+}
+
+function shade(logprob) {
+  if (logprob === undefined) return 0;
+  const probability = Math.exp(logprob);
+  return SHADES.filter((limit) => probability < limit).length;
+}
+
+/** The number of the first token that ends after character `at`. */
+function firstAfter(tokens, at) {
+  let [low, high] = [0, tokens.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (tokens[middle].end > at) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+export function visible(text) {
+  return text.replace(HIDDEN, (char) => {
+    const code = char.codePointAt(0);
+    return code < 32 ? String.fromCodePoint(0x2400 + code) : code === 127 ? "\u2421" : "\ufffd";
+  });
+}

@@ -1,0 +1,80 @@
+// A conversation is a tree of turns: an edited question or another answer is a branch. Plain data, and what it means.
+//
+// A turn: {id, parent, role, text, …}, an answer also {thoughts, tokens, marks, settings, model, stats, end, error}.
+// `tokens` are {end, logprob, others: [[text, logprob], …]}, `end` counting characters of `text`; `marks` are
+// {at, values}: from character `at` on, these settings were others. `chosen` has the branch that is shown, by parent.
+
+export const ROOT = "";
+
+export function newConversation(model, system, settings) {
+  const now = Date.now();
+  const about = { id: newId(), title: "", created: now, changed: now, model, system, settings };
+  return { ...about, turns: {}, chosen: {} };
+}
+
+/** The turns that are shown, from the first to the last. */
+export function path(conversation) {
+  const turns = [];
+  for (let id = conversation.chosen[ROOT]; id !== undefined; id = conversation.chosen[id]) {
+    turns.push(conversation.turns[id]);
+  }
+  return turns;
+}
+
+/** The branches that a turn is one of, the oldest first. */
+export function branches(conversation, turn) {
+  return Object.values(conversation.turns).filter((each) => each.parent === turn.parent);
+}
+
+/** Adds a turn as the newest branch after `parent`, and shows it. */
+export function addTurn(conversation, parent, role, fields) {
+  const turn = { id: newId(), parent, role, text: "", ...fields };
+  conversation.turns[turn.id] = turn;
+  conversation.chosen[parent] = turn.id;
+  conversation.changed = Date.now();
+  if (role === "user" && !conversation.title) conversation.title = titleOf(turn.text);
+  return turn;
+}
+
+/** Removes a turn and all that follows it; the branch beside it is shown. */
+export function removeTurn(conversation, turn) {
+  const [all, gone] = [branches(conversation, turn), new Set([turn.id])];
+  for (const each of Object.values(conversation.turns)) if (gone.has(each.parent)) gone.add(each.id);
+  for (const id of gone) {
+    delete conversation.turns[id];
+    delete conversation.chosen[id];
+  }
+  const i = all.indexOf(turn);
+  const beside = all[i - 1] ?? all[i + 1];
+  if (beside) conversation.chosen[turn.parent] = beside.id;
+  else delete conversation.chosen[turn.parent];
+  conversation.changed = Date.now();
+}
+
+/** What the model is sent: the system prompt and the turns up to `last`, which may be an answer that goes on. */
+export function messages(conversation, last) {
+  const turns = [];
+  for (let turn = last; turn; turn = conversation.turns[turn.parent]) turns.unshift(turn);
+  const told = turns.filter(({ text }) => text !== "").map(({ role, text }) => ({ role, content: text }));
+  return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...told] : told;
+}
+
+/** The beginning of an answer, up to token number `index`, and then `text`, as fields of another answer. */
+export function beginning(answer, index, text) {
+  const at = index > 0 ? answer.tokens[index - 1].end : 0;
+  return {
+    text: answer.text.slice(0, at) + text,
+    thoughts: answer.thoughts,
+    tokens: [...answer.tokens.slice(0, index), { end: at + text.length, chosen: true, others: [] }],
+    marks: answer.marks.filter((mark) => mark.at <= at),
+  };
+}
+
+function titleOf(text) {
+  const line = text.trim().split("\n", 1)[0];
+  return line.length > 60 ? `${line.slice(0, 59)}…` : line;
+}
+
+export function newId() {
+  return crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint32Array(4)), (n) => n.toString(36)).join("");
+}

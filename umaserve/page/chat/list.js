@@ -1,0 +1,47 @@
+// The conversations that this browser keeps: to be found, opened, deleted, taken along and brought back.
+
+import { h, icon, iconButton } from "../dom.js";
+
+const MAX_FILE_BYTES = 64 * 2 ** 20;
+
+export function conversationList(store, actions) {
+  const { state } = store;
+  const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search conversations", oninput: () => actions.search(search.value) });
+  const items = h("ul.conversations");
+  const file = h("input", { type: "file", accept: ".json,application/json", hidden: true, onchange: () => read() });
+  const begin = h("button.wide", { type: "button", onclick: () => actions.begin() }, icon("add"), "New conversation");
+  const save = h("button.quiet", { type: "button", onclick: () => download(actions) }, icon("save"), "Export");
+  const load = h("button.quiet", { type: "button", onclick: () => file.click() }, icon("upload"), "Import");
+  const close = iconButton("close", "Close the conversations", () => actions.toggle("list", false));
+  const node = h("aside.list", { id: "conversations", "aria-label": "Conversations" },
+    h("div.row.head", {}, h("h2", {}, "Conversations"), close), begin, search, items, h("div.row", {}, save, load, file));
+  let shown = "";
+
+  async function read() {
+    const [chosen] = file.files;
+    file.value = "";
+    if (!chosen) return;
+    if (chosen.size > MAX_FILE_BYTES) actions.notice("This file is larger than 64 MiB.");
+    else await actions.imported(await chosen.text());
+  }
+
+  store.subscribe(() => {
+    node.classList.toggle("open", state.open.list);
+    const key = JSON.stringify([state.list, state.conversation.id]);
+    if (key === shown) return;
+    shown = key;
+    const entries = state.list.map(({ id, title }) => {
+      const current = id === state.conversation.id;
+      const open = h("button.open", { type: "button", dir: "auto", "aria-current": current && "true", onclick: () => actions.open(id) }, title);
+      return h("li", {}, open, iconButton("remove", `Delete “${title}”`, () => actions.remove(id)));
+    });
+    items.replaceChildren(...(entries.length > 0 ? entries : [h("li.none", {}, state.query ? "Nothing found" : "None yet")]));
+  });
+  return node;
+}
+
+async function download(actions) {
+  const url = URL.createObjectURL(new Blob([await actions.exported()], { type: "application/json" }));
+  h("a", { href: url, download: `conversations-${new Date().toISOString().slice(0, 10)}.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

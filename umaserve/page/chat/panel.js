@@ -1,0 +1,66 @@
+// The settings of the conversation: a preset, the system prompt, sliders that act while an answer is written.
+
+import { h, iconButton } from "../dom.js";
+import { SETTINGS, presets } from "./settings.js";
+
+export function settingsPanel(store, actions, storage) {
+  const { state } = store;
+  const preset = h("select", { id: "preset", onchange: () => choose() });
+  const system = h("textarea", { id: "system", rows: 4, dir: "auto", placeholder: "None", oninput: () => actions.system(system.value) });
+  const name = h("input", { type: "text", maxLength: 40, placeholder: "Name", "aria-label": "Name of a new preset" });
+  const keep = h("button", { type: "submit" }, "Keep");
+  const probabilities = h("input", { type: "checkbox", id: "probabilities", onchange: () => actions.probabilities(probabilities.checked) });
+  const sliders = SETTINGS.map((setting) => slider(setting, actions));
+
+  function choose() {
+    actions.preset(preset.value);
+    preset.value = "";
+  }
+
+  function listPresets() {
+    const all = presets(storage).map((each) => h("option", { value: each.name }, each.name));
+    preset.replaceChildren(h("option", { value: "" }, "Choose one…"), ...all);
+  }
+
+  const keeping = h("form.row", {
+    onsubmit: (event) => {
+      event.preventDefault();
+      if (!name.value.trim()) return;
+      actions.keepPreset(name.value.trim());
+      name.value = "";
+      listPresets();
+    },
+  }, name, keep);
+  const shade = h("label.switch", {}, probabilities, h("span", {}, "Token probabilities"));
+  const hint = h("p.hint", {}, "Shades what was unlikely. Click a token to see what else could have stood there, and go on from that.");
+  const node = h("aside.panel", { id: "settings", "aria-label": "Settings" },
+    h("div.row.head", {}, h("h2", {}, "Settings"), iconButton("close", "Close the settings", () => actions.toggle("settings", false))),
+    h("label", { for: "preset" }, "Preset"), preset, keeping,
+    h("label", { for: "system" }, "System prompt"), system,
+    h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
+    sliders.map(({ node: each }) => each), shade, hint);
+
+  listPresets();
+  store.subscribe(() => {
+    if (system.value !== state.conversation.system) system.value = state.conversation.system;
+    probabilities.checked = state.probabilities;
+    for (const each of sliders) each.show(state.conversation.settings);
+    node.classList.toggle("open", state.open.settings);
+  });
+  return node;
+}
+
+function slider({ name, title, least, most, step, hint }, actions) {
+  const value = h("output", { for: `set-${name}` });
+  const range = { type: "range", id: `set-${name}`, min: String(least), max: String(most), step: String(step) };
+  const input = h("input", { ...range, "aria-describedby": `hint-${name}`, oninput: () => actions.set(name, Number(input.value)) });
+  const head = h("div.row", {}, h("label", { for: `set-${name}` }, title), value);
+  return {
+    node: h("div.slider", {}, head, input, h("p.hint", { id: `hint-${name}` }, hint)),
+    show(settings) {
+      const wanted = String(settings[name]);
+      if (input.value !== wanted) input.value = wanted;
+      value.textContent = wanted;
+    },
+  };
+}

@@ -1,0 +1,97 @@
+// Has an answer written: from the generation's messages to the answer's text, tokens, marks and figures.
+
+import { Generation } from "../generation.js";
+import { errorWords, statusWords } from "../words.js";
+import { messages } from "./conversation.js";
+
+const ALTERNATIVES = 6;
+
+/**
+ * Goes on with `answer` to its end. `change(f)` applies f to the state's run and then shows the answer again; `ended` is
+ * called last. Returns the generation, to be steered.
+ */
+export function runAnswer({ api, conversation, answer, settings, probabilities, change, ended }) {
+  const now = () => performance.now();
+  const asked = now();
+  let written = 0;
+  let lastAt = 0;
+  const config = {
+    model: conversation.model || undefined,
+    prompt: messages(conversation, answer),
+    parameters: settings,
+    options: { include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
+  };
+  answer.settings = { ...settings };
+  answer.stats = { tokens: 0 };
+  delete answer.end;
+  delete answer.error;
+
+  function figures(token) {
+    const { stats } = answer;
+    const at = now();
+    if (stats.tokens === 0) stats.firstMs = at - asked;
+    else if (lastAt > 0) written += at - lastAt;
+    lastAt = at;
+    stats.tokens += 1;
+    if (written > 0) stats.perSecond = ((stats.tokens - 1) * 1000) / written;
+    if (token.reasoning) answer.thoughts += token.reasoning;
+    if (token.token) addText(answer, token);
+  }
+
+  return new Generation(api, config, {
+    accepted: ({ model }) => change((run) => {
+      answer.model = model;
+      run.note = "";
+    }),
+    status: (message) => change((run) => (run.note = statusWords(message))),
+    token: (token) => change((run) => {
+      run.phase = run.phase === "waiting" ? "writing" : run.phase;
+      run.note = run.note === "Reconnected." ? run.note : "";
+      figures(token);
+    }),
+    steered: (operation, parameters) => change((run) => {
+      if (operation === "pause") run.phase = "paused";
+      else if (operation === "resume") run.phase = "writing";
+      else mark(answer, parameters);
+      if (operation !== "modify") lastAt = 0;
+    }),
+    refused: (error) => change((run) => (run.note = errorWords(error))),
+    lost: () => change((run) => {
+      run.before = run.phase;
+      run.phase = "lost";
+      run.note = "The connection was lost. Trying again…";
+      lastAt = 0;
+    }),
+    found: () => change((run) => {
+      run.phase = run.before;
+      run.note = "Reconnected.";
+    }),
+    done: ({ finish_reason: end, usage }) => {
+      answer.end = end;
+      if (usage) Object.assign(answer.stats, { prompt: usage.prompt_tokens, cached: usage.prefix_reused_tokens });
+      ended();
+    },
+    failed: (error) => {
+      answer.error = errorWords(error);
+      ended();
+    },
+  });
+}
+
+function addText(answer, { token, logprobs }) {
+  answer.text += token;
+  const known = logprobs?.[0];
+  const others = (logprobs ?? []).map(({ token: text, logprob }) => [text, logprob]);
+  answer.tokens.push({ end: answer.text.length, logprob: known?.logprob, others });
+}
+
+/** Notes that from here on the settings are others. */
+function mark(answer, parameters) {
+  const changed = Object.entries(parameters).filter(([name, value]) => answer.settings[name] !== value);
+  if (changed.length === 0) return;
+  const values = Object.fromEntries(changed);
+  Object.assign(answer.settings, values);
+  const last = answer.marks[answer.marks.length - 1];
+  if (last?.at === answer.text.length) Object.assign(last.values, values);
+  else answer.marks.push({ at: answer.text.length, values });
+}

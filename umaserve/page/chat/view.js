@@ -1,0 +1,68 @@
+// The chat: its parts, put together.
+
+import { h, iconButton } from "../dom.js";
+import { createStore } from "../store.js";
+import { chatActions, chatState } from "./actions.js";
+import { composer } from "./composer.js";
+import { openLibrary } from "./library.js";
+import { conversationList } from "./list.js";
+import { modelPicker } from "./models.js";
+import { settingsPanel } from "./panel.js";
+import { turnsView } from "./turns.js";
+
+export async function mount(root, app) {
+  const wide = matchMedia("(min-width: 60rem)");
+  const store = createStore(chatState(wide.matches));
+  const { state } = store;
+  const library = await openLibrary();
+  const actions = chatActions({ store, api: app.api, library, storage: app.storage });
+  const writing = composer(store, actions);
+
+  const toggle = (name, drawer, label) => iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": drawer === "list" ? "conversations" : "settings" });
+  const toggles = { list: toggle("list", "list", "Conversations"), settings: toggle("sliders", "settings", "Settings") };
+  const notice = h("p.notice", { role: "status" });
+  const veil = h("div.veil", { onclick: () => closeDrawers() });
+  const tools = [modelPicker(app, store, actions), iconButton("add", "New conversation (Alt+N)", () => begin()), toggles.settings];
+  app.bar.start.replaceChildren(toggles.list);
+  app.bar.end.replaceChildren(...tools);
+  const main = h("main", {}, turnsView(store, actions), notice, writing.node);
+  root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
+
+  function begin() {
+    actions.begin();
+    writing.focus();
+  }
+
+  function closeDrawers() {
+    for (const drawer of ["list", "settings"]) actions.toggle(drawer, false);
+  }
+
+  function onkeydown(event) {
+    const { run } = state;
+    if (event.key === "Escape" && !event.defaultPrevented) {
+      if (!wide.matches && (state.open.list || state.open.settings)) closeDrawers();
+      else if (run) actions.stop();
+    } else if (event.altKey && event.code === "KeyN") begin();
+    else if (event.altKey && event.code === "KeyP" && run) run.phase === "paused" ? actions.resume() : actions.pause();
+    else if (event.altKey && event.code === "KeyS") actions.toggle("settings");
+    else if (event.altKey && event.code === "KeyL") actions.toggle("list");
+    else return;
+    event.preventDefault();
+  }
+
+  const unsubscribe = store.subscribe(() => {
+    notice.textContent = state.notice;
+    for (const [drawer, button] of Object.entries(toggles)) button.setAttribute("aria-expanded", String(state.open[drawer]));
+    veil.hidden = !state.open.list && !state.open.settings;
+  });
+  addEventListener("keydown", onkeydown);
+  library.onchange(actions.relist);
+  await actions.relist();
+  writing.focus();
+
+  return () => {
+    removeEventListener("keydown", onkeydown);
+    unsubscribe();
+    actions.stop();
+  };
+}

@@ -1,0 +1,61 @@
+// Makes DOM nodes. Strings become text, never markup.
+
+/** An element: `h("button.quiet", {type: "button", onclick}, "Copy")`. Children may be nodes, texts, lists and null. */
+export function h(tag, props = {}, ...children) {
+  const [name, ...classes] = tag.split(".");
+  const node = document.createElement(name);
+  if (classes.length > 0) node.classList.add(...classes);
+  for (const [key, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "value" || (key in node && typeof value !== "string")) node[key] = value;
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+const ICONS = {
+  add: "M12 5v14M5 12h14",
+  back: "M15 6l-6 6 6 6",
+  close: "M6 6l12 12M18 6L6 18",
+  copy: "M9 9h10v10H9zM5 15V5h10",
+  down: "M12 5v14M6 13l6 6 6-6",
+  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  go_on: "M5 6l7 6-7 6zM13 6l7 6-7 6z",
+  keys: "M3 7h18v11H3zM7 11h.01M11 11h.01M15 11h.01M8 15h8",
+  list: "M4 7h16M4 12h16M4 17h16",
+  next: "M9 6l6 6-6 6",
+  pause: "M8 5v14M16 5v14",
+  play: "M7 5l12 7-12 7z",
+  redo: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
+  remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  save: "M12 4v11M7 10l5 5 5-5M5 20h14",
+  send: "M12 20V5M5 12l7-7 7 7",
+  sliders: "M4 8h9M17 8h3M15 6v4M4 16h3M11 16h9M9 14v4",
+  stop: "M7 7h10v10H7z",
+  upload: "M12 15V4M7 9l5-5 5 5M5 20h14",
+};
+
+export function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  path.setAttribute("d", ICONS[name]);
+  svg.append(path);
+  return svg;
+}
+
+/** A button that shows an icon only. `label` is its name, for screen readers and as a tooltip. */
+export function iconButton(name, label, onclick, props = {}) {
+  return h("button.icon", { type: "button", "aria-label": label, title: label, onclick, ...props }, icon(name));
+}
+
+/** Replaces the children of `node`, unless they are what is there already. */
+export function fill(node, ...children) {
+  const wanted = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  if (wanted.length !== node.childNodes.length || wanted.some((child, i) => child !== node.childNodes[i])) {
+    node.replaceChildren(...wanted);
+  }
+}

@@ -1,0 +1,67 @@
+// The page's frame: its bar, its views, and the key where the API asks for one.
+
+import { createApi } from "./api.js";
+import { fill, h } from "./dom.js";
+import { createStore } from "./store.js";
+import { VIEWS } from "./views.js";
+
+const store = createStore({ view: null, models: [], keyWanted: false, problem: "" });
+const api = createApi(sessionStorage, () => store.update((state) => (state.keyWanted = true)));
+const bar = { start: h("div.row"), end: h("div.row") };
+const root = h("div.view");
+const app = { store, api, bar, storage: localStorage, refreshModels };
+const links = VIEWS.map(({ name, title }) => h("a", { href: `#${name}`, "data-view": name }, title));
+const problem = h("p.problem", { role: "alert" });
+const brand = h("h1", {}, "umaserve");
+const header = h("header", {}, bar.start, brand, h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links), bar.end);
+
+const key = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
+const wrong = h("p.hint", {}, "This server asks for an API key. It stays in this tab, and is forgotten when that is closed.");
+const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) => event.preventDefault() },
+  h("form", { onsubmit: useKey }, h("h2", { id: "key-title" }, "API key"), wrong, h("label", { for: "key" }, "Key"), key, h("button.primary", { type: "submit" }, "Use this key")));
+
+let unmount = null;
+
+async function show() {
+  const name = location.hash.slice(1);
+  const view = VIEWS.find((each) => each.name === name) ?? VIEWS[0];
+  if (store.state.view === view.name) return;
+  store.update((state) => (state.view = view.name));
+  unmount?.();
+  fill(bar.start);
+  fill(bar.end);
+  fill(root);
+  const { mount } = await view.load();
+  if (store.state.view === view.name) unmount = await mount(root, app);
+}
+
+async function refreshModels() {
+  try {
+    const { data } = await api.json("/v1/models");
+    store.update((state) => Object.assign(state, { models: data, problem: "" }));
+  } catch (error) {
+    if (error.status !== 401) store.update((state) => (state.problem = error.message));
+  }
+}
+
+async function useKey(event) {
+  event.preventDefault();
+  api.key = key.value.trim();
+  key.value = "";
+  store.update((state) => (state.keyWanted = false));
+  wrong.textContent = "The server does not know this key. Look for a mistake, or ask who runs the server.";
+  await refreshModels();
+}
+
+store.subscribe((state) => {
+  for (const link of links) {
+    if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  problem.textContent = state.problem;
+  if (state.keyWanted && !asking.open) asking.showModal();
+  else if (!state.keyWanted && asking.open) asking.close();
+});
+document.body.replaceChildren(header, problem, root, asking);
+addEventListener("hashchange", show);
+await Promise.all([show(), refreshModels()]);

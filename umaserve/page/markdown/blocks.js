@@ -1,0 +1,174 @@
+// Markdown to blocks: plain data, each with the range of the source that it came from. Linear in the text's length.
+//
+// A line is {at, text}: what containers have left of it, and where in the source that is.
+
+const MAX_DEPTH = 8;
+
+const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^\s`]{0,40})[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+/;
+const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
+const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const CALL = /^ {0,3}<tool_call>/;
+
+/** The blocks of `text` from `from` on, which is where a line begins. The last one may change as text is added. */
+export function parseBlocks(text, from = 0) {
+  const lines = [];
+  for (let at = from; at <= text.length; ) {
+    const end = text.indexOf("\n", at);
+    const stop = end < 0 ? text.length : end;
+    lines.push({ at, text: text.slice(at, stop).replace(/\r$/, "") });
+    at = stop + 1;
+  }
+  return blocksOf(lines, 0);
+}
+
+function blocksOf(lines, depth) {
+  const blocks = [];
+  for (let i = 0; i < lines.length; ) {
+    if (isBlank(lines[i])) {
+      i += 1;
+      continue;
+    }
+    const block = depth < MAX_DEPTH ? special(lines, i, depth) : null;
+    const found = block ?? paragraph(lines, i, depth);
+    const last = lines[found.next - 1];
+    blocks.push({ ...found.block, start: lines[i].at, end: last.at + last.text.length });
+    i = found.next;
+  }
+  return blocks;
+}
+
+/** What begins at line `i` other than a paragraph; null if that is one. */
+function special(lines, i, depth) {
+  const text = lines[i].text;
+  const fence = FENCE.exec(text);
+  if (fence) return code(lines, i, fence);
+  const heading = HEADING.exec(text);
+  if (heading) {
+    const line = cut(lines[i], heading[0].length);
+    return { block: { type: "heading", level: heading[1].length, lines: [withoutHashes(line)] }, next: i + 1 };
+  }
+  if (RULE.test(text)) return { block: { type: "rule" }, next: i + 1 };
+  if (QUOTE.test(text)) return quote(lines, i, depth);
+  if (ITEM.test(text)) return list(lines, i, depth);
+  if (CALL.test(text)) return call(lines, i);
+  if (isTable(lines, i)) return table(lines, i);
+  return null;
+}
+
+function paragraph(lines, i, depth) {
+  let next = i + 1;
+  while (next < lines.length && !isBlank(lines[next]) && !(depth < MAX_DEPTH && interrupts(lines, next))) next += 1;
+  return { block: { type: "paragraph", lines: lines.slice(i, next).map(trimmed) }, next };
+}
+
+function interrupts(lines, i) {
+  const text = lines[i].text;
+  return [FENCE, HEADING, RULE, QUOTE, ITEM, CALL].some((form) => form.test(text)) || isTable(lines, i);
+}
+
+function code(lines, i, [, marks, language]) {
+  const indent = lines[i].text.search(/\S/);
+  const closing = new RegExp(`^ {0,3}\\${marks[0]}{${marks.length},}[ \\t]*$`);
+  let next = i + 1;
+  const inside = [];
+  while (next < lines.length && !closing.test(lines[next].text)) {
+    const spaces = lines[next].text.search(/[^ ]|$/);
+    inside.push(cut(lines[next], Math.min(indent, spaces)));
+    next += 1;
+  }
+  return { block: { type: "code", language, lines: inside }, next: Math.min(next + 1, lines.length) };
+}
+
+function call(lines, i) {
+  let next = i;
+  while (next < lines.length && !lines[next].text.includes("</tool_call>")) next += 1;
+  next = Math.min(next + 1, lines.length);
+  return { block: { type: "call", lines: lines.slice(i, next) }, next };
+}
+
+function quote(lines, i, depth) {
+  let next = i;
+  const inside = [];
+  for (let mark; next < lines.length && (mark = QUOTE.exec(lines[next].text)); next += 1) {
+    inside.push(cut(lines[next], mark[0].length));
+  }
+  return { block: { type: "quote", blocks: blocksOf(inside, depth + 1) }, next };
+}
+
+function list(lines, i, depth) {
+  const first = ITEM.exec(lines[i].text);
+  const ordered = /\d/.test(first[2]);
+  const items = [];
+  let next = i;
+  while (next < lines.length) {
+    const mark = ITEM.exec(lines[next].text);
+    if (!mark || mark[2].slice(-1) !== first[2].slice(-1) || RULE.test(lines[next].text)) break;
+    const width = Math.min(mark[0].length, mark[1].length + mark[2].length + 4) + (mark[3] ? 0 : 1);
+    const inside = [cut(lines[next], mark[0].length)];
+    next += 1;
+    while (next < lines.length) {
+      const line = lines[next];
+      const spaces = line.text.search(/[^ ]|$/);
+      if (isBlank(line)) {
+        const after = lines[next + 1];
+        const goesOn = after && (isBlank(after) || after.text.search(/[^ ]|$/) >= width || ITEM.test(after.text));
+        if (!goesOn) break;
+      } else if (spaces < width && (interrupts(lines, next) || isBlank(lines[next - 1]))) break;
+      inside.push(cut(line, Math.min(spaces, width)));
+      next += 1;
+    }
+    items.push(item(inside, depth));
+  }
+  return { block: { type: "list", ordered, first: ordered ? parseInt(first[2], 10) : 1, items }, next };
+}
+
+function item(lines, depth) {
+  const box = /^\[([ xX])\] /.exec(lines[0].text);
+  if (!box) return { blocks: blocksOf(lines, depth + 1) };
+  return { done: box[1] !== " ", blocks: blocksOf([cut(lines[0], 4), ...lines.slice(1)], depth + 1) };
+}
+
+function isTable(lines, i) {
+  const under = lines[i + 1];
+  return under !== undefined && lines[i].text.includes("|") && under.text.includes("|") && DELIMITERS.test(under.text);
+}
+
+function table(lines, i) {
+  const aligns = cells(lines[i + 1]).map(({ text }) => {
+    const [left, right] = [text.startsWith(":"), text.endsWith(":")];
+    return left && right ? "center" : right ? "end" : "start";
+  });
+  let next = i + 2;
+  while (next < lines.length && !isBlank(lines[next]) && lines[next].text.includes("|")) next += 1;
+  const rows = [lines[i], ...lines.slice(i + 2, next)].map((line) => cells(line).slice(0, aligns.length));
+  return { block: { type: "table", aligns, rows }, next };
+}
+
+function cells(line) {
+  const found = [];
+  const whole = trimmed(line);
+  let from = whole.text.startsWith("|") ? 1 : 0;
+  for (let i = from; i <= whole.text.length; i += 1) {
+    if (i < whole.text.length && (whole.text[i] !== "|" || whole.text[i - 1] === "\\")) continue;
+    if (i < whole.text.length || from < i) found.push(trimmed({ at: whole.at + from, text: whole.text.slice(from, i) }));
+    from = i + 1;
+  }
+  return found;
+}
+
+const isBlank = ({ text }) => text.trim() === "";
+const cut = ({ at, text }, n) => ({ at: at + n, text: text.slice(n) });
+
+function trimmed(line) {
+  const start = line.text.search(/\S|$/);
+  return { at: line.at + start, text: line.text.slice(start).trimEnd() };
+}
+
+function withoutHashes(line) {
+  const whole = trimmed(line);
+  const hashes = /[ \t]#+$/.exec(whole.text.slice(-12));
+  return hashes ? { at: whole.at, text: whole.text.slice(0, -hashes[0].length).trimEnd() } : whole;
+}

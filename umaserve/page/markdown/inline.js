@@ -1,0 +1,154 @@
+// The lines of a paragraph to spans: plain data. Linear in the text's length, whatever stands in it.
+//
+// A span is {type: "text" | "code", at, text}, {type: "strong" | "em" | "del", spans} or {type: "link", href, spans}.
+
+const MAX_OPEN = 12;
+const MAX_TARGET = 2048;
+const KINDS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
+const SPECIAL = /[\\`*_~[\]!]|https?:\/\//g;
+const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/;
+const URL_TEXT = /^https?:\/\/[^\s<>"'`*\\|]+/;
+
+export function parseInline(lines) {
+  const spans = [];
+  const open = [];
+  lines.forEach((line, number) => {
+    if (number > 0) add({ type: "text", at: line.at, text: "\n" });
+    scan(line);
+  });
+  while (open.length > 0) giveUp();
+  return spans;
+
+  function add(span) {
+    const to = open.length > 0 ? open[open.length - 1].spans : spans;
+    to.push(span);
+  }
+
+  /** The innermost mark was no mark: it is text. */
+  function giveUp() {
+    const { mark, at, spans: inside } = open.pop();
+    add({ type: "text", at, text: mark });
+    inside.forEach(add);
+  }
+
+  function scan({ at, text }) {
+    const ticks = runsOfTicks(text);
+    let from = 0;
+    let links = open.filter(({ mark }) => mark === "[").length;
+    const flush = (to) => {
+      if (to > from) add({ type: "text", at: at + from, text: text.slice(from, to) });
+    };
+    const take = (i, length) => {
+      flush(i);
+      from = i + length;
+      SPECIAL.lastIndex = from;
+    };
+    SPECIAL.lastIndex = 0;
+    for (let match; (match = SPECIAL.exec(text)); ) {
+      const i = match.index;
+      const char = text[i];
+      if (char === "\\") {
+        if (/[!-/:-@[-`{-~]/.test(text[i + 1] ?? "")) {
+          take(i, 1);
+          SPECIAL.lastIndex = i + 2;
+        }
+      } else if (char === "`") {
+        const length = ticks.lengthAt(i);
+        const end = ticks.closing(i, length);
+        if (end < 0) SPECIAL.lastIndex = i + length;
+        else {
+          take(i, end + length - i);
+          add({ type: "code", at: at + i + length, text: text.slice(i + length, end) });
+        }
+      } else if (char === "h") {
+        const found = URL_TEXT.exec(text.slice(i, i + MAX_TARGET))[0].replace(/[.,;:!?)\]]+$/, "");
+        const href = safeLink(found);
+        if (links > 0 || href === null) continue;
+        take(i, found.length);
+        add({ type: "link", href, spans: [{ type: "text", at: at + i, text: found }] });
+      } else if (char === "[" || char === "!") {
+        if (char === "!" && text[i + 1] !== "[") continue;
+        if (open.length >= MAX_OPEN) continue;
+        const mark = char === "!" ? "![" : "[";
+        take(i, mark.length);
+        open.push({ mark, at: at + i, spans: [] });
+        links += 1;
+      } else if (char === "]") {
+        const opened = open.findLastIndex(({ mark }) => mark.endsWith("["));
+        if (opened < 0) continue;
+        links -= 1;
+        const target = text[i + 1] === "(" ? TARGET.exec(text.slice(i + 1, i + 1 + MAX_TARGET)) : null;
+        const href = target ? safeLink(target[1]) : null;
+        flush(i);
+        from = i;
+        while (open.length > opened + 1) giveUp();
+        if (href === null) {
+          giveUp();
+          continue;
+        }
+        from = i + 1 + target[0].length;
+        SPECIAL.lastIndex = from;
+        const { mark, spans: inside } = open.pop();
+        add({ type: "link", href, image: mark === "![", spans: inside });
+      } else emphasis(text, at, i, take, char);
+    }
+    flush(text.length);
+  }
+
+  function emphasis(text, at, i, take, char) {
+    const double = text[i + 1] === char;
+    if (char === "~" && !double) return;
+    const before = text[i - 1] ?? " ";
+    for (const mark of double ? [char + char, char] : [char]) {
+      if (!(mark in KINDS)) continue;
+      const after = text[i + mark.length] ?? " ";
+      const opened = open.findLastIndex((each) => each.mark === mark);
+      const inWord = char === "_" && /[\p{L}\p{N}]/u.test(before) && /[\p{L}\p{N}]/u.test(after);
+      if (opened >= 0 && /\S/.test(before) && !inWord) {
+        take(i, mark.length);
+        while (open.length > opened + 1) giveUp();
+        const { spans: inside } = open.pop();
+        add({ type: KINDS[mark], spans: inside });
+        return;
+      }
+      if (/\S/.test(after) && !inWord && open.length < MAX_OPEN && (mark.length === 2 || after !== char)) {
+        take(i, mark.length);
+        open.push({ mark, at: at + i, spans: [] });
+        return;
+      }
+    }
+    SPECIAL.lastIndex = i + (double ? 2 : 1);
+  }
+}
+
+/** The address if it is one to open, else null: only the web, and mail. */
+export function safeLink(text) {
+  if (!/^(https?:\/\/|mailto:)/i.test(text)) return null;
+  try {
+    return new URL(text).href;
+  } catch {
+    return null;
+  }
+}
+
+/** The runs of backticks of a text, to find in constant time which one closes another. */
+function runsOfTicks(text) {
+  const starts = new Map();
+  const lengths = new Map();
+  for (const { 0: run, index } of text.matchAll(/`+/g)) {
+    lengths.set(index, run.length);
+    if (!starts.has(run.length)) starts.set(run.length, []);
+    starts.get(run.length).push(index);
+  }
+  const used = new Map();
+  return {
+    lengthAt: (i) => lengths.get(i) ?? 1,
+    closing(i, length) {
+      const all = starts.get(length) ?? [];
+      let next = used.get(length) ?? 0;
+      while (next < all.length && all[next] <= i) next += 1;
+      used.set(length, next);
+      return next < all.length ? all[next] : -1;
+    },
+  };
+}

@@ -1,0 +1,98 @@
+// Blocks to DOM nodes. Text goes in as text, and no element or attribute is made of it but a checked link's address.
+
+import { h } from "../dom.js";
+import { parseInline } from "./inline.js";
+
+/** The node of one block. `paint(text, at)` makes the nodes of a piece of the source's text. */
+export function renderBlock(block, paint) {
+  switch (block.type) {
+    case "heading":
+      // The page has headings of its own above those of an answer.
+      return h(`h${Math.min(block.level + 2, 6)}`, { dir: "auto" }, inline(block.lines, paint));
+    case "rule":
+      return h("hr");
+    case "code":
+      return code(block, paint);
+    case "call":
+      return call(block, paint);
+    case "quote":
+      return h("blockquote", { dir: "auto" }, block.blocks.map((each) => renderBlock(each, paint)));
+    case "list":
+      return list(block, paint);
+    case "table":
+      return table(block, paint);
+    default:
+      return h("p", { dir: "auto" }, inline(block.lines, paint));
+  }
+}
+
+function inline(lines, paint) {
+  return spans(parseInline(lines), paint);
+}
+
+function spans(all, paint) {
+  return all.flatMap((span) => {
+    switch (span.type) {
+      case "text":
+        return paint(span.text, span.at);
+      case "code":
+        return h("code", {}, paint(span.text, span.at));
+      case "link":
+        return link(span, paint);
+      default:
+        return h(span.type, {}, spans(span.spans, paint));
+    }
+  });
+}
+
+/** Pictures are links too: nothing is fetched because a model wrote it. */
+function link({ href, spans: inside }, paint) {
+  const safe = { href, title: href, target: "_blank", rel: "noopener noreferrer nofollow" };
+  return h("a", safe, inside.length > 0 ? spans(inside, paint) : href);
+}
+
+function code({ language, lines }, paint) {
+  const text = h("code", { dir: "ltr" }, verbatim(lines, paint));
+  const copy = h("button.quiet", { type: "button", "data-copy": "" }, "Copy");
+  const name = language || "code";
+  return h("figure.code", {}, h("figcaption", {}, h("span", {}, name), copy), scrollable("pre", name, text));
+}
+
+function call({ lines }, paint) {
+  const text = lines.map((line) => line.text).join("\n");
+  const name = /"name"\s*:\s*"([^"\\]{1,80})"/.exec(text.slice(0, 4096))?.[1] ?? "a tool";
+  const body = scrollable("pre", "Tool call", h("code", { dir: "ltr" }, verbatim(lines, paint)));
+  return h("details.call", {}, h("summary", {}, `Calls ${name}`), body);
+}
+
+function verbatim(lines, paint) {
+  return lines.flatMap(({ at, text }, i) => paint(i < lines.length - 1 ? `${text}\n` : text, at));
+}
+
+/** What may be wider than the page scrolls by itself, with the keyboard too. */
+function scrollable(tag, label, ...children) {
+  return h(tag, { tabIndex: 0, role: "region", "aria-label": label }, ...children);
+}
+
+function list({ ordered, first, items }, paint) {
+  const entries = items.map(({ done, blocks }) => {
+    const tight = blocks.length > 0 && blocks[0].type === "paragraph";
+    const head = tight ? inline(blocks[0].lines, paint) : [];
+    const rest = (tight ? blocks.slice(1) : blocks).map((each) => renderBlock(each, paint));
+    return h(done === undefined ? "li" : "li.task", { dir: "auto" }, box(done), head, rest);
+  });
+  return ordered ? h("ol", { start: first }, entries) : h("ul", {}, entries);
+}
+
+function box(done) {
+  return done === undefined ? null : h("span", { role: "img", "aria-label": done ? "done" : "to do" }, done ? "☑ " : "☐ ");
+}
+
+function table({ aligns, rows }, paint) {
+  const row = (cells, tag) => h("tr", {}, aligns.map((align, i) => {
+    return h(`${tag}.${align}`, { dir: "auto" }, cells[i] ? inline([cells[i]], paint) : null);
+  }));
+  const [head, ...body] = rows;
+  const inside = h("table", {}, h("thead", {}, row(head, "th")), h("tbody", {}, body.map((cells) => row(cells, "td"))));
+  return scrollable("div.table", "Table", inside);
+}

@@ -1,0 +1,46 @@
+// What the daemon says, in words for people: what happened, and what to do.
+
+const ERRORS = {
+  context_length_exceeded: "The conversation is longer than the model can read. Delete some turns, or begin a new one.",
+  content_filter: "The server's content filter refuses this. Change the question.",
+  memory_pressure: "The box has no memory left for this now. Try again in a moment.",
+  timeout: "This took longer than the server allows. Try again, or ask for a shorter answer.",
+  model_loading_error: "The model could not be loaded. Choose another one, or ask who runs the server.",
+  rate_limited: "The box is busy, or your key's limit is reached.",
+  lost: "The connection was lost, and the answer with it. What has come so far is here: continue it, or ask again.",
+  authenticate: "The server needs an API key, or doesn't know yours.",
+  restart: "The connection was lost for too long. What has come so far is here: continue it, or ask again.",
+  reconnect: "The server is shutting down. Continue the answer when it is back.",
+  none: "The server failed at this. Try again; if it happens again, its log says why.",
+};
+
+/** One sentence or two about an error message of /generate. */
+export function errorWords({ error, recovery_action: action, message = "", retry_after_ms: wait }) {
+  const known = ERRORS[error] ?? ERRORS[action];
+  if (known === undefined) return `The server does not take this: ${message}`;
+  const when = wait === undefined ? "" : ` Try again in ${seconds(wait)}.`;
+  return known + when;
+}
+
+const ENDS = {
+  stop: "finished",
+  length: "cut at its length",
+  cancelled: "stopped",
+  content_filter: "ended by the content filter",
+};
+
+export function endWords(reason) {
+  return ENDS[reason] ?? reason;
+}
+
+/** What a generation waits for. */
+export function statusWords({ operation, progress, position, eta_seconds: eta }) {
+  const left = eta === undefined ? "" : `, about ${seconds(eta * 1000)} left`;
+  if (operation === "model_loading") return `Loading the model: ${progress}%${left}`;
+  if (operation === "queued") return `Waiting: number ${position} in the queue${left}`;
+  return "";
+}
+
+export function seconds(ms) {
+  return ms < 1000 ? `${Math.round(ms)} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`;
+}
