@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,3 +88,51 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the console says of errors, the policy's among them, since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+class CuttingProxy:
+    """Passes connections on to the daemon at HOST:PORT, and can cut them all."""
+
+    def __init__(self, http: str):
+        host, _, port = http.rpartition(":")
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> CuttingProxy:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._listener.close()
+        self.cut()
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of the proxy."""
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def cut(self) -> int:
+        """End all connections; returns how many there were."""
+        cut, self._open = self._open, set()
+        for each in cut:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        return len(cut) // 2
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._to)
+                self._open |= {client, server}
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for each in (source, sink):
+            self._open.discard(each)
+            each.close()

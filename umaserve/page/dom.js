@@ -5,13 +5,14 @@ export function h(tag, props = {}, ...children) {
   const [name, ...classes] = tag.split(".");
   const node = document.createElement(name);
   if (classes.length > 0) node.classList.add(...classes);
+  // One by one, since arguments are limited; and before dir="auto", which looks at all text after each change.
+  for (const child of present(children)) node.append(child);
   for (const [key, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (key === "value" || (key in node && typeof value !== "string")) node[key] = value;
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
 
@@ -54,8 +55,12 @@ export function iconButton(name, label, onclick, props = {}) {
 
 /** Replaces the children of `node`, unless they are what is there already. */
 export function fill(node, ...children) {
-  const wanted = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  const wanted = present(children);
   if (wanted.length !== node.childNodes.length || wanted.some((child, i) => child !== node.childNodes[i])) {
     node.replaceChildren(...wanted);
   }
+}
+
+function present(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }

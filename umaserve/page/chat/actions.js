@@ -5,6 +5,7 @@ import { runAnswer } from "./running.js";
 import { defaults, presets, savePreset } from "./settings.js";
 
 const SAVE_MS = 3000;
+const NOTICE_MS = 8000;
 
 /** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}. */
 export function chatState(wide) {
@@ -24,15 +25,30 @@ export function chatState(wide) {
   };
 }
 
-export function chatActions({ store, api, library, storage }) {
+/** `wide()`: whether there is room for the drawers beside the conversation. */
+export function chatActions({ store, api, library, storage, wide }) {
   const { state } = store;
   let generation = null;
   /** What follows the running answer, once it has ended. */
   let after = null;
   let saveTimer = 0;
+  let noticeTimer = 0;
 
   const update = store.update;
   const touch = (turn) => state.versions.set(turn.id, (state.versions.get(turn.id) ?? 0) + 1);
+
+  function tell(text) {
+    clearTimeout(noticeTimer);
+    noticeTimer = setTimeout(() => update(() => (state.notice = "")), NOTICE_MS);
+    update(() => (state.notice = text));
+  }
+
+  function show(conversation) {
+    update(() => {
+      Object.assign(state, { conversation, editing: null });
+      if (!wide()) state.open.list = false;
+    });
+  }
 
   async function relist() {
     const list = await library.list(state.query);
@@ -47,7 +63,7 @@ export function chatActions({ store, api, library, storage }) {
       await library.save(conversation);
       await relist();
     } catch (error) {
-      update(() => (state.notice = `This conversation can't be kept in the browser: ${error.message}`));
+      tell(`This conversation can't be kept in the browser: ${error.message}`);
     }
   }
 
@@ -105,14 +121,13 @@ export function chatActions({ store, api, library, storage }) {
   const actions = {
     // -- conversations
     open: async (id) => {
-      if (state.run?.conversation.id === id) return update(() => (state.conversation = state.run.conversation));
-      const found = await library.get(id);
-      if (found) update(() => Object.assign(state, { conversation: found, editing: null }));
+      const found = state.run?.conversation.id === id ? state.run.conversation : await library.get(id);
+      if (found) show(found);
     },
-    begin: () => update(() => {
+    begin: () => {
       const { model, system, settings } = state.conversation;
-      Object.assign(state, { conversation: newConversation(model, system, { ...settings }), editing: null });
-    }),
+      show(newConversation(model, system, { ...settings }));
+    },
     remove: async (id) => {
       if (state.run?.conversation.id === id) return;
       await library.remove(id);
@@ -126,10 +141,9 @@ export function chatActions({ store, api, library, storage }) {
     exported: () => library.exported(),
     imported: async (text) => {
       try {
-        const count = await library.imported(text);
-        update(() => (state.notice = `Conversations imported: ${count}.`));
+        tell(`Conversations imported: ${await library.imported(text)}.`);
       } catch {
-        update(() => (state.notice = "This file is not one of exported conversations."));
+        tell("This file is not one of exported conversations.");
       }
       await relist();
     },
@@ -193,12 +207,12 @@ export function chatActions({ store, api, library, storage }) {
     keepPreset: (name) => {
       const { settings, system } = state.conversation;
       savePreset(storage, { name, settings, system });
-      update(() => (state.notice = `Preset “${name}” is kept in this browser.`));
+      tell(`Preset “${name}” is kept in this browser.`);
     },
 
     // -- what is shown
     toggle: (drawer, open = !state.open[drawer]) => update(() => (state.open[drawer] = open)),
-    notice: (text) => update(() => (state.notice = text)),
+    tell,
   };
   return actions;
 }

@@ -21,7 +21,7 @@ export function conversationList(store, actions) {
     const [chosen] = file.files;
     file.value = "";
     if (!chosen) return;
-    if (chosen.size > MAX_FILE_BYTES) actions.notice("This file is larger than 64 MiB.");
+    if (chosen.size > MAX_FILE_BYTES) actions.tell("This file is larger than 64 MiB.");
     else await actions.imported(await chosen.text());
   }
 

@@ -72,7 +72,7 @@ const WELCOME = "Ask anything. While the answer is being written you can pause i
 function userView(actions) {
   const text = h("div.text", { dir: "auto" });
   const buttons = h("div.actions");
-  const node = h("li.turn.user", {}, h("h3.hidden", {}, "You"), text, buttons);
+  const node = h("li.turn.user", {}, h("h2.hidden", {}, "You"), text, buttons);
   let editor = null;
 
   return {
@@ -120,7 +120,7 @@ function answerView(actions) {
   const note = h("p.note", { role: "status" });
   const figures = h("p.figures");
   const buttons = h("div.actions");
-  const node = h("li.turn.answer", {}, h("h3.hidden", {}, "Answer"), folded, text, note, figures, buttons);
+  const node = h("li.turn.answer", {}, h("h2.hidden", {}, "Answer"), folded, text, note, figures, buttons);
   const drawn = new AnswerText(text);
   let version = "";
 

@@ -15,7 +15,7 @@ export async function mount(root, app) {
   const store = createStore(chatState(wide.matches));
   const { state } = store;
   const library = await openLibrary();
-  const actions = chatActions({ store, api: app.api, library, storage: app.storage });
+  const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
   const writing = composer(store, actions);
 
   const toggle = (name, drawer, label) => iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": drawer === "list" ? "conversations" : "settings" });

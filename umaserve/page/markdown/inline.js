@@ -61,7 +61,7 @@ export function parseInline(lines) {
           add({ type: "code", at: at + i + length, text: text.slice(i + length, end) });
         }
       } else if (char === "h") {
-        const found = URL_TEXT.exec(text.slice(i, i + MAX_TARGET))[0].replace(/[.,;:!?)\]]+$/, "");
+        const found = (URL_TEXT.exec(text.slice(i, i + MAX_TARGET))?.[0] ?? "").replace(/[.,;:!?)\]]+$/, "");
         const href = safeLink(found);
         if (links > 0 || href === null) continue;
         take(i, found.length);

@@ -1,0 +1,488 @@
+"""The page in a real browser, on the real daemon and model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import axe_core_python
+import pytest
+from browser import BROWSER, DRIVER, MISSING, CuttingProxy
+from browser import Browser as PlainBrowser
+from daemon import Daemon
+from selenium.webdriver import Keys
+
+from umaserve.access.keys import KeyFile
+
+pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
+
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
+DEFAULTS |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+RECORDER = """
+window.wire = [];
+const Plain = WebSocket;
+window.WebSocket = class extends Plain {
+  constructor(...a) {
+    super(...a);
+    this.addEventListener("message", ({ data }) => window.wire.push(JSON.parse(data)));
+  }
+  send(data) {
+    window.wire.push(JSON.parse(data));
+    super.send(data);
+  }
+};
+"""
+"""Keeps what the page's WebSockets send and receive."""
+READ = """
+const { openLibrary } = await import("/page/chat/library.js");
+const library = await openLibrary();
+const [newest] = await library.list();
+return newest ? await library.get(newest.id) : null;
+"""
+MARKDOWN = (
+    "# Tides\n\nTwo **bulges**, see [NOAA](https://oceanservice.noaa.gov/).\n\n1. near\n2. far\n   - left behind\n\n"
+    "| Day | Range |\n|:--|--:|\n| 1 | 5.1 m |\n\n```python\nprint('<b>')\n```\n\n> quoted\n\n"
+    '<tool_call>\n{"name": "tide_table", "arguments": {}}\n</tool_call>\n\n\u0645\u0631\u062d\u0628\u0627\n'
+)
+
+
+class Browser(PlainBrowser):
+    """On the page of one daemon."""
+
+    def start(self, http: str, **settings) -> None:
+        """Open the page anew, with these settings instead of the page's own."""
+        self.open(http)
+        preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
+        self.js("localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
+        self.driver.refresh()
+        self.wait(lambda: self.one("#preset option:last-child"))
+        self.set("#preset", "of the test", "change")
+
+    def set(self, selector: str, value: str, event: str = "input") -> None:
+        script = "const [e] = document.querySelectorAll(arguments[0]); e.value = arguments[1];"
+        self.js(script + "e.dispatchEvent(new Event(arguments[2]))", selector, value, event)
+
+    def wait_for_end(self) -> None:
+        self.wait(lambda: self.one(".composer .primary:not([hidden])") and not self.one("[aria-busy=true]"))
+        assert self.one(".answer[data-phase=ended]"), self.text(".answer .note")
+
+    def stored(self) -> dict:
+        """The newest conversation that the browser keeps."""
+        return self.wait(lambda: self.module(READ))
+
+    def answers(self) -> list[dict]:
+        """Its answers, in the order of their making, once they all have ended."""
+
+        def ended() -> list[dict]:
+            answers = [turn for turn in self.stored()["turns"].values() if turn["role"] == "assistant"]
+            return answers if all("end" in answer for answer in answers) else []
+
+        return self.wait(ended)
+
+    def imports(self, directory: Path, text: str, **answer) -> None:
+        """Bring in a conversation with this answer, and open it."""
+        question = {"id": "q", "parent": "", "role": "user", "text": "Why?"}
+        turns = {"q": question, "a": {"id": "a", "parent": "q", "role": "assistant", "text": text, **answer}}
+        conversation = {"title": "Imported", "system": "", "model": "", "settings": {}, "turns": turns}
+        whole = {"format": "umaserve-conversations", "version": 1, "conversations": [conversation]}
+        file = directory / "conversations.json"
+        file.write_text(json.dumps(whole))
+        self.one("input[type=file]").send_keys(str(file))
+        self.wait(lambda: "Imported" in self.text(".conversations li"))
+        self.js("document.querySelector('.conversations .open').click()")
+        self.wait(lambda: self.one(".answer .markdown > *"))
+
+    def violations(self) -> list:
+        """What axe-core finds."""
+        self.js(AXE)
+        run = "axe.run().then((found) => arguments[0](found.violations.map((v) => [v.id, v.nodes[0].html])))"
+        return self.driver.execute_async_script(run)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    profile = tmp_path_factory.mktemp("profile")
+    browser = Browser(profile)
+    browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": RECORDER})
+    yield browser
+    browser.close()
+    shutil.rmtree(profile, ignore_errors=True)
+
+
+@pytest.fixture
+def browser(opened: Browser) -> Iterator[Browser]:
+    yield opened
+    assert opened.complaints() == []
+
+
+# -- talking -----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=24)
+    browser.say("What is the Moon?")
+    browser.wait_for_end()
+    browser.say("And the Sun?")
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    browser.wait_for_end()
+    first, second = browser.answers()
+    assert first["text"] in browser.text(".turns")
+    config = [message for message in browser.js("return window.wire") if message.get("type") == "config"][-1]
+    roles = [(turn["role"], turn["content"]) for turn in config["prompt"]]
+    assert roles == [("user", "What is the Moon?"), ("assistant", first["text"]), ("user", "And the Sun?")]
+    figures = browser.js("return [...document.querySelectorAll('.figures')].at(-1).textContent")
+    for words in (
+        "first token in ",
+        " tokens/s",
+        " prompt tokens, ",
+        " of them cached",
+        f"{second['stats']['tokens']} w",
+    ):
+        assert words in figures
+    # It is there again when the page is opened again.
+    browser.driver.refresh()
+    browser.wait(lambda: browser.one(".conversations .open")).click()
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    assert browser.text(".turn.user .text") == "What is the Moon?"
+
+
+def test_an_answer_is_paused_goes_on_and_is_stopped(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.press("Pause")
+    browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+    held = browser.text(".answer .markdown")
+    received = browser.js("return window.wire.length")
+    assert daemon.metrics()["active_sessions"] == 1
+    # Whatever came after the acknowledgement would have come before another connection's answer.
+    daemon.ask(max_tokens=4)
+    assert (browser.text(".answer .markdown"), browser.js("return window.wire.length")) == (held, received)
+    browser.press("Go on")
+    browser.wait(lambda: len(browser.text(".answer .markdown")) > len(held))
+    browser.press("Stop")
+    browser.wait_for_end()
+    assert browser.text(".figures").count("stopped") == 1
+    assert browser.text(".answer .markdown").startswith(held[:20])
+
+
+def test_a_slider_acts_on_the_running_answer_and_is_marked_along_it(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
+    browser.say("Tell a long story.")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    for value in ("1.5", "0.2"):
+        browser.set("#set-temperature", value)
+        browser.wait(lambda value=value: f"temperature {value}" in browser.text(".answer"))
+    browser.press("Stop")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert [mark["values"] for mark in answer["marks"]] == [{"temperature": 1.5}, {"temperature": 0.2}]
+    wire = browser.js("return window.wire")
+    taken = [i for i, message in enumerate(wire) if message.get("operation") == "modify"]
+    # Where the daemon took it is where it is marked.
+    before = "".join(message["token"] for message in wire[: taken[0]] if message["type"] == "token")
+    assert answer["marks"][0]["at"] == len(before)
+    assert [mark.text for mark in browser.all(".mark")] == ["temperature 1.5", "temperature 0.2"]
+    assert browser.one(".under-1:not(.mark)")
+
+
+def test_another_token_begins_a_branch(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=24)
+    browser.js("document.querySelector('#probabilities').click()")
+    browser.say("What is the Moon?")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    index = next(i for i, token in enumerate(answer["tokens"]) if i > 3 and len(token["others"]) > 3)
+    browser.one(f"[data-token='{index}']").click()
+    browser.wait(lambda: browser.one(".alternatives:popover-open button:enabled"))
+    assert len(browser.all(".alternatives button:disabled")) >= 1
+    browser.one(".alternatives button:enabled").click()
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait_for_end()
+    before, after = browser.answers()
+    kept = before["tokens"][index - 1]["end"]
+    others = {text for text, _ in before["tokens"][index]["others"]}
+    piece = after["text"][kept : after["tokens"][index]["end"]]
+    assert after["text"][:kept] == before["text"][:kept]
+    assert piece in others - {before["text"][kept : before["tokens"][index]["end"]]}
+    assert after["stats"]["cached"] > 0
+    browser.press("Branch before")
+    browser.wait(lambda: browser.text(".branch") == "1 / 2")
+    assert "".join(token.text for token in browser.all(".token")).startswith(before["text"][:kept].strip()[:8])
+
+
+def test_an_answer_is_continued_asked_for_again_and_deleted(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=8)
+    browser.say("Tell a long story.")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    browser.press("Continue this answer")
+    browser.wait(lambda: browser.stored()["turns"][answer["id"]]["text"] != answer["text"])
+    browser.wait_for_end()
+    (longer,) = browser.answers()
+    assert longer["text"].startswith(answer["text"])
+    browser.press("Answer again")
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait_for_end()
+    browser.press("Edit this question, as a branch")
+    area = browser.wait(lambda: browser.one(".editor textarea"))
+    area.send_keys(Keys.CONTROL, "a")
+    area.send_keys("Tell a joke.", Keys.ENTER)
+    browser.wait(lambda: browser.text(".turn.user .text") == "Tell a joke.")
+    browser.wait_for_end()
+    assert len(browser.answers()) == 3
+    browser.press("Delete from here on")
+    browser.wait(lambda: browser.text(".turn.user .text") == "Tell a long story.")
+    assert len(browser.answers()) == 2
+
+
+def test_a_lost_connection_is_resumed_where_it_was(browser: Browser, daemon: Daemon):
+    with CuttingProxy(daemon.http) as proxy:
+        browser.start(proxy.http, max_tokens=160, ignore_eos=True)
+        browser.say("Tell a long story.")
+        browser.wait(lambda: browser.text(".answer .markdown"))
+        assert proxy.cut() > 0
+        browser.wait_for_end()
+        (answer,) = browser.answers()
+    wire = browser.js("return window.wire")
+    assert [message["type"] for message in wire].count("resume") == 1
+    (completion,) = [message for message in wire if message["type"] == "completion"]
+    assert answer["text"] == completion["generated_text"]
+    assert answer["stats"]["tokens"] == 160
+
+
+def test_an_error_says_what_to_do(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http)
+    browser.set(".composer textarea", "word " * 20_000)
+    browser.press("Send")
+    browser.wait(lambda: browser.one(".answer[data-phase=failed]"))
+    assert "Delete some turns, or begin a new one." in browser.text(".answer .note")
+
+
+def test_one_reads_in_peace_while_the_answer_grows(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
+    browser.say("Tell a long story.")
+    scroller = "document.querySelector('.scroller')"
+    browser.wait(lambda: browser.js(f"return {scroller}.scrollTop > 300"))
+    browser.js(f"{scroller}.scrollTop = 10")
+    browser.wait(lambda: browser.one(".to-end").is_displayed())
+    seen = len(browser.text(".answer"))
+    browser.wait(lambda: len(browser.text(".answer")) > seen + 200)
+    assert browser.js(f"return {scroller}.scrollTop") == 10
+    browser.one(".to-end").click()
+    browser.wait(lambda: browser.js(f"return {scroller}.scrollTop > 10"))
+    browser.press("Stop")
+    browser.wait_for_end()
+
+
+def test_the_keyboard_does_it_all(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
+
+    def keys(*pressed: str) -> None:
+        browser.driver.switch_to.active_element.send_keys(*pressed)
+
+    browser.js("document.querySelector('.composer textarea').focus()")
+    keys("Tell a long story.", Keys.ENTER)
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    keys(Keys.ALT, "p")
+    browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+    keys(Keys.ALT, "p")
+    browser.wait(lambda: browser.one(".answer[data-phase=writing]"))
+    keys(Keys.ESCAPE)
+    browser.wait_for_end()
+    keys(Keys.ALT, "n")
+    browser.wait(lambda: not browser.all(".turn"))
+    assert browser.driver.switch_to.active_element.get_attribute("aria-label") == "Message"
+
+
+def test_two_tabs_know_of_each_others_conversations(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    first = browser.driver.current_window_handle
+    browser.driver.switch_to.new_window("tab")
+    second = browser.driver.current_window_handle
+    browser.open(daemon.http)
+    browser.driver.switch_to.window(first)
+    browser.say("A question of the first tab")
+    browser.wait_for_end()
+    browser.driver.switch_to.window(second)
+    browser.wait(lambda: browser.text(".conversations .open") == "A question of the first tab")
+    browser.driver.close()
+    browser.driver.switch_to.window(first)
+
+
+def test_a_key_is_asked_for_and_ends_with_the_tab(browser: Browser, own_daemon, tmp_path: Path):
+    file = str(tmp_path / "keys.json")
+    key = KeyFile(file, missing_ok=True).add("ann")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--api-keys", file)
+    browser.open(daemon.http)
+    for given, is_good in (("umak_wrong", False), (key, True)):
+        browser.wait(lambda: browser.one("dialog[open] #key")).send_keys(given)
+        browser.press("Use this key")
+        if not is_good:
+            browser.wait(lambda: "does not know this key" in browser.text("dialog"))
+    browser.wait(lambda: not browser.one("dialog[open]") and browser.text(".model"))
+    browser.say("What is the Moon?")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.press("Stop")
+    browser.wait_for_end()
+    assert browser.js("return sessionStorage.length") == 1
+    assert key not in browser.js("return JSON.stringify(localStorage)") + json.dumps(browser.stored())
+    assert "key=ann" in daemon.logs
+    # The browser says of the first requests that they were refused.
+    assert all("401" in complaint for complaint in browser.complaints())
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 800), (320, 640)], ids=["desk", "phone"])
+def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, scheme: str, size: tuple[int, int]):
+    driver = browser.driver
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 400}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        browser.open(daemon.http)
+        driver.refresh()
+        browser.wait(lambda: browser.one(".composer textarea"))
+        assert browser.violations() == []
+        marks = [{"at": 30, "values": {"temperature": 1.5}}, {"at": 60, "values": {"top_p": 0.5}}]
+        browser.imports(tmp_path, MARKDOWN, marks=marks, thoughts="Tides.", end="stop")
+        browser.press("Settings")
+        assert browser.violations() == []
+        assert browser.js("return document.documentElement.scrollWidth") <= size[0]
+        for tag in ("h3", "strong", "a", "ol > li > ul", "table td.end", "figure pre", "blockquote", ".call"):
+            assert browser.one(f".answer .markdown {tag}"), tag
+        assert (
+            browser.js("return getComputedStyle(document.querySelector('.markdown > :last-child')).direction") == "rtl"
+        )
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+HOSTILE = [
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>",
+    "<svg/onload=alert(1)><iframe srcdoc='<script>parent.hacked = 1</script>'></iframe>",
+    "[a](javascript:alert(1)) [b](data:text/html,<script>1</script>) [c](JaVaScRiPt:1) [d](//evil) [e](vbscript:1)",
+    '[a](https://ok.example/"onmouseover=alert(1)) ![x](https://evil.example/pixel.png) <a href=javascript:1>x</a>',
+    "```<script>\n</code></pre><script>window.hacked = 1</script>\n",
+    "| <b> | <script> |\n|---|---|\n| </table><script>window.hacked = 1</script> | x |",
+    '<tool_call>\n{"name": "<img src=x onerror=alert(1)>"}\n</tool_call>',
+    "\u001b[31mred\u001b[0m \u202egnp.exe\u202c \u2066hidden\u2069 \u0000 \u0007",
+]
+"""What a model may be made to say."""
+ENDLESS = [
+    "x",
+    "*",
+    "_a_ ",
+    "`",
+    "` `` ",
+    "[",
+    "](",
+    "![",
+    "> ",
+    "- ",
+    "- a\n",
+    "|",
+    "|a|\n|-|\n",
+    "\\*",
+    "1. ",
+    "\n",
+    "[a](http://b",
+]
+DRAW = """
+const { AnswerText } = await import("/page/chat/answer_text.js");
+const [text, shaded, pieces] = values;
+const node = document.createElement("div");
+document.body.append(node);
+const drawn = new AnswerText(node);
+const whole = text.length === 2 && Array.isArray(text) ? text[0].repeat(text[1]) : text;
+for (let i = 1; i <= pieces; i += 1) {
+  const grown = whole.slice(0, Math.ceil((whole.length * i) / pieces));
+  const tokens = [...grown].map((_, at) => ({ end: at + 1, logprob: -1, others: [] }));
+  drawn.draw({ text: grown, tokens: shaded ? tokens : [], marks: [] }, shaded);
+}
+const all = [...node.querySelectorAll("*")];
+const found = {
+  text: node.textContent.slice(0, 4000),
+  html: node.innerHTML.slice(0, 4000),
+  tags: [...new Set(all.map((one) => one.localName))],
+  attributes: [...new Set(all.flatMap((one) => one.getAttributeNames()))],
+  addresses: all.filter((one) => one.href).map((one) => one.href),
+};
+node.remove();
+return found;
+"""
+TAGS = {*("p", "h3", "h4", "h5", "h6", "hr", "ul", "ol", "li", "blockquote", "strong", "em", "del", "a", "code"), "pre"}
+TAGS |= {
+    *("figure", "figcaption", "span", "button", "details", "summary", "div", "table", "thead", "tbody", "tr", "th")
+}
+TAGS |= {"td"}
+ATTRIBUTES = {*("dir", "class", "type", "tabindex", "role", "aria-label", "start", "data-copy", "data-token"), "href"}
+ATTRIBUTES |= {"title", "target", "rel"}
+
+
+@pytest.mark.parametrize("shaded", [False, True])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_becomes_what_acts(browser: Browser, daemon: Daemon, text: str, shaded: bool):
+    browser.open(daemon.http)
+    for pieces in (1, 7):
+        found = browser.module(DRAW, text, shaded, pieces)
+        assert set(found["tags"]) <= TAGS
+        assert set(found["attributes"]) <= ATTRIBUTES
+        assert all(address.startswith(("https://", "http://")) for address in found["addresses"])
+        assert not any(char in found["text"] for char in "\u001b\u202e\u2066\u0000\u0007")
+    assert browser.js("return window.hacked === undefined")
+
+
+@pytest.mark.parametrize("piece", ENDLESS)
+def test_a_megabyte_of_anything_is_drawn(browser: Browser, daemon: Daemon, piece: str):
+    browser.open(daemon.http)
+    assert browser.module(DRAW, [piece, 1_000_000 // len(piece)], False, 1)["tags"] is not None
+
+
+@pytest.mark.parametrize("shaded", [False, True])
+def test_text_that_grows_is_drawn_as_if_it_came_at_once(browser: Browser, daemon: Daemon, shaded: bool):
+    browser.open(daemon.http)
+    at_once, grown = (browser.module(DRAW, MARKDOWN, shaded, pieces)["html"] for pieces in (1, len(MARKDOWN)))
+    assert at_once == grown
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a **b *c* d** e", '<p dir="auto">a <strong>b <em>c</em> d</strong> e</p>'),
+        ("snake_case_name 2 * 3 * 4", '<p dir="auto">snake_case_name 2 * 3 * 4</p>'),
+        ("**open `code *` \\*", '<p dir="auto">**open <code>code *</code> *</p>'),
+        ("- a\n\n  b\n- [x] c", None),
+        ("a\nb", '<p dir="auto">a\nb</p>'),
+        ("~~~\n```\n~~~\nafter", None),
+        ("#no heading\n\n####### none", '<p dir="auto">#no heading</p><p dir="auto">####### none</p>'),
+    ],
+)
+def test_markdown(browser: Browser, daemon: Daemon, text: str, html: str | None):
+    browser.open(daemon.http)
+    found = browser.module(DRAW, text, False, 1)
+    if html is not None:
+        assert found["html"] == html
+    elif text.startswith("-"):
+        assert found["tags"] == ["ul", "li", "p", "span"]
+    else:
+        assert (found["tags"][0], found["tags"][-1], found["text"]) == ("figure", "p", "codeCopy```after")
+
+
+def test_a_file_that_is_no_export_is_refused(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.open(daemon.http)
+    wrong = [{"format": "other"}, [], {"format": "umaserve-conversations", "conversations": [{"turns": {"a": {}}}]}]
+    for number, value in enumerate(wrong):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(value))
+        browser.js("document.querySelector('.notice').textContent = ''")
+        browser.one("input[type=file]").send_keys(str(file))
+        browser.wait(lambda: "not one of exported conversations" in browser.text(".notice"))
