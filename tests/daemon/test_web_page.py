@@ -73,7 +73,3 @@ def test_nothing_else_is_served(name: str):
     with pytest.raises(Refusal) as refused:
         ask(f"/page/{name}")
     assert refused.value.status == 404
-
-
-def test_what_is_shown_first_is_small():
-    assert sum(len(file.body) for file in FILES.values()) < 100_000

@@ -40,7 +40,9 @@ READ = """
 const { openLibrary } = await import("/page/chat/library.js");
 const library = await openLibrary();
 const [newest] = await library.list();
-return newest ? await library.get(newest.id) : null;
+if (!newest) return null;
+const found = await library.get(newest.id);
+return { ...found, order: Object.keys(found.turns) };
 """
 MARKDOWN = (
     "# Tides\n\nTwo **bulges**, see [NOAA](https://oceanservice.noaa.gov/).\n\n1. near\n2. far\n   - left behind\n\n"
@@ -77,7 +79,9 @@ class Browser(PlainBrowser):
         """Its answers, in the order of their making, once they all have ended."""
 
         def ended() -> list[dict]:
-            answers = [turn for turn in self.stored()["turns"].values() if turn["role"] == "assistant"]
+            stored = self.stored()
+            turns = [stored["turns"][each] for each in stored["order"]]
+            answers = [turn for turn in turns if turn["role"] == "assistant"]
             return answers if all("end" in answer for answer in answers) else []
 
         return self.wait(ended)
@@ -235,16 +239,18 @@ def test_an_answer_is_continued_asked_for_again_and_deleted(browser: Browser, da
     browser.wait_for_end()
     assert len(browser.answers()) == 3
     browser.press("Delete from here on")
+    browser.driver.switch_to.alert.accept()
     browser.wait(lambda: browser.text(".turn.user .text") == "Tell a long story.")
     assert len(browser.answers()) == 2
 
 
-def test_a_lost_connection_is_resumed_where_it_was(browser: Browser, daemon: Daemon):
+@pytest.mark.parametrize("lose", [CuttingProxy.cut, CuttingProxy.silence], ids=["cut", "silent"])
+def test_a_lost_connection_is_resumed_where_it_was(browser: Browser, daemon: Daemon, lose):
     with CuttingProxy(daemon.http) as proxy:
         browser.start(proxy.http, max_tokens=160, ignore_eos=True)
         browser.say("Tell a long story.")
         browser.wait(lambda: browser.text(".answer .markdown"))
-        assert proxy.cut() > 0
+        assert lose(proxy) > 0
         browser.wait_for_end()
         (answer,) = browser.answers()
     wire = browser.js("return window.wire")
@@ -364,6 +370,17 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Daemon):
+    browser.open(daemon.http)
+    browser.wait(lambda: browser.one(".composer textarea"))
+    sizes = browser.js(
+        "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/page/'))"
+        ".concat(performance.getEntriesByType('navigation')).map((e) => [e.name, e.decodedBodySize])"
+    )
+    assert len(sizes) > 10
+    assert sum(size for _, size in sizes) < 100_000, sizes
 
 
 HOSTILE = [

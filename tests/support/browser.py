@@ -98,6 +98,7 @@ class CuttingProxy:
         self._to = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
+        self._silent: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> CuttingProxy:
@@ -120,6 +121,11 @@ class CuttingProxy:
                 each.shutdown(socket.SHUT_RDWR)
         return len(cut) // 2
 
+    def silence(self) -> int:
+        """Keep all connections open, but pass on nothing more of them; returns how many there were."""
+        self._silent |= self._open
+        return len(self._silent) // 2
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
@@ -132,7 +138,11 @@ class CuttingProxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                sink.sendall(data)
+                if source not in self._silent:
+                    sink.sendall(data)
         for each in (source, sink):
             self._open.discard(each)
+            # Without it the other thread's recv keeps the socket open.
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
             each.close()

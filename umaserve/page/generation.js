@@ -3,6 +3,8 @@
 const RETRY_MS = [300, 1000, 2000, 4000, 8000];
 /** The daemon keeps what was lost for a minute, unless it is told otherwise. */
 const GIVE_UP_MS = 60_000;
+/** A stream that is silent for so long may have lost its connection without a word: a new one takes it over. */
+const SILENT_MS = 15_000;
 
 /**
  * `on` has what is called meanwhile:
@@ -24,6 +26,8 @@ export class Generation {
   #lostAt = 0;
   #tries = 0;
   #timer = 0;
+  #silence = 0;
+  #paused = false;
   #modifying = [];
   #wanted = null;
 
@@ -72,6 +76,17 @@ export class Generation {
     return true;
   }
 
+  #expectMore() {
+    clearTimeout(this.#silence);
+    if (this.#paused) return;
+    this.#silence = setTimeout(() => {
+      const silent = this.#socket;
+      this.#socket = null;
+      silent?.close();
+      this.#reconnect();
+    }, SILENT_MS);
+  }
+
   #connect(first) {
     const socket = this.#api.socket("/generate");
     this.#socket = socket;
@@ -81,6 +96,7 @@ export class Generation {
   }
 
   #reconnect() {
+    clearTimeout(this.#silence);
     if (this.#lostAt === 0) {
       this.#lostAt = Date.now();
       this.#on.lost();
@@ -107,6 +123,7 @@ export class Generation {
       case "token":
         if (message.position === undefined) break; // The empty one before the end.
         this.#position = message.position + 1;
+        this.#expectMore();
         this.#on.token(message);
         break;
       case "status":
@@ -130,9 +147,13 @@ export class Generation {
       if (Object.keys(this.#wanted).length === 0) this.#wanted = null;
       this.#sendModify();
       this.#on.found();
+      this.#expectMore();
     } else if (operation === "modify") this.#on.steered(operation, this.#modifying.shift() ?? {});
-    else if (operation === "pause" || operation === "resume") this.#on.steered(operation);
-    else this.#on.status(message);
+    else if (operation === "pause" || operation === "resume") {
+      this.#paused = operation === "pause";
+      this.#expectMore();
+      this.#on.steered(operation);
+    } else this.#on.status(message);
   }
 
   #error(message) {
@@ -149,6 +170,7 @@ export class Generation {
     if (this.#ended) return;
     this.#ended = true;
     clearTimeout(this.#timer);
+    clearTimeout(this.#silence);
     this.#socket?.close();
     tell();
   }

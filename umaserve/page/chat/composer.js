@@ -5,10 +5,10 @@ import { fill, h, icon } from "../dom.js";
 export function composer(store, actions) {
   const { state } = store;
   const area = h("textarea", { rows: 1, dir: "auto", placeholder: "Write a message", "aria-label": "Message" });
-  const send = button("send", "Send", () => actions.send(), "primary");
-  const pause = button("pause", "Pause", () => actions.pause());
-  const resume = button("play", "Go on", () => actions.resume(), "primary");
-  const stop = button("stop", "Stop", () => actions.stop());
+  const send = button("send", "Send", "Enter", () => actions.send(), "primary");
+  const pause = button("pause", "Pause", "Alt+P", () => actions.pause());
+  const resume = button("play", "Go on", "Alt+P", () => actions.resume(), "primary");
+  const stop = button("stop", "Stop", "Escape", () => actions.stop());
   const buttons = h("div.row");
 
   area.addEventListener("input", () => actions.draft(area.value));
@@ -35,6 +35,7 @@ export function composer(store, actions) {
   return { node, focus: () => area.focus() };
 }
 
-function button(name, label, onclick, kind = "plain") {
-  return h(`button.${kind}`, { type: "button", onclick }, icon(name), h("span", {}, label));
+function button(name, label, key, onclick, kind = "plain") {
+  const props = { type: "button", title: `${label} (${key})`, "aria-label": label, "aria-keyshortcuts": key, onclick };
+  return h(`button.${kind}`, props, icon(name), h("span", {}, label));
 }

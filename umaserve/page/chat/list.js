@@ -33,7 +33,7 @@ export function conversationList(store, actions) {
     const entries = state.list.map(({ id, title }) => {
       const current = id === state.conversation.id;
       const open = h("button.open", { type: "button", dir: "auto", "aria-current": current && "true", onclick: () => actions.open(id) }, title);
-      return h("li", {}, open, iconButton("remove", `Delete “${title}”`, () => actions.remove(id)));
+      return h("li", {}, open, iconButton("remove", `Delete “${title}”`, () => confirm(`Delete “${title}”?`) && actions.remove(id)));
     });
     items.replaceChildren(...(entries.length > 0 ? entries : [h("li.none", {}, state.query ? "Nothing found" : "None yet")]));
   });

@@ -38,7 +38,7 @@ export function settingsPanel(store, actions, storage) {
     h("label", { for: "preset" }, "Preset"), preset, keeping,
     h("label", { for: "system" }, "System prompt"), system,
     h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
-    sliders.map(({ node: each }) => each), shade, hint);
+    sliders.map(({ node: each }) => each), shade, hint, h("p.hint", {}, KEYS));
 
   listPresets();
   store.subscribe(() => {
@@ -49,6 +49,8 @@ export function settingsPanel(store, actions, storage) {
   });
   return node;
 }
+
+const KEYS = "Keys: Enter sends, Shift+Enter breaks the line, Alt+P pauses and goes on, Escape stops, Alt+N begins a conversation, Alt+L and Alt+S open the drawers.";
 
 function slider({ name, title, least, most, step, hint }, actions) {
   const value = h("output", { for: `set-${name}` });

@@ -45,8 +45,7 @@ export function runAnswer({ api, conversation, answer, settings, probabilities, 
     }),
     status: (message) => change((run) => (run.note = statusWords(message))),
     token: (token) => change((run) => {
-      run.phase = run.phase === "waiting" ? "writing" : run.phase;
-      run.note = run.note === "Reconnected." ? run.note : "";
+      if (run.phase === "waiting") Object.assign(run, { phase: "writing", note: "" });
       figures(token);
     }),
     steered: (operation, parameters) => change((run) => {

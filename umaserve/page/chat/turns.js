@@ -93,7 +93,7 @@ function userView(actions) {
         ...walker(turn, state, actions),
         iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
         iconButton("copy", "Copy the question", () => navigator.clipboard.writeText(turn.text)),
-        iconButton("remove", "Delete from here on", () => actions.removeTurn(turn), { disabled: busy }),
+        removal(turn, state, actions),
       );
     },
   };
@@ -170,8 +170,14 @@ function answerButtons(turn, state, actions) {
     iconButton("redo", "Answer again", () => actions.regenerate(turn), busy),
     iconButton("go_on", "Continue this answer", () => actions.goOn(turn), busy),
     iconButton("copy", "Copy the answer", () => navigator.clipboard.writeText(turn.text)),
-    iconButton("remove", "Delete from here on", () => actions.removeTurn(turn), busy),
+    removal(turn, state, actions),
   ];
+}
+
+function removal(turn, state, actions) {
+  const isLast = state.conversation.chosen[turn.id] === undefined;
+  const remove = () => (isLast || confirm("Delete this turn and all that follow it?")) && actions.removeTurn(turn);
+  return iconButton("remove", "Delete from here on", remove, { disabled: state.run !== null });
 }
 
 /** Walks through the branches that a turn is one of. */
