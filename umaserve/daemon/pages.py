@@ -67,6 +67,7 @@ def own_pages(services: Services) -> HttpDialect:
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),
     }
     if services.config.page:
+        routes["/docs"] = Route("GET", Document(web_page.index), public=True)
         routes["/page/{file}"] = Route("GET", Document(web_page.file), public=True)
     if services.config.debug_echo:
         routes["/debug/echo"] = Route("GET", Echo())

@@ -21,8 +21,8 @@ export function createApi(storage, refused) {
       else storage.removeItem(KEY);
     },
 
-    /** Fetches `path`; returns the response. Throws `ApiError`. */
-    async fetch(path, options = {}) {
+    /** Fetches `path`; returns the response, whatever its status. Throws `ApiError` without one. */
+    async request(path, options = {}) {
       const headers = { ...options.headers };
       if (this.key) headers.Authorization = `Bearer ${this.key}`;
       let response;
@@ -31,8 +31,14 @@ export function createApi(storage, refused) {
       } catch {
         throw new ApiError(0, "The server can't be reached.");
       }
-      if (response.ok) return response;
       if (response.status === 401) refused();
+      return response;
+    },
+
+    /** As `request`, but an answer that is an error is thrown. */
+    async fetch(path, options) {
+      const response = await this.request(path, options);
+      if (response.ok) return response;
       const error = (await response.json().catch(() => ({}))).error;
       throw new ApiError(response.status, error?.message ?? `The server answers with status ${response.status}.`);
     },

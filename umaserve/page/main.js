@@ -10,7 +10,7 @@ const api = createApi(sessionStorage, () => store.update((state) => (state.keyWa
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
 const app = { store, api, bar, storage: localStorage, refreshModels };
-const links = VIEWS.map(({ name, title }) => h("a", { href: `#${name}`, "data-view": name }, title));
+const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name }, title));
 const problem = h("p.problem", { role: "alert" });
 const brand = h("h1", {}, "umaserve");
 const header = h("header", {}, bar.start, brand, h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links), bar.end);
@@ -23,7 +23,8 @@ const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) =
 let unmount = null;
 
 async function show() {
-  const name = location.hash.slice(1);
+  // A path of its own leaves the hash to the view.
+  const name = location.pathname.replaceAll("/", "") || location.hash.slice(1);
   const view = VIEWS.find((each) => each.name === name) ?? VIEWS[0];
   if (store.state.view === view.name) return;
   store.update((state) => (state.view = view.name));

@@ -193,7 +193,7 @@ function walker(turn, state, actions) {
   ];
 }
 
-function figuresOf({ stats, end, model }, running) {
+export function figuresOf({ stats, end, model }, running) {
   if (!stats?.tokens) return "";
   const parts = [`first token in ${seconds(stats.firstMs)}`];
   if (stats.perSecond) parts.push(`${stats.perSecond.toFixed(1)} tokens/s`);

@@ -1,0 +1,101 @@
+// A column: its model and settings, and the answer under them.
+
+import { h, iconButton } from "../dom.js";
+import { AnswerText } from "../chat/answer_text.js";
+import { addTurn, newConversation, ROOT } from "../chat/conversation.js";
+import { runAnswer } from "../chat/running.js";
+import { SETTINGS } from "../chat/settings.js";
+import { figuresOf } from "../chat/turns.js";
+
+/** `about` is {model, system, settings}: these change as one chooses, and a running answer with them. */
+export function column(app, store, about, remove) {
+  const state = { ...about, kept: false, run: null, answer: null };
+  let generation = null;
+  let drawn = null;
+  let listed = null;
+
+  const model = h("select", { onchange: () => store.update(() => (state.model = model.value)) });
+  const picker = h("label.whole", {}, "Model", model);
+  const system = h("textarea", { rows: 2, dir: "auto", value: state.system, oninput: () => (state.system = system.value) });
+  const numbers = SETTINGS.map(({ name, title, least, most, step }) => {
+    const range = { min: String(least), max: String(most), step: String(step) };
+    const set = () => input.validity.valid && input.value !== "" && change(name, input.valueAsNumber);
+    const input = h("input", { type: "number", ...range, value: String(state.settings[name]), onchange: set });
+    return h("label", {}, title, input);
+  });
+  const title = h("h2");
+  const keep = h("button.quiet", { type: "button", onclick: () => store.update(() => (state.kept = !state.kept)) }, "Keep this answer");
+  const close = iconButton("close", "Remove this column", remove);
+  const summary = h("summary");
+  const text = h("div.text.markdown");
+  const note = h("p.note", { role: "status" });
+  const figures = h("p.figures");
+  const settings = h("details", {}, summary, h("div.numbers", {}, picker, numbers, h("label.whole", {}, "System prompt", system)));
+  const node = h("section.column.answer", {}, h("div.row", {}, title, keep, close), settings, text, note, figures);
+
+  function change(name, value) {
+    generation?.modify({ [name]: value });
+    store.update(() => (state.settings[name] = value));
+  }
+
+  /** Asks, unless the answer from before is to stay. */
+  function ask(question) {
+    if (state.kept) return;
+    const conversation = newConversation(state.model, state.system, { ...state.settings });
+    const asked = addTurn(conversation, ROOT, "user", { text: question });
+    const answer = addTurn(conversation, asked.id, "assistant", { thoughts: "", tokens: [], marks: [] });
+    text.replaceChildren();
+    drawn = new AnswerText(text);
+    store.update(() => Object.assign(state, { answer, run: { phase: "waiting", note: "" } }));
+    generation = runAnswer({
+      ...{ api: app.api, conversation, answer, settings: conversation.settings, probabilities: false },
+      change: (f) => store.update(() => state.run && f(state.run)),
+      ended: () => {
+        generation = null;
+        store.update(() => (state.run = null));
+      },
+    });
+  }
+
+  function listModels(models) {
+    if (models === listed) return;
+    listed = models;
+    model.replaceChildren(...models.map(({ id }) => h("option", { value: id }, id)));
+    model.value = state.model || models[0]?.id || "";
+    picker.hidden = models.length < 2;
+  }
+
+  function show(number, removable) {
+    const { answer, run, kept } = state;
+    listModels(app.store.state.models);
+    node.setAttribute("aria-label", `Column ${number}`);
+    node.setAttribute("aria-busy", String(run !== null));
+    node.dataset.phase = run ? run.phase : answer?.error ? "failed" : "ended";
+    close.hidden = !removable;
+    keep.hidden = run !== null || answer === null;
+    keep.setAttribute("aria-pressed", String(kept));
+    write(title, `Column ${number}`);
+    write(summary, summaryOf(kept ? answer.settings : state.settings, state.model));
+    if (answer === null) return;
+    drawn.draw(answer, false);
+    write(note, run ? run.note || waitingFor(run, answer) : (answer.error ?? ""));
+    write(figures, figuresOf(answer, run !== null));
+  }
+
+  return { node, state, ask, show, stop: () => generation?.stop() };
+}
+
+function write(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function waitingFor({ phase }, { text, thoughts }) {
+  if (phase === "waiting") return "Reading the question…";
+  return thoughts && !text ? "Thinking…" : "";
+}
+
+/** What is worth knowing at a glance: the model, and the settings that are not the usual ones. */
+function summaryOf(settings, model) {
+  const others = SETTINGS.filter(({ name, first }) => name === "temperature" || settings[name] !== first);
+  return [model, ...others.map(({ name, title }) => `${title} ${settings[name]}`)].filter(Boolean).join(" · ");
+}

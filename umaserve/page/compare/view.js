@@ -1,0 +1,76 @@
+// One question, answered side by side: by other settings or models, or beside an answer that was kept from before.
+
+import { fill, h, icon } from "../dom.js";
+import { createStore } from "../store.js";
+import { defaults } from "../chat/settings.js";
+import { column } from "./column.js";
+
+const LEAST = 2;
+const MOST = 6;
+
+export function mount(root, app) {
+  const store = createStore({ columns: [] });
+  const { state } = store;
+  const prompt = h("textarea", { rows: 2, dir: "auto", "aria-label": "Question for all", placeholder: "One question for all columns", onkeydown: sendOnEnter });
+  const ask = h("button.primary", { type: "submit" }, icon("send"), "Ask all");
+  const stop = h("button", { type: "button", onclick: stopAll }, icon("stop"), "Stop all");
+  const add = h("button", { type: "button", onclick: () => addColumn() }, icon("add"), "Add a column");
+  const buttons = h("div.row");
+  const columns = h("div.columns");
+  const form = h("form.asking", { onsubmit: askAll }, prompt, buttons);
+  root.replaceChildren(h("main.compare", {}, form, columns));
+
+  /** A new column is like the last one. */
+  function addColumn(changes = {}) {
+    const { model = "", system = "", settings = defaults() } = state.columns[state.columns.length - 1]?.state ?? {};
+    const added = column(app, store, { model, system, settings: { ...settings, ...changes } }, () => {
+      added.stop();
+      store.update(() => state.columns.splice(state.columns.indexOf(added), 1));
+    });
+    store.update(() => state.columns.push(added));
+  }
+
+  const running = () => state.columns.some((each) => each.state.run !== null);
+
+  function askAll(event) {
+    event.preventDefault();
+    const question = prompt.value.trim();
+    if (question && !running()) for (const each of state.columns) each.ask(question);
+  }
+
+  function stopAll() {
+    for (const each of state.columns) each.stop();
+  }
+
+  function sendOnEnter(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    form.requestSubmit();
+  }
+
+  function stopOnEscape(event) {
+    if (event.key === "Escape") stopAll();
+  }
+
+  const unsubscribe = store.subscribe(() => {
+    const focused = buttons.contains(document.activeElement);
+    fill(columns, state.columns.map(({ node }) => node));
+    fill(buttons, running() ? stop : ask, add);
+    add.disabled = state.columns.length >= MOST;
+    state.columns.forEach((each, i) => each.show(i + 1, state.columns.length > LEAST));
+    // The button that had the focus may be gone.
+    if (focused && !buttons.contains(document.activeElement)) buttons.querySelector("button").focus();
+  });
+  const unsubscribeModels = app.store.subscribe(() => store.update(() => {}));
+  addEventListener("keydown", stopOnEscape);
+  addColumn();
+  addColumn({ temperature: 1.4 });
+  prompt.focus();
+
+  return () => {
+    removeEventListener("keydown", stopOnEscape);
+    unsubscribe();
+    unsubscribeModels();
+    stopAll();
+  };
+}
