@@ -14,7 +14,7 @@ BROWSERS = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*
 def ask(path: str, headers: dict[str, str] | None = None, **settings):
     """Status, headers and body of what the daemon with these settings has at the path."""
     table = routes(**settings)
-    route = table["/"] if path == "/" else table["/page/{file}"]
+    route = table[path] if path in table else table["/page/{file}"]
     status, found, body = route.endpoint.make(Request("GET", path, {}, tuple((headers or {}).items()), b""))
     return status, dict(found), body
 
@@ -43,11 +43,12 @@ def test_programs_get_the_paths():
     for status, headers, body in (ask("/"), ask("/", {"accept": BROWSERS}, page=False)):
         assert (status, headers["Content-Type"], headers["Vary"]) == (200, "application/json", "Accept")
         assert b'"/v1/chat/completions":["POST"]' in body
-    assert "/page/{file}" not in routes(page=False)
+    assert not {"/docs", "/page/{file}"} & set(routes(page=False))
 
 
-def test_nothing_but_its_own_files_acts_in_the_page():
-    status, headers, body = ask("/", {"accept": BROWSERS})
+@pytest.mark.parametrize(("path", "accept"), [("/", BROWSERS), ("/docs", BROWSERS), ("/docs", "*/*")])
+def test_nothing_but_its_own_files_acts_in_the_page(path: str, accept: str):
+    status, headers, body = ask(path, {"accept": accept})
     assert (status, body) == (200, FILES["index.html"].body)
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
     assert (policy["default-src"], policy["script-src"], policy["connect-src"]) == ("'none'", "'self'", "'self'")

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import axe_core_python
 import pytest
 from browser import BROWSER, DRIVER, MISSING, CuttingProxy
 from browser import Browser as PlainBrowser
@@ -18,7 +17,6 @@ from umaserve.access.keys import KeyFile
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
-AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
 DEFAULTS |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 RECORDER = """
@@ -98,12 +96,6 @@ class Browser(PlainBrowser):
         self.wait(lambda: "Imported" in self.text(".conversations li"))
         self.js("document.querySelector('.conversations .open').click()")
         self.wait(lambda: self.one(".answer .markdown > *"))
-
-    def violations(self) -> list:
-        """What axe-core finds."""
-        self.js(AXE)
-        run = "axe.run().then((found) => arguments[0](found.violations.map((v) => [v.id, v.nodes[0].html])))"
-        return self.driver.execute_async_script(run)
 
 
 @pytest.fixture(scope="module")

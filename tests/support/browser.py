@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import axe_core_python
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -21,6 +22,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 )
 WAIT_S = 60
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 
 
 class Browser:
@@ -84,6 +86,12 @@ class Browser:
         """Write a message and send it."""
         self.one(".composer textarea").send_keys(text)
         self.press("Send")
+
+    def violations(self) -> list:
+        """What axe-core finds."""
+        self.js(AXE)
+        run = "axe.run().then((found) => arguments[0](found.violations.map((v) => [v.id, v.nodes[0].html])))"
+        return self.driver.execute_async_script(run)
 
     def complaints(self) -> list[str]:
         """What the console says of errors, the policy's among them, since the last call."""

@@ -98,9 +98,9 @@ function response(status, { description, content = {} }, reader) {
   return h("div.response", {}, h("p", {}, h("code", {}, status)), prose(description), Object.entries(content).map((each) => body(each, reader)));
 }
 
-function body([type, { schema, "x-event": event }], reader) {
-  const head = [h("code", {}, type), " ", h("span.type", {}, reader.type(event ?? schema))];
-  return reader.opens(event ?? schema) ? folded(head, () => reader.tree(event ?? schema)) : h("p", {}, head);
+function body([type, { schema = {}, "x-event": event = schema }], reader) {
+  const head = [h("code", {}, type), " ", h("span.type", {}, reader.type(event))];
+  return reader.opens(event) ? folded(head, () => reader.tree(event)) : h("p", {}, head);
 }
 
 function prose(text) {

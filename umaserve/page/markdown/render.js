@@ -71,7 +71,7 @@ function verbatim(lines, paint) {
 
 /** What may be wider than the page scrolls by itself, with the keyboard too. */
 function scrollable(tag, label, ...children) {
-  return h(tag, { tabIndex: 0, role: "region", "aria-label": label }, ...children);
+  return h(tag, { tabIndex: 0, role: "group", "aria-label": label }, ...children);
 }
 
 function list({ ordered, first, items }, paint) {
