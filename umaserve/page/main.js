@@ -32,8 +32,14 @@ async function show() {
   fill(bar.start);
   fill(bar.end);
   fill(root);
-  const { mount } = await view.load();
+  const [{ mount }] = await Promise.all([view.load(), view.style && loadStyle(view.style)]);
   if (store.state.view === view.name) unmount = await mount(root, app);
+}
+
+/** A view's own style, with its first visit. */
+function loadStyle(href) {
+  if (document.querySelector(`link[href="${href}"]`)) return null;
+  return new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve })));
 }
 
 async function refreshModels() {
