@@ -29,6 +29,8 @@ class Fault(enum.Enum):
     MODEL_NOT_LOADED = enum.auto()
     DECODE_FAILED = enum.auto()
     SHUTTING_DOWN = enum.auto()
+    ENDED = enum.auto()
+    """The operator has ended it."""
 
 
 class RequestError(Exception):

@@ -89,16 +89,16 @@ def test_a_key_is_shown_once_and_kept_as_its_hash(path: Path) -> None:
 
 def test_an_entry_comes_back_as_it_was_given(path: Path) -> None:
     file = new(path)
-    presented = file.add("a.B_c-9", priority=Priority.BACKGROUND, requests_per_minute=60, tokens_per_minute=0)
+    presented = file.add("a.B_c-9", group="background", requests_per_minute=60, tokens_per_minute=0)
     (key,) = KeyFile(str(path)).list()
-    assert key == Key("a.B_c-9", key.sha256, Priority.BACKGROUND, 60.0, 0.0, key.created) == file.list()[0]
+    assert key == Key("a.B_c-9", key.sha256, "background", 60.0, 0.0, key.created) == file.list()[0]
     assert re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", key.created)
     assert KeyFile(str(path)).match(presented, 0.0) == key
 
 
 def test_a_file_written_by_hand_is_taken(path: Path) -> None:
     key = write(path, {}).match("secret", 0.0)
-    assert key == Key("alice", str(ENTRY["sha256"]), Priority.BACKGROUND, None, 2.5, "2026-01-31")
+    assert key == Key("alice", str(ENTRY["sha256"]), "background", None, 2.5, "2026-01-31")
 
 
 def test_names_are_unique_until_revoked(path: Path) -> None:
@@ -246,8 +246,11 @@ def test_of_many_who_edit_at_once_no_change_is_lost(path: Path) -> None:
         ([{}, {"name": 7}], "keys[1].name: expected 1 to 64 of the characters"),
         ([{"sha256": "uma_pasted"}], "keys[0].sha256: expected 64 hex digits in lower case, got a string"),
         ([{"sha256": "A" * 64}], "keys[0].sha256: expected 64 hex digits in lower case"),
-        ([{"class": "urgent"}], 'keys[0].class: expected one of "interactive", "background", got a string'),
-        ([{"class": ["interactive"]}], 'keys[0].class: expected one of "interactive", "background", got an array'),
+        ([{"class": "urgent"}], 'keys[0].class: expected one of "interactive", "background", "operator", got a string'),
+        (
+            [{"class": ["interactive"]}],
+            'keys[0].class: expected one of "interactive", "background", "operator", got an array',
+        ),
         ([{"requests_per_minute": True}], "keys[0].requests_per_minute: expected null or a number of requests/minute"),
         ([{"tokens_per_minute": -1}], "keys[0].tokens_per_minute: expected null or a number of tokens/minute"),
         ([{"created": "today"}], "keys[0].created: expected a day such as 2026-01-31, got a string"),
@@ -455,6 +458,20 @@ def test_add_prints_the_key_alone_and_list_shows_a_table(path: Path, capsys: pyt
         f"bob      interactive  as the daemon    as the daemon  {day}",
         f"nightly  background   no limit         20000          {day}",
     ]
+
+
+def test_an_operators_key_may_see_what_others_run_until_it_is_revoked(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", "add", "boss", "--class", "operator", "--api-keys", str(path)]) == 0
+    boss = KeyFile(str(path)).match(capsys.readouterr().out.strip(), 0.0)
+    assert boss is not None
+    assert (boss.operator, boss.priority) == (True, Priority.INTERACTIVE)
+    file = KeyFile(str(path))
+    file.add("bob")
+    assert [file.operates(name, 0.0) for name in ("boss", "bob", "nobody")] == [True, False, False]
+    file.revoke("boss")
+    assert not file.operates("boss", 0.0)
 
 
 def test_revoke_ends_a_key(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -579,6 +579,7 @@ def test_each_fault_has_a_type(fault: Fault):
     assert status >= 500 or error["error"]["type"] in (
         "invalid_request_error",
         "authentication_error",
+        "permission_error",
         "not_found_error",
         "request_too_large",
         "rate_limit_error",

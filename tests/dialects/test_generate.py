@@ -838,6 +838,7 @@ ERRORS = {
     Fault.MODEL_NOT_LOADED: ("model_loading_error", False, "none"),
     Fault.DECODE_FAILED: ("internal_error", False, "none"),
     Fault.SHUTTING_DOWN: ("internal_error", True, "reconnect"),
+    Fault.ENDED: ("internal_error", False, "ask_operator"),
 }
 
 

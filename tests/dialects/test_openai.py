@@ -1225,6 +1225,7 @@ STATUSES: dict[Fault, tuple[int, str, str | None]] = {
     Fault.MODEL_NOT_LOADED: (503, "server_error", "model_not_loaded"),
     Fault.DECODE_FAILED: (500, "server_error", "server_error"),
     Fault.SHUTTING_DOWN: (503, "server_error", "shutting_down"),
+    Fault.ENDED: (403, "server_error", "ended"),
 }
 
 

@@ -46,6 +46,7 @@ CODES = {
     Fault.MODEL_NOT_LOADED: "E_RUNTIME_MODEL",
     Fault.DECODE_FAILED: "E_RUNTIME_DECODE",
     Fault.SHUTTING_DOWN: "E_SHUTDOWN",
+    Fault.ENDED: "E_RUNTIME_ENDED",
 }
 
 Wanted = dict[str, Any]

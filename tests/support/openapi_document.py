@@ -17,7 +17,12 @@ BODIES = {path: op for path, method, op in OPERATIONS if method == "post" and "r
 """Those that read their body; the others refuse whatever comes."""
 POSTS = {path: op for path, op in BODIES.items() if "application/json" in op["requestBody"]["content"]}
 FORMS = {path: op for path, op in BODIES.items() if path not in POSTS}
-GETS = {path: op for path, method, op in OPERATIONS if method == "get" and "101" not in op["responses"]}
+ENDLESS = ("/api/box",)
+GETS = {
+    path: op
+    for path, method, op in OPERATIONS
+    if method == "get" and "101" not in op["responses"] and path not in ENDLESS
+}
 EXAMPLES = [
     (path, name, example["value"])
     for path, op in POSTS.items()

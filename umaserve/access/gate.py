@@ -127,7 +127,7 @@ class Gate:
     def caller(self, request: Request, dialect: str, peer: str) -> Caller:
         """The caller of a request. If keys are needed, raises ``RequestError`` for one that is missing or unknown."""
         if self._keys is None:
-            return Caller(dialect, peer)
+            return Caller(dialect, peer, operator=_is_local(peer))
         presented = self.presented_key(request)
         caller = None if presented is None else self.caller_by_key(presented, dialect, peer)
         if caller is None:
@@ -142,6 +142,10 @@ class Gate:
     def still_knows(self, caller: Caller) -> bool:
         """Whether the caller's key is still valid."""
         return self._keys is None or self._keys.holds(caller.key, self._now())
+
+    def still_operates(self, caller: Caller) -> bool:
+        """Whether the caller's key, if one is needed, still is an operator's."""
+        return self._keys is None or self._keys.operates(caller.key, self._now())
 
 
 def unauthorized(presented: str | None) -> RequestError:
@@ -176,7 +180,12 @@ def _is_from_browser(request: Request) -> bool:
 
 def _caller_of(key: Key, dialect: str, peer: str) -> Caller:
     limits = RateLimits(key.requests_per_minute, key.tokens_per_minute)
-    return Caller(dialect, peer, key.name, key.priority, limits)
+    return Caller(dialect, peer, key.name, key.priority, limits, operator=key.operator)
+
+
+def _is_local(peer: str) -> bool:
+    """Whether a peer, by its name in ``system.peers``, is on this machine."""
+    return peer.startswith("uid:") or is_loopback(peer.removeprefix("ip:"))
 
 
 def parse_origin(text: str) -> tuple[str, str, int | None]:

@@ -35,6 +35,10 @@ MAX_PRESENTED = 256
 """The longest presented key, in characters; ours have 47."""
 _KEY_PREFIX = "uma_"
 _TEMPORARY = ".umaserve-keys-"
+OPERATOR = "operator"
+"""The class of keys whose requests are interactive, and which may see and end those of others."""
+CLASSES = {**{priority.name.lower(): priority for priority in Priority}, OPERATOR: Priority.INTERACTIVE}
+"""The classes of keys, and which class their requests have."""
 _ADVICE = {
     errno.ENOSPC: "make room on its disk",
     errno.EDQUOT: "make room in this user's quota of its disk",
@@ -51,11 +55,21 @@ class Key:
     name: str
     sha256: str
     """Of the whole key in UTF-8, in hex. A fast hash without salt is enough: 256 random bits can't be guessed."""
-    priority: Priority
+    group: str
+    """One of ``CLASSES``: "class" in the file."""
     requests_per_minute: float | None
     tokens_per_minute: float | None
     created: str
     """The date in UTC, as 2026-01-31."""
+
+    @property
+    def priority(self) -> Priority:
+        return CLASSES[self.group]
+
+    @property
+    def operator(self) -> bool:
+        """Whether it may see and end the requests of others."""
+        return self.group == OPERATOR
 
 
 class KeyFile:
@@ -77,7 +91,7 @@ class KeyFile:
         self,
         name: str,
         *,
-        priority: Priority = Priority.INTERACTIVE,
+        group: str = "interactive",
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
     ) -> str:
@@ -89,7 +103,7 @@ class KeyFile:
         entry = {
             "name": name,
             "sha256": _digest(presented),
-            "class": priority.name.lower(),
+            "class": group,
             "requests_per_minute": requests_per_minute,
             "tokens_per_minute": tokens_per_minute,
             "created": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -137,6 +151,11 @@ class KeyFile:
         """Whether there still is a key with this name; checks for a changed file like `match`."""
         self._look(now)
         return any(key.name == name for key in self._keys)
+
+    def operates(self, name: str, now: float) -> bool:
+        """Whether there still is an operator's key with this name; checks for a changed file like `match`."""
+        self._look(now)
+        return any(key.name == name and key.operator for key in self._keys)
 
     def reread(self) -> None:
         """Read the file now. If it can't be used, that is logged, and the old keys stay."""
@@ -279,7 +298,7 @@ def _or_null(kind: Kind[float]) -> Kind[float | None]:
 _FIELDS: Mapping[str, Kind[Any]] = {
     "name": _like("[A-Za-z0-9._-]{1,64}", "1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -"),
     "sha256": _like("[0-9a-f]{64}", "64 hex digits in lower case"),
-    "class": choice(*(priority.name.lower() for priority in Priority)),
+    "class": choice(*CLASSES),
     "requests_per_minute": _or_null(real("requests/minute", 0, 10**9)),
     "tokens_per_minute": _or_null(real("tokens/minute", 0, 10**9)),
     "created": _like("[0-9]{4}-[0-9]{2}-[0-9]{2}", "a day such as 2026-01-31"),
@@ -317,14 +336,14 @@ def _key(entry: object, place: str) -> Key:
             raise ValueError(f"{prefix}{field}: expected {kind.expected}, got {kind_of(entry[field])}") from None
     if len(entry) > len(_FIELDS):
         raise ValueError(f"{place}: expected the fields {', '.join(_FIELDS)} and no other")
-    return Key(priority=Priority[values.pop("class").upper()], **values)
+    return Key(group=values.pop("class"), **values)
 
 
 def _entry(key: Key) -> dict[str, object]:
     return {
         "name": key.name,
         "sha256": key.sha256,
-        "class": key.priority.name.lower(),
+        "class": key.group,
         "requests_per_minute": key.requests_per_minute,
         "tokens_per_minute": key.tokens_per_minute,
         "created": key.created,

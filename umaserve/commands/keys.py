@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from umaserve.access.keys import Key, KeyFile
-from umaserve.messages import Priority
+from umaserve.access.keys import CLASSES, Key, KeyFile
 
 DESCRIPTION = """\
 Makes, lists and revokes API keys, which clients of a daemon with --api-keys send as "Authorization: Bearer KEY".
@@ -16,13 +15,13 @@ Makes, lists and revokes API keys, which clients of a daemon with --api-keys sen
 examples:
   umaserve keys add alice --api-keys keys.json
   umaserve keys add nightly --api-keys keys.json --class background --tokens-per-minute 20000
+  umaserve keys add boss --api-keys keys.json --class operator
   umaserve keys list --api-keys keys.json
   umaserve keys revoke alice --api-keys keys.json
   umaserve --http 127.0.0.1:8080 --api-keys keys.json
 
 The file contains only hashes of the keys. A running daemon follows a change within about a second.
 """
-_CLASSES = {priority.name.lower(): priority for priority in Priority}
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
@@ -36,10 +35,11 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     )
     add.add_argument(
         "--class",
-        dest="priority",
-        choices=_CLASSES,
+        dest="group",
+        choices=CLASSES,
         default="interactive",
-        help="class of its requests: background waits for interactive (default: %(default)s)",
+        help="class of its requests: background waits for interactive; operator is interactive, and may see and end"
+        " what others run (default: %(default)s)",
     )
     limit = "most %s per minute; 0: no limit (default: the daemon's --rate-%s)"
     add.add_argument("--requests-per-minute", type=float, metavar="N", help=limit % ("requests", "requests"))
@@ -75,7 +75,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
 def _add(options: argparse.Namespace) -> int:
     presented = KeyFile(options.api_keys, missing_ok=True).add(
         options.name,
-        priority=_CLASSES[options.priority],
+        group=options.group,
         requests_per_minute=options.requests_per_minute,
         tokens_per_minute=options.tokens_per_minute,
     )
@@ -96,7 +96,7 @@ def _table(keys: Sequence[Key]) -> str:
     rows = [("NAME", "CLASS", "REQUESTS/MINUTE", "TOKENS/MINUTE", "CREATED")]
     for key in keys:
         limits = (_shown(key.requests_per_minute), _shown(key.tokens_per_minute))
-        rows.append((key.name, key.priority.name.lower(), *limits, key.created))
+        rows.append((key.name, key.group, *limits, key.created))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -30,6 +30,7 @@ from umaserve.serving.residency_snapshot import State
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Allowance, Engine, EngineLost
+from umaserve.serving.waiting import Why, held_by
 from umaserve.settings.models import ModelSpec
 from umaserve.system.cores import CoreCounter
 from umaserve.system.memory import resident_bytes
@@ -412,6 +413,14 @@ class ModelHost:
         eta = so_far / self.progress - so_far if self._loading and self.progress else None
         for session in self.sessions.running():
             self.sessions.put(session, Loading(self.progress if self._loading else 0.0, eta))
+
+    def why_waiting(self, session: Session) -> Why:
+        """Why one of its running sessions has no slot."""
+        if self._scheduler is None:
+            return held_by(session) or Why.MODEL
+        if self.sessions.holds_back and session in self.sessions.arrived:
+            return held_by(session) or Why.OTHER_MODEL
+        return self._scheduler.why_waiting(session)
 
     def shed_caches(self) -> None:
         """Memory is short: drop what is kept for later prompts."""

@@ -55,6 +55,9 @@ class ModelSessions:
     def abandon(self, session: Session, end: str = "abandoned") -> None:
         self._of(session).abandon(session, end)
 
+    def fail(self, session: Session, error: RequestError) -> None:
+        self._of(session).fail(session, error)
+
     def steer(self, session: Session, command: Steering) -> None:
         self._of(session).steer(session, command)
         self._models.see_to(self._models.of(session))

@@ -8,9 +8,10 @@ from importlib import resources
 import orjson
 
 from umaserve.daemon import web_page
+from umaserve.daemon.box import end_request, settings_page
 from umaserve.daemon.routes import DIALECTS, openapi
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import JSON, Document, Echo, Facts, HttpDialect, Page, Route
+from umaserve.dialects.http import JSON, Document, Echo, Facts, HttpDialect, OperatorsPage, Page, Route, Watch
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
@@ -58,6 +59,13 @@ def own_pages(services: Services) -> HttpDialect:
             raise RequestError(Fault.NOT_FOUND, "ref_audio", problem)
         return 200, JSON, services.ref_audio.reply()
 
+    def settings(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+        return 200, JSON, settings_page(services.config)
+
+    def end(_facts: Facts, request: Request) -> tuple[int, str, bytes]:
+        end_request(services, request.body)
+        return 200, JSON, b"{}"
+
     routes = {
         "/": Route("GET", Document(root), public=True),
         "/health": Route("GET", Page(health), public=True),
@@ -65,6 +73,9 @@ def own_pages(services: Services) -> HttpDialect:
         "/metrics": Route("GET", Page(metrics)),
         "/openapi.json": Route("GET", Page(document)),
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),
+        "/api/box": Route("GET", Watch(), operators=True),
+        "/api/box/end": Route("POST", OperatorsPage(end), operators=True),
+        "/api/settings": Route("GET", OperatorsPage(settings), operators=True),
     }
     if services.config.page:
         routes["/docs"] = Route("GET", Document(web_page.index), public=True)

@@ -6,12 +6,15 @@ import functools
 from collections.abc import Collection
 
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
+from umaserve.daemon.box import Box
 from umaserve.daemon.exchange import new_exchange
 from umaserve.daemon.pages import own_pages
 from umaserve.daemon.resuming import ResumableConnection
 from umaserve.daemon.routes import DIALECTS, Found, Routes, max_body_bytes
 from umaserve.daemon.services import Services
+from umaserve.daemon.watchers import Watchers
 from umaserve.daemon.websocket import WebSocketConnection
+from umaserve.dialects import sse
 from umaserve.dialects.http import (
     Conversation,
     Document,
@@ -22,6 +25,7 @@ from umaserve.dialects.http import (
     Page,
     SpeechReply,
     TextReply,
+    Watch,
 )
 from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
@@ -29,6 +33,11 @@ from umaserve.http.echo import EchoConnection
 from umaserve.serving.sessions import Caller
 from umaserve.wire.http_head import Headers, Refusal, Request
 from umaserve.wire.websocket import WebSocketCodec
+
+_FOR_OPERATORS = (
+    "request: only for operators: from the daemon's own machine where it has no API keys, else with a key of the class"
+    " operator, which umaserve keys add --class operator makes"
+)
 
 
 class DaemonSite:
@@ -47,6 +56,7 @@ class DaemonSite:
         self.input_budget = services.input_budget
         self._services = services
         self._gate = gate
+        self._watchers = Watchers(services.loop, Box(services))
 
     def cors_headers(self, head: Request) -> Headers:
         return self._gate.cors_headers(head)
@@ -79,7 +89,10 @@ class DaemonSite:
         unproven = isinstance(found.route.endpoint, Conversation) and self._gate.presented_key(head) is None
         if found.route.public or unproven:
             return Caller(found.dialect.name, peer)
-        return self._gate.caller(head, found.dialect.name, peer)
+        caller = self._gate.caller(head, found.dialect.name, peer)
+        if found.route.operators and not caller.operator:
+            raise Refusal(403, _FOR_OPERATORS)
+        return caller
 
     def _tell_methods(self, found: Found | None, connection: HttpConnection, request: Request) -> None:
         allow = [("Allow", ", ".join([*found.route.methods, "OPTIONS"]))] if found is not None else []
@@ -101,6 +114,10 @@ class DaemonSite:
                 exchange.start(request.body)
             case Conversation() as endpoint:
                 self._converse(endpoint, found, caller, connection, request)
+            case Watch() if request.method == "HEAD":
+                connection.respond(200, [("Content-Type", sse.CONTENT_TYPE)], b"")
+            case Watch():
+                self._watchers.add(connection, lambda: self._gate.still_operates(caller))
             case Echo():
                 rest = connection.upgrade(request, [SUBPROTOCOL])
                 config = self._services.config

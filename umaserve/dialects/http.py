@@ -45,6 +45,7 @@ HTTP_STATUS: Mapping[Fault, int] = {
     Fault.MODEL_NOT_LOADED: 503,
     Fault.DECODE_FAILED: 500,
     Fault.SHUTTING_DOWN: 503,
+    Fault.ENDED: 403,  # Client libraries send most others again by themselves.
 }
 
 
@@ -337,12 +338,18 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """What the daemon does, in events, for as long as the client looks."""
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """A path's method and endpoint. ``public``: no key is needed."""
+    """A path's method and endpoint. ``public``: no key is needed. ``operators``: it is for those only."""
 
     method: str
-    endpoint: Page | Document | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo
+    endpoint: Page | Document | EngineQuestion | TextReply | FormReply | SpeechReply | Conversation | Echo | Watch
     public: bool = False
+    operators: bool = False
     also: Route | None = None
     """What answers another method at the same path."""
 

@@ -7,6 +7,7 @@ const ERRORS = {
   timeout: "This took longer than the server allows. Try again, or ask for a shorter answer.",
   model_loading_error: "The model could not be loaded. Choose another one, or ask who runs the server.",
   rate_limited: "The box is busy, or your key's limit is reached.",
+  ask_operator: "Whoever runs the server has ended this answer. Ask them why.",
   lost: "The connection was lost, and the answer with it. What has come so far is here: continue it, or ask again.",
   authenticate: "The server needs an API key, or doesn't know yours.",
   restart: "The connection was lost for too long. What has come so far is here: continue it, or ask again.",

@@ -23,7 +23,8 @@ def observe_delivery(
         if session.last_token_at is None:
             metrics.observe_first_token(dialect, now - session.requested_at)
         else:
-            metrics.observe_next_token(dialect, now - session.last_token_at)
+            session.last_gap_s = now - session.last_token_at
+            metrics.observe_next_token(dialect, session.last_gap_s)
         session.last_token_at = now
     elif isinstance(output, Finished | RequestError):
         end = output.reason.value if isinstance(output, Finished) else output.fault.name.lower()

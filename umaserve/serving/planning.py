@@ -28,6 +28,7 @@ from umaserve.serving.ticks import (
     Move,
     Span,
 )
+from umaserve.serving.waiting import Why
 from umaserve.serving.work import Work, make_work, next_work, sequence
 
 LOOKED_UP = 4
@@ -313,6 +314,18 @@ class Planning:
         assert request is not None
         target, resumes = request.target_ttft_s or self._targets.ttft_s, _resumes(session)
         return *urgency(request.priority, session.requested_at, target, self._now(), resumes=resumes), session.id
+
+    def why_waiting(self, session: Session) -> Why:
+        """Why a prepared session that nobody holds has no slot."""
+        if session.follows is not None and self._follows(session, session.follows):
+            return Why.PREFIX
+        if session.awaits is not None and self._comes_from_disk(session.awaits):
+            return Why.DISK
+        if any(one is session for one, _chunk in self.to_encode):
+            return Why.MEDIA
+        if not self.slots.free:
+            return Why.SLOTS
+        return Why.CELLS if self.slots.free_cells < session.length else Why.TURN
 
     def _encoded(self, prefill: Sequence[Session]) -> list[Session]:
         """The sessions whose prompts can start or go on now; sets ``to_encode``."""

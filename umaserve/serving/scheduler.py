@@ -37,6 +37,7 @@ from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted
 from umaserve.serving.ticks import Engine, EngineLost, JobQueue, Outcome, Run, TickResult
 from umaserve.serving.trials import Trials
+from umaserve.serving.waiting import Why, held_by
 from umaserve.serving.work import Work
 from umaserve.system.cores import CoreUse
 
@@ -167,6 +168,14 @@ class Scheduler:
         if session.slot is not None or session.holds:
             return False
         return not any(stage.serves(session) for stage in (self._preparing, self._preparing_media, self._encoding))
+
+    def why_waiting(self, session: Session) -> Why:
+        """Why a running session has no slot."""
+        if held := held_by(session):
+            return held
+        if self._trials.current not in (None, session):
+            return Why.TRIAL
+        return Why.PREPARING if session.prepared is None else self._planning.why_waiting(session)
 
     def refuse_waiting(self) -> None:
         """Fail the requests that have not started: the daemon drains."""

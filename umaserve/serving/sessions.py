@@ -56,6 +56,8 @@ class Caller:
     """Its own rate limits; ``None``: the server's."""
     several: bool = False
     """Whether these are several clients that can't be told apart, and may not read each other's prompts."""
+    operator: bool = False
+    """Whether it may see and end what others run."""
 
     @property
     def tenant(self) -> str:
@@ -118,6 +120,8 @@ class Session:
     """When its latest token was computed."""
     last_token_at: float | None = None
     """When its latest token was delivered."""
+    last_gap_s: float | None = None
+    """The time between its two latest tokens, as delivered."""
     model: str = ""
     """The name of the model that answers it; empty before its request."""
 

@@ -27,6 +27,7 @@ OURS = frozenset(
         Fault.MODEL_NOT_LOADED,
         Fault.DECODE_FAILED,
         Fault.SHUTTING_DOWN,
+        Fault.ENDED,
     )
 )
 """Faults that the client didn't cause."""

@@ -29,6 +29,7 @@ _ERRORS: dict[Fault, tuple[str, str | None]] = {
     Fault.MODEL_NOT_LOADED: (_SERVER, "model_not_loaded"),
     Fault.DECODE_FAILED: (_SERVER, "server_error"),
     Fault.SHUTTING_DOWN: (_SERVER, "shutting_down"),
+    Fault.ENDED: (_SERVER, "ended"),
 }
 """``type`` and ``code``."""
 _OF_FIELDS = (Fault.BAD_REQUEST, Fault.NOT_SUPPORTED, Fault.PROMPT_TOO_LARGE, Fault.MODEL_NOT_FOUND)
