@@ -4,5 +4,6 @@
 export const VIEWS = [
   { name: "chat", title: "Chat", href: "/#chat", load: () => import("./chat/view.js") },
   { name: "compare", title: "Compare", href: "/#compare", style: "/page/compare/style.css", load: () => import("./compare/view.js") },
+  { name: "box", title: "Box", href: "/#box", style: "/page/box/style.css", load: () => import("./box/view.js") },
   { name: "docs", title: "API", href: "/docs", style: "/page/docs/style.css", load: () => import("./docs/view.js") },
 ];

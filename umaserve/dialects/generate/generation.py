@@ -51,7 +51,8 @@ ERRORS = {
 }
 """The contract's error type, whether the client can recover, and how: change the request ("modify_request",
 "reduce_prompt"); send it again later ("retry"), when the running one has ended ("wait"), on a new connection
-("reconnect") or with a key ("authenticate"); start over with a ``config`` ("restart"); ask whoever ended it ("ask_operator"); or not at all ("none")."""
+("reconnect") or with a key ("authenticate"); start over with a ``config`` ("restart"); ask whoever ended it
+("ask_operator"); or not at all ("none")."""
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, the logarithm of a probability of 0, which JSON lacks."""

@@ -1,0 +1,278 @@
+"""The box on the real daemon: its events, the end of others' requests, and its view in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import axe_core_python
+import httpx
+import pytest
+from browser import BROWSER, DRIVER, MISSING, Browser
+from daemon import ANSWER_S, Daemon
+from http_wire import Http, encode, serving
+from openapi_document import DOCUMENT, check_answer
+
+from umaserve.access.keys import KeyFile
+
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+LONG = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+in_a_browser = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    yield from serving(tmp_path_factory, "--parallel", "1", "--n-ctx", "4096")
+
+
+class Watcher:
+    """Looks at the box over HTTP."""
+
+    def __init__(self, daemon: Daemon, key: str = "") -> None:
+        self.http = Http(daemon.http)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http.send(encode("GET", "/api/box", headers=headers))
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def until(self, condition: Any) -> dict[str, Any]:
+        """The first event for which it holds."""
+        while True:
+            event = json.loads(self.http.event())
+            check_answer(event, DOCUMENT["components"]["schemas"]["Box"])
+            if condition(event):
+                return event
+
+
+class Stream(threading.Thread):
+    """Another client's request, which runs until it is ended."""
+
+    def __init__(self, daemon: Daemon, key: str = "") -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+        self.status = 0
+        self._address = daemon.http
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.start()
+
+    def run(self) -> None:
+        url = f"http://{self._address}/v1/completions"
+        with httpx.stream("POST", url, json=LONG, headers=self._headers, timeout=ANSWER_S) as response:
+            self.status = response.status_code
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self.events.append(json.loads(line.removeprefix("data: ")))
+
+    @property
+    def end(self) -> dict[str, Any]:
+        self.join(ANSWER_S)
+        return self.events[-1]
+
+
+def end(daemon: Daemon, session: int) -> httpx.Response:
+    return httpx.post(f"http://{daemon.http}/api/box/end", json={"session": session}, timeout=ANSWER_S)
+
+
+def test_what_runs_and_waits_is_told_and_can_be_ended(box: Daemon) -> None:
+    with Watcher(box) as watcher:
+        assert watcher.until(lambda _: True)["requests"] == []
+        first = Stream(box)
+        event = watcher.until(lambda event: event["requests"] and event["requests"][0]["tokens"] > 3)
+        (one,) = event["requests"]
+        assert (one["state"], one["why"], one["dialect"], one["key"]) == ("writing", None, "openai", None)
+        assert one["kv_cells"] >= one["prompt_tokens"] > 0
+        assert one["gap_ms"] > 0
+        assert one["target_gap_ms"] == 80
+        second = Stream(box)
+        event = watcher.until(lambda event: len(event["requests"]) == 2 and event["requests"][1]["why"] == "slots")
+        assert [one["state"] for one in event["requests"]] == ["writing", "waiting"]
+        event = watcher.until(lambda event: event["figures"]["tokens_per_s"])
+        assert (event["figures"]["running"], event["figures"]["waiting"]) == (1, 1)
+        assert event["models"][0]["state"] == "loaded"
+        for client, number in ((second, event["requests"][1]["session"]), (first, one["session"])):
+            assert end(box, number).status_code == 200
+            client.join(ANSWER_S)
+            assert end(box, number).status_code == 404
+        assert first.status == 200
+        assert first.end["error"]["message"] == "request: the operator of this server has ended it"
+        assert second.status == 403
+        watcher.until(lambda event: event["requests"] == [])
+    box.wait_until_quiet()
+
+
+def test_with_keys_it_is_for_operators(own_daemon: Any, tmp_path: Path) -> None:
+    file = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    bob, boss = file.add("bob"), file.add("boss", group="operator")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--api-keys", str(tmp_path / "keys.json"))
+    for key, status in (("", 401), (bob, 403), (boss, 200)):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        asked = httpx.get(f"http://{daemon.http}/api/settings", headers=headers, timeout=ANSWER_S)
+        assert asked.status_code == status
+    with Watcher(daemon, boss) as watcher:
+        stream = Stream(daemon, bob)
+        event = watcher.until(lambda event: event["requests"])
+        assert event["requests"][0]["key"] == "bob"
+        asked = httpx.post(
+            f"http://{daemon.http}/api/box/end",
+            json={"session": event["requests"][0]["session"]},
+            headers={"Authorization": f"Bearer {boss}"},
+            timeout=ANSWER_S,
+        )
+        assert asked.status_code == 200
+        stream.join(ANSWER_S)
+
+
+# -- the view ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(opened: Browser, box: Daemon) -> Iterator[Browser]:
+    opened.open(box.http, "box")
+    opened.wait(lambda: opened.one(".parts:not([hidden])"))
+    yield opened
+    opened.driver.get("about:blank")
+    box.wait_until_quiet()
+
+
+def violations(browser: Browser) -> list[Any]:
+    browser.js(AXE)
+    run = "axe.run().then((found) => arguments[0](found.violations.map((v) => [v.id, v.nodes[0].html])))"
+    return browser.driver.execute_async_script(run)
+
+
+def shoot(browser: Browser, name: str) -> None:
+    """Keep a picture, where somebody has named a folder to look at them."""
+    if folder := os.environ.get("PAGE_SCREENSHOTS"):
+        Path(folder).mkdir(exist_ok=True)
+        browser.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def size(browser: Browser, width: int, height: int, scheme: str = "light") -> None:
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": width < 500}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def row(browser: Browser, words: str) -> Any:
+    return browser.wait(lambda: next((one for one in browser.all("tr[data-session]") if words in one.text), None))
+
+
+@in_a_browser
+def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Daemon) -> None:
+    first = Stream(box)
+    assert "this machine" in row(browser, "writes").text
+    second = Stream(box)
+    row(browser, "waits for a place")
+    for width, height, scheme in ((1280, 1000, "light"), (1280, 1000, "dark"), (320, 800, "light")):
+        size(browser, width, height, scheme)
+        browser.wait(lambda: browser.js("return document.querySelector('.charts canvas').width > 0"))
+        shoot(browser, f"box-{width}-{scheme}")
+        assert violations(browser) == []
+        assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
+        assert browser.js("const p = document.querySelector('.box'); return p.scrollWidth <= p.clientWidth")
+    size(browser, 1280, 1000)
+    for client, words in ((second, "waits for a place"), (first, "writes")):
+        button = row(browser, words).find_element("css selector", "button")
+        button.click()
+        assert button.text == "Really end?"
+        assert client.is_alive(), "one touch is not enough"
+        button.click()
+        client.join(ANSWER_S)
+        assert not client.is_alive()
+    assert first.end["error"]["code"] == "ended"
+    browser.wait(lambda: browser.text("section[aria-label=Requests]").count("Nothing") == 2)
+    assert browser.complaints() == []
+
+
+@in_a_browser
+def test_charts_have_their_summary_in_words(browser: Browser) -> None:
+    charts = browser.wait(lambda: [one for one in browser.all("figure") if "from" in one.text])
+    assert any("Memory" in one.text and "MiB" in one.text and "left on the box" in one.text for one in charts)
+    assert any("Compute threads" in one.text and "all that may be used" in one.text for one in charts)
+
+
+@in_a_browser
+def test_models_are_moved_by_hand_and_refusals_are_in_words(browser: Browser, box: Daemon) -> None:
+    browser.one(".models button").click()
+    browser.wait(lambda: "not loaded" in browser.text(".models") or "stays loaded" in browser.text("[role=status]"))
+    if "not loaded" in browser.text(".models"):
+        browser.wait(lambda: browser.one(".models button").text == "Load")
+        browser.one(".models button").click()
+        browser.wait(lambda: ", takes " in browser.text(".models"))
+
+
+@in_a_browser
+def test_the_settings_are_read_when_they_are_unfolded(browser: Browser) -> None:
+    assert "parallel" not in browser.text(".settings")
+    browser.one(".settings summary").click()
+    browser.wait(lambda: "parallel" in browser.text(".settings"))
+    set_by_us = browser.js("return [...document.querySelectorAll('dt strong')].map((one) => one.textContent)")
+    assert {"parallel", "n_ctx", "http", "socket"} <= set(set_by_us)
+    assert violations(browser) == []
+
+
+RECORDER = """
+const plain = fetch;
+window.looks = [];
+window.fetch = (path, options) => {
+  if (path === "/api/box") looks.push(options.signal);
+  return plain(path, options);
+};
+"""
+HIDE = """
+Object.defineProperty(document, "hidden", { value: arguments[0], configurable: true });
+document.dispatchEvent(new Event("visibilitychange"));
+"""
+
+
+@in_a_browser
+def test_nobody_looks_from_another_view_or_a_hidden_tab(browser: Browser) -> None:
+    def looks() -> list[bool]:
+        """Of each stream, whether it lasts."""
+        return browser.js("return looks.map((signal) => !signal.aborted)")
+
+    browser.js("location.hash = '#chat'")
+    browser.wait(lambda: browser.one(".composer"))
+    browser.js(RECORDER)
+    browser.js("location.hash = '#box'")
+    browser.wait(lambda: browser.one(".parts:not([hidden])"))
+    assert looks() == [True]
+    browser.js(HIDE, True)
+    assert looks() == [False]
+    browser.js(HIDE, False)
+    assert looks() == [False, True]
+    browser.js("location.hash = '#chat'")
+    browser.wait(lambda: browser.one(".composer"))
+    assert looks() == [False, False]
+
+
+@in_a_browser
+def test_who_is_no_operator_is_told_in_words(opened: Browser, own_daemon: Any, tmp_path: Path) -> None:
+    file = KeyFile(str(tmp_path / "keys.json"), missing_ok=True)
+    bob, boss = file.add("bob"), file.add("boss", group="operator")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--api-keys", str(tmp_path / "keys.json"))
+    opened.open(daemon.http, "box")
+    opened.js("sessionStorage.setItem('umaserve.key', arguments[0])", bob)
+    opened.driver.refresh()
+    opened.wait(lambda: "for operators only" in opened.text("main .problem"))
+    assert opened.one(".parts[hidden]")
+    opened.js("sessionStorage.setItem('umaserve.key', arguments[0])", boss)
+    opened.driver.refresh()
+    opened.wait(lambda: opened.one(".parts:not([hidden])"))
+    opened.driver.get("about:blank")

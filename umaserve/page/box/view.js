@@ -1,0 +1,56 @@
+// The box: who runs what, what waits and why, models, charts, settings; live while it is looked at.
+
+import { h } from "../dom.js";
+import { charts } from "./charts.js";
+import { modelList } from "./models.js";
+import { requestTables } from "./requests.js";
+import { settingsFold } from "./settings.js";
+import { watchBox } from "./stream.js";
+import { lostWords } from "./words.js";
+
+export async function mount(root, app) {
+  await loadStyle();
+  const lost = h("p.problem", { role: "alert" });
+  const notice = h("p.hint", { role: "status" });
+  const requests = requestTables((session) => post("/api/box/end", { session }, `Request ${session} is ended.`));
+  const models = modelList((path, model) => post(path, { model }, ""));
+  const lines = charts();
+  const parts = [requests, models, lines];
+  const shown = h("div.parts", { hidden: true }, parts.map((part) => part.node), settingsFold(app.api));
+  root.replaceChildren(h("main.box", { tabindex: "-1" }, h("div.page", {}, lost, notice, shown)));
+
+  async function post(path, body, done) {
+    const headers = { "Content-Type": "application/json" };
+    try {
+      await app.api.fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+      notice.textContent = done;
+    } catch (error) {
+      notice.textContent = error.message;
+    }
+  }
+
+  const end = watchBox(app, {
+    event(box) {
+      lost.textContent = "";
+      shown.hidden = false;
+      for (const part of parts) part.show(box);
+    },
+    lost(error) {
+      lost.textContent = lostWords(error);
+      if (error?.status === 403 || error?.status === 401) shown.hidden = true;
+    },
+  });
+  return () => {
+    end();
+    lines.end();
+  };
+}
+
+/** The view's own style, with its first visit. */
+function loadStyle() {
+  const href = "/page/box/style.css";
+  if (document.querySelector(`link[href="${href}"]`)) return undefined;
+  return new Promise((resolve) => {
+    document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve }));
+  });
+}
