@@ -179,6 +179,8 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
     assert "this machine" in row(browser, "writes").text
     second = Stream(box)
     row(browser, "waits for a place")
+    first_chart = "return document.querySelector('.charts .hint').textContent"
+    browser.wait(lambda: "from" in browser.js(first_chart))
     for width, height, scheme in ((1280, 1000, "light"), (1280, 1000, "dark"), (320, 800, "light")):
         size(browser, width, height, scheme)
         browser.wait(lambda: browser.js("return document.querySelector('.charts canvas').width > 0"))
@@ -202,7 +204,7 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
 
 @in_a_browser
 def test_charts_have_their_summary_in_words(browser: Browser) -> None:
-    charts = browser.wait(lambda: [one for one in browser.all("figure") if "from" in one.text])
+    charts = browser.wait(lambda: [one for one in browser.all("figure") if "steady" in one.text])
     assert any("Memory" in one.text and "MiB" in one.text and "left on the box" in one.text for one in charts)
     assert any("Compute threads" in one.text and "all that may be used" in one.text for one in charts)
 
@@ -222,6 +224,7 @@ def test_the_settings_are_read_when_they_are_unfolded(browser: Browser) -> None:
     assert "parallel" not in browser.text(".settings")
     browser.one(".settings summary").click()
     browser.wait(lambda: "parallel" in browser.text(".settings"))
+    shoot(browser, "box-settings")
     set_by_us = browser.js("return [...document.querySelectorAll('dt strong')].map((one) => one.textContent)")
     assert {"parallel", "n_ctx", "http", "socket"} <= set(set_by_us)
     assert violations(browser) == []

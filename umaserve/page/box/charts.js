@@ -3,14 +3,15 @@
 import { h } from "../dom.js";
 import { bytes, count, milliseconds } from "./words.js";
 
-const MINUTES = 5;
+const LONGEST_S = 300;
+const SHORTEST_S = 30;
 /** Seconds without an event that a line does not bridge. */
 const HOLE_S = 3;
 const HEIGHT = 72;
 
 const CHARTS = [
   { title: "Tokens per second", value: (f) => f.tokens_per_s, words: (v) => v.toFixed(1) },
-  { title: "Gap between tokens, p95", value: (f) => f.gap_ms_p95, limit: (f) => f.target_gap_ms, limitName: "target", words: milliseconds },
+  { title: "Gap of tokens, p95", value: (f) => f.gap_ms_p95, limit: (f) => f.target_gap_ms, limitName: "target", words: milliseconds },
   { title: "Waiting requests", value: (f) => f.waiting, words: count, note: (f) => `${count(f.running)} running` },
   { title: "KV cells in use", value: (f) => f.kv_cells_used, limit: (f) => f.kv_cells_total, limitName: "of", words: count, note: (f) => `${count(f.kv_cells_cached)} cached` },
   { title: "Memory", value: (f) => f.memory_bytes, words: bytes, note: (f) => `${bytes(f.available_bytes)} left on the box` },
@@ -33,10 +34,10 @@ export function charts() {
   scheme.addEventListener("change", draw);
   all.forEach((one) => sizes.observe(one.node));
   return {
-    node: h("section", { "aria-label": "Charts" }, h("h2", {}, `The last ${MINUTES} minutes`), h("div.charts", {}, all.map((one) => one.node))),
+    node: h("section", { "aria-label": "Charts" }, h("h2", {}, "The last minutes"), h("div.charts", {}, all.map((one) => one.node))),
     show({ at, figures }) {
       history.push([at, figures]);
-      while (history[0][0] < at - MINUTES * 60 || history[0][0] > at) history.shift();
+      while (history[0][0] < at - LONGEST_S || history[0][0] > at) history.shift();
       draw();
     },
     end() {
@@ -60,12 +61,18 @@ function chart({ title, value, words, limit, limitName, note }) {
     const bound = limit?.(latest);
     const current = value(latest);
     now.textContent = current === null ? "–" : words(current);
-    const range = known.length === 0 ? "nothing yet" : `from ${words(Math.min(...known))} to ${words(Math.max(...known))}`;
-    summary.textContent = [range, bound && `${limitName} ${words(bound)}`, note?.(latest)].filter(Boolean).join("; ");
+    summary.textContent = [rangeWords(known.map(words), known), bound && `${limitName} ${words(bound)}`, note?.(latest)].filter(Boolean).join("; ");
     plot(canvas, points, at, bound);
   }
 
   return { node, draw };
+}
+
+/** `told` has the words for the values `known`. */
+function rangeWords(told, known) {
+  if (known.length === 0) return "nothing yet";
+  const [least, most] = [Math.min(...known), Math.max(...known)].map((value) => told[known.indexOf(value)]);
+  return least === most ? "steady" : `from ${least} to ${most}`;
 }
 
 function plot(canvas, points, at, bound) {
@@ -77,7 +84,8 @@ function plot(canvas, points, at, bound) {
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   const top = Math.max(1e-9, bound ?? 0, ...points.map(([, y]) => y ?? 0)) * 1.08;
-  const x = (when) => width - ((at - when) / (MINUTES * 60)) * width;
+  const span = Math.max(SHORTEST_S, at - points[0][0]);
+  const x = (when) => width - ((at - when) / span) * width;
   const y = (amount) => height - 1.5 - (amount / top) * (height - 3);
   if (bound !== undefined) {
     pen.strokeStyle = style.getPropertyValue("--soft");

@@ -22,7 +22,7 @@ const WAITING = [
   ["Dialect", (one) => one.dialect],
   ["Model", (one) => one.model],
   ["Class", (one) => one.class],
-  ["Since", (one) => seconds(one.age_s * 1000)],
+  ["For", (one) => seconds(one.age_s * 1000)],
   ["Why", stateWords],
 ];
 
