@@ -34,13 +34,14 @@ function gapWords({ gap_ms: gap, target_gap_ms: target }) {
 export function requestTables(end) {
   const running = table("Running requests", "Nothing runs.", RUNNING, end);
   const waiting = table("Waiting requests", "Nothing waits.", WAITING, end);
-  const more = h("p.hint");
+  const more = h("p.hint", { hidden: true });
   return {
     node: h("section", { "aria-label": "Requests" }, running.node, waiting.node, more),
     show({ requests, not_listed: left }) {
       running.show(requests.filter((one) => one.state !== "waiting"));
       waiting.show(requests.filter((one) => one.state === "waiting"));
-      more.textContent = left > 0 ? `${count(left)} more are waiting.` : "";
+      more.hidden = left === 0;
+      more.textContent = `${count(left)} more requests are not listed.`;
     },
   };
 }
