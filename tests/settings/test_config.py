@@ -938,4 +938,5 @@ def test_the_readme_names_no_flag_that_no_program_has() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     programs = [SETTINGS, RELAY_SETTINGS, WORKER_SETTINGS]
     settings = {setting.flag for program in programs for setting in program.by_key.values()}
+    settings |= {"--no-" + flag.removeprefix("--") for flag in settings}
     assert set(re.findall(r"`(--[a-z][\w-]*)", readme)) <= settings | {"--config"}

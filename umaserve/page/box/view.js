@@ -8,8 +8,7 @@ import { settingsFold } from "./settings.js";
 import { watchBox } from "./stream.js";
 import { lostWords } from "./words.js";
 
-export async function mount(root, app) {
-  await loadStyle();
+export function mount(root, app) {
   const lost = h("p.problem", { role: "alert" });
   const notice = h("p.hint", { role: "status" });
   const requests = requestTables((session) => post("/api/box/end", { session }, `Request ${session} is ended.`));
@@ -44,13 +43,4 @@ export async function mount(root, app) {
     end();
     lines.end();
   };
-}
-
-/** The view's own style, with its first visit. */
-function loadStyle() {
-  const href = "/page/box/style.css";
-  if (document.querySelector(`link[href="${href}"]`)) return undefined;
-  return new Promise((resolve) => {
-    document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve }));
-  });
 }
