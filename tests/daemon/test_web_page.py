@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import configparser
+from pathlib import Path
+
 import pytest
 from routes import routes
 
+import umaserve
 from umaserve.daemon.web_page import FILES, wanted
 from umaserve.wire.http_head import Refusal, Request
 
@@ -65,6 +69,15 @@ def test_each_file_is_served_and_not_sent_again(name: str):
     for known in (headers["ETag"], f'"other", W/{headers["ETag"]}', "*"):
         assert ask(f"/page/{name}", {"if-none-match": known})[::2] == (304, b"")
     assert ask(f"/page/{name}", {"if-none-match": '"other"'})[0] == 200
+
+
+def test_each_file_is_in_the_package():
+    setup = configparser.ConfigParser()
+    setup.read(Path(umaserve.__file__).parents[1] / "setup.cfg")
+    patterns = [Path(pattern) for pattern in setup["options.package_data"]["umaserve"].split()]
+    assert len(FILES) > 20
+    for path in (Path("page", name) for name in FILES):
+        assert any(len(path.parts) == len(pattern.parts) and path.match(str(pattern)) for pattern in patterns)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,12 +89,13 @@ class Browser(PlainBrowser):
         """Bring in a conversation with this answer, and open it."""
         question = {"id": "q", "parent": "", "role": "user", "text": "Why?"}
         turns = {"q": question, "a": {"id": "a", "parent": "q", "role": "assistant", "text": text, **answer}}
-        conversation = {"title": "Imported", "system": "", "model": "", "settings": {}, "turns": turns}
+        title = f"Imported {uuid.uuid4()}"
+        conversation = {"title": title, "system": "", "model": "", "settings": {}, "turns": turns}
         whole = {"format": "umaserve-conversations", "version": 1, "conversations": [conversation]}
         file = directory / "conversations.json"
         file.write_text(json.dumps(whole))
         self.one("input[type=file]").send_keys(str(file))
-        self.wait(lambda: "Imported" in self.text(".conversations li"))
+        self.wait(lambda: self.text(".conversations .open") == title)
         self.js("document.querySelector('.conversations .open').click()")
         self.wait(lambda: self.one(".answer .markdown > *"))
 
@@ -484,6 +486,15 @@ def test_markdown(browser: Browser, daemon: Daemon, text: str, html: str | None)
         assert found["tags"] == ["ul", "li", "p", "span"]
     else:
         assert (found["tags"][0], found["tags"][-1], found["text"]) == ("figure", "p", "codeCopy```after")
+
+
+def test_tokens_and_marks_of_a_file_that_are_nowhere_are_left_out(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    browser.js("document.querySelector('#probabilities').click()")
+    tokens = [{"end": end, "logprob": "x", "others": []} for end in (3, 2, -1, 1e9)]
+    browser.imports(tmp_path, "Moon and Sun", tokens=tokens, marks=[{"at": 5, "values": {}}, {"at": 1.5, "values": {}}])
+    assert browser.text(".answer .markdown") == "Moon and Sun"
+    assert browser.all(".token") == browser.all(".mark") == []
 
 
 def test_a_file_that_is_no_export_is_refused(browser: Browser, daemon: Daemon, tmp_path: Path):

@@ -101,6 +101,7 @@ export function chatActions({ store, api, library, storage, wide }) {
     let answer;
     update(() => (answer = addTurn(conversation, parent, "assistant", { ...blank, ...fields })));
     run(conversation, answer);
+    save(conversation);
   }
 
   /** Does it now, or when the running answer has been stopped. */

@@ -2,7 +2,7 @@
 //
 // A turn: {id, parent, role, text, …}, an answer also {thoughts, tokens, marks, settings, model, stats, end, error}.
 // `tokens` are {end, logprob, others: [[text, logprob], …]}, `end` counting characters of `text`; `marks` are
-// {at, values}: from character `at` on, these settings were others. `chosen` has the branch that is shown, by parent.
+// {at, values}: from character `at` on, these `settings` were others. `chosen` has the branch that is shown, by parent.
 
 export const ROOT = "";
 
@@ -67,6 +67,7 @@ export function beginning(answer, index, text) {
     thoughts: answer.thoughts,
     tokens: [...answer.tokens.slice(0, index), { end: at + text.length, chosen: true, others: [] }],
     marks: answer.marks.filter((mark) => mark.at <= at),
+    settings: answer.settings,
   };
 }
 

@@ -92,16 +92,25 @@ function readConversation(value) {
   return { id: newId(), ...about, created, changed, settings: readSettings(value.settings), turns, chosen };
 }
 
-function readAnswer({ thoughts, tokens, marks, end, model }) {
+/** Whether these are places in the text, each at least `least` after the one before it. */
+function rises(places, least, text) {
+  const inside = places.every((place) => Number.isInteger(place) && place >= 0 && place <= text.length);
+  return inside && places.every((place, i) => place >= (places[i - 1] ?? 0) + least);
+}
+
+function readAnswer({ text, thoughts, tokens, marks, settings, end, model }) {
   const number = (one) => (Number.isFinite(one) ? one : 0);
+  const readTokens = (tokens ?? []).map((token) => ({
+    end: number(token.end),
+    logprob: number(token.logprob),
+    others: (token.others ?? []).map(([piece, logprob]) => [String(piece), number(logprob)]),
+  }));
+  const readMarks = (marks ?? []).map(({ at, values }) => ({ at: number(at), values: readSettings(values, {}) }));
   return {
     thoughts: String(thoughts ?? ""),
-    tokens: (tokens ?? []).map((token) => ({
-      end: number(token.end),
-      logprob: number(token.logprob),
-      others: (token.others ?? []).map(([text, logprob]) => [String(text), number(logprob)]),
-    })),
-    marks: (marks ?? []).map(({ at, values }) => ({ at: number(at), values: readSettings(values, {}) })),
+    tokens: rises(readTokens.map((token) => token.end), 1, text) ? readTokens : [],
+    marks: rises(readMarks.map((mark) => mark.at), 0, text) ? readMarks : [],
+    settings: settings && readSettings(settings),
     end: end === undefined ? undefined : String(end),
     model: String(model ?? ""),
   };

@@ -21,7 +21,8 @@ export function runAnswer({ api, conversation, answer, settings, probabilities, 
     parameters: settings,
     options: { include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
   };
-  answer.settings = { ...settings };
+  if (answer.settings) mark(answer, settings);
+  else answer.settings = { ...settings };
   answer.stats = { tokens: 0 };
   delete answer.end;
   delete answer.error;
@@ -86,10 +87,10 @@ function addText(answer, { token, logprobs }) {
 
 /** Notes that from here on the settings are others. */
 function mark(answer, parameters) {
-  const changed = Object.entries(parameters).filter(([name, value]) => answer.settings[name] !== value);
+  const before = Object.assign({}, answer.settings, ...answer.marks.map(({ values }) => values));
+  const changed = Object.entries(parameters).filter(([name, value]) => before[name] !== value);
   if (changed.length === 0) return;
   const values = Object.fromEntries(changed);
-  Object.assign(answer.settings, values);
   const last = answer.marks[answer.marks.length - 1];
   if (last?.at === answer.text.length) Object.assign(last.values, values);
   else answer.marks.push({ at: answer.text.length, values });

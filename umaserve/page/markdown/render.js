@@ -65,8 +65,16 @@ function call({ lines }, paint) {
   return h("details.call", {}, h("summary", {}, `Calls ${name}`), body);
 }
 
+/** Lines that follow one another in the source are one piece of it. */
 function verbatim(lines, paint) {
-  return lines.flatMap(({ at, text }, i) => paint(i < lines.length - 1 ? `${text}\n` : text, at));
+  const pieces = [];
+  lines.forEach(({ at, text }, i) => {
+    const whole = i < lines.length - 1 ? `${text}\n` : text;
+    const last = pieces[pieces.length - 1];
+    if (last && last.at + last.text.length === at) last.text += whole;
+    else pieces.push({ at, text: whole });
+  });
+  return pieces.flatMap(({ at, text }) => paint(text, at));
 }
 
 /** What may be wider than the page scrolls by itself, with the keyboard too. */
