@@ -10,7 +10,7 @@ export class ApiError extends Error {
   }
 }
 
-/** `storage` keeps the key: the session's, so that it ends with the tab. `refused` is called when a key is asked for. */
+/** `storage` keeps the key: the session's, so that it ends with the tab. `refused` is called where a key is missing. */
 export function createApi(storage, refused) {
   return {
     get key() {

@@ -13,12 +13,17 @@ const app = { store, api, bar, storage: localStorage, refreshModels };
 const links = VIEWS.map(({ name, title, href }) => h("a", { href, "data-view": name }, title));
 const problem = h("p.problem", { role: "alert" });
 const brand = h("h1", {}, "umaserve");
-const header = h("header", {}, bar.start, brand, h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links), bar.end);
+const nav = h("nav", { "aria-label": "Views", hidden: VIEWS.length < 2 }, links);
+const header = h("header", {}, bar.start, brand, nav, bar.end);
 
 const key = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
-const wrong = h("p.hint", {}, "This server asks for an API key. It stays in this tab, and is forgotten when that is closed.");
+const ASKED = "This server asks for an API key. It stays in this tab, and is forgotten when that is closed.";
+const REFUSED = "The server does not know this key. Look for a mistake, or ask who runs the server.";
+const wrong = h("p.hint", {}, ASKED);
 const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) => event.preventDefault() },
-  h("form", { onsubmit: useKey }, h("h2", { id: "key-title" }, "API key"), wrong, h("label", { for: "key" }, "Key"), key, h("button.primary", { type: "submit" }, "Use this key")));
+  h("form", { onsubmit: useKey },
+    h("h2", { id: "key-title" }, "API key"), wrong, h("label", { for: "key" }, "Key"), key,
+    h("button.primary", { type: "submit" }, "Use this key")));
 
 let unmount = null;
 
@@ -56,7 +61,7 @@ async function useKey(event) {
   api.key = key.value.trim();
   key.value = "";
   store.update((state) => (state.keyWanted = false));
-  wrong.textContent = "The server does not know this key. Look for a mistake, or ask who runs the server.";
+  wrong.textContent = REFUSED;
   await refreshModels();
 }
 

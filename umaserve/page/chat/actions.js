@@ -203,7 +203,8 @@ export function chatActions({ store, api, library, storage, wide }) {
         state.conversation.settings = { ...preset.settings };
         state.conversation.system = preset.system;
       });
-      if (state.run?.conversation === state.conversation && changed.length > 0) generation.modify(Object.fromEntries(changed));
+      const isRunning = state.run?.conversation === state.conversation;
+      if (isRunning && changed.length > 0) generation.modify(Object.fromEntries(changed));
     },
     keepPreset: (name) => {
       const { settings, system } = state.conversation;

@@ -6,7 +6,8 @@ const MAX_FILE_BYTES = 64 * 2 ** 20;
 
 export function conversationList(store, actions) {
   const { state } = store;
-  const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search conversations", oninput: () => actions.search(search.value) });
+  const find = () => actions.search(search.value);
+  const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search conversations", oninput: find });
   const items = h("ul.conversations");
   const file = h("input", { type: "file", accept: ".json,application/json", hidden: true, onchange: () => read() });
   const begin = h("button.wide", { type: "button", onclick: () => actions.begin() }, icon("add"), "New conversation");
@@ -32,10 +33,12 @@ export function conversationList(store, actions) {
     shown = key;
     const entries = state.list.map(({ id, title }) => {
       const current = id === state.conversation.id;
-      const open = h("button.open", { type: "button", dir: "auto", "aria-current": current && "true", onclick: () => actions.open(id) }, title);
-      return h("li", {}, open, iconButton("remove", `Delete “${title}”`, () => confirm(`Delete “${title}”?`) && actions.remove(id)));
+      const props = { type: "button", dir: "auto", "aria-current": current && "true", onclick: () => actions.open(id) };
+      const remove = () => confirm(`Delete “${title}”?`) && actions.remove(id);
+      return h("li", {}, h("button.open", props, title), iconButton("remove", `Delete “${title}”`, remove));
     });
-    items.replaceChildren(...(entries.length > 0 ? entries : [h("li.none", {}, state.query ? "Nothing found" : "None yet")]));
+    if (entries.length === 0) entries.push(h("li.none", {}, state.query ? "Nothing found" : "None yet"));
+    items.replaceChildren(...entries);
   });
   return node;
 }

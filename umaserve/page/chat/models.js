@@ -5,7 +5,8 @@ import { h } from "../dom.js";
 export function modelPicker(app, store, actions) {
   const { state } = store;
   const single = h("span.model");
-  const select = h("select", { "aria-label": "Model", onfocus: () => app.refreshModels(), onchange: () => actions.model(select.value) });
+  const choose = () => actions.model(select.value);
+  const select = h("select", { "aria-label": "Model", onfocus: () => app.refreshModels(), onchange: choose });
   const node = h("div.picker", {}, single, select);
   let shown = "";
 
@@ -18,7 +19,8 @@ export function modelPicker(app, store, actions) {
     single.hidden = models.length > 1;
     select.hidden = models.length < 2;
     single.textContent = models.length === 1 ? models[0].id : "";
-    select.replaceChildren(...models.map((model) => h("option", { value: model.id }, `${model.id}${stateWords(model.status)}`)));
+    const option = ({ id, status }) => h("option", { value: id }, `${id}${stateWords(status)}`);
+    select.replaceChildren(...models.map(option));
     select.value = chosen;
   }
 
@@ -27,7 +29,8 @@ export function modelPicker(app, store, actions) {
   return node;
 }
 
-function stateWords({ value, failed } = {}) {
+function stateWords({ value, failed, progress = 0 } = {}) {
   if (failed) return " (could not be loaded)";
-  return value === "loaded" ? "" : value === "loading" ? " (loading…)" : " (not loaded)";
+  if (value === "loading") return ` (loading, ${Math.round(100 * progress)}%)`;
+  return value === "loaded" ? "" : " (not loaded)";
 }

@@ -6,10 +6,12 @@ import { SETTINGS, presets } from "./settings.js";
 export function settingsPanel(store, actions, storage) {
   const { state } = store;
   const preset = h("select", { id: "preset", onchange: () => choose() });
-  const system = h("textarea", { id: "system", rows: 4, dir: "auto", placeholder: "None", oninput: () => actions.system(system.value) });
+  const tell = () => actions.system(system.value);
+  const system = h("textarea", { id: "system", rows: 4, dir: "auto", placeholder: "None", oninput: tell });
   const name = h("input", { type: "text", maxLength: 40, placeholder: "Name", "aria-label": "Name of a new preset" });
   const keep = h("button", { type: "submit" }, "Keep");
-  const probabilities = h("input", { type: "checkbox", id: "probabilities", onchange: () => actions.probabilities(probabilities.checked) });
+  const turnOn = () => actions.probabilities(probabilities.checked);
+  const probabilities = h("input", { type: "checkbox", id: "probabilities", onchange: turnOn });
   const sliders = SETTINGS.map((setting) => slider(setting, actions));
 
   function choose() {
@@ -32,13 +34,13 @@ export function settingsPanel(store, actions, storage) {
     },
   }, name, keep);
   const shade = h("label.switch", {}, probabilities, h("span", {}, "Token probabilities"));
-  const hint = h("p.hint", {}, "Shades what was unlikely. Click a token to see what else could have stood there, and go on from that.");
+  const close = iconButton("close", "Close the settings", () => actions.toggle("settings", false));
   const node = h("aside.panel", { id: "settings", "aria-label": "Settings" },
-    h("div.row.head", {}, h("h2", {}, "Settings"), iconButton("close", "Close the settings", () => actions.toggle("settings", false))),
+    h("div.row.head", {}, h("h2", {}, "Settings"), close),
     h("label", { for: "preset" }, "Preset"), preset, keeping,
     h("label", { for: "system" }, "System prompt"), system,
     h("p.hint", {}, "Sliders act at once, also on an answer that is being written."),
-    sliders.map(({ node: each }) => each), shade, hint, h("p.hint", {}, KEYS));
+    sliders.map(({ node: each }) => each), shade, h("p.hint", {}, SHADES), h("p.hint", {}, KEYS));
 
   listPresets();
   store.subscribe(() => {
@@ -50,12 +52,17 @@ export function settingsPanel(store, actions, storage) {
   return node;
 }
 
-const KEYS = "Keys: Enter sends, Shift+Enter breaks the line, Alt+P pauses and goes on, Escape stops, Alt+N begins a conversation, Alt+L and Alt+S open the drawers.";
+const SHADES =
+  "Shades what was unlikely. Click a token to see what else could have stood there, and go on from that.";
+const KEYS =
+  "Keys: Enter sends, Shift+Enter breaks the line, Alt+P pauses and goes on, Escape stops, " +
+  "Alt+N begins a conversation, Alt+L and Alt+S open the drawers.";
 
 function slider({ name, title, least, most, step, hint }, actions) {
   const value = h("output", { for: `set-${name}` });
   const range = { type: "range", id: `set-${name}`, min: String(least), max: String(most), step: String(step) };
-  const input = h("input", { ...range, "aria-describedby": `hint-${name}`, oninput: () => actions.set(name, Number(input.value)) });
+  const set = () => actions.set(name, Number(input.value));
+  const input = h("input", { ...range, "aria-describedby": `hint-${name}`, oninput: set });
   const head = h("div.row", {}, h("label", { for: `set-${name}` }, title), value);
   return {
     node: h("div.slider", {}, head, input, h("p.hint", { id: `hint-${name}` }, hint)),

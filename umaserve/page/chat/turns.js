@@ -110,7 +110,8 @@ function turnEditor(turn, actions) {
     }
   });
   const cancel = h("button", { type: "button", onclick: () => actions.edit(null) }, "Cancel");
-  return h("div.editor", {}, area, h("div.row", {}, cancel, h("button.primary", { type: "button", onclick: send }, "Send")));
+  const ask = h("button.primary", { type: "button", onclick: send }, "Send");
+  return h("div.editor", {}, area, h("div.row", {}, cancel, ask));
 }
 
 function answerView(actions) {

@@ -18,13 +18,15 @@ export async function mount(root, app) {
   const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
   const writing = composer(store, actions);
 
-  const toggle = (name, drawer, label) => iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": drawer === "list" ? "conversations" : "settings" });
+  const toggle = (name, drawer, label) => {
+    return iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": label.toLowerCase() });
+  };
   const toggles = { list: toggle("list", "list", "Conversations"), settings: toggle("sliders", "settings", "Settings") };
   const notice = h("p.notice", { role: "status" });
   const veil = h("div.veil", { onclick: () => closeDrawers() });
-  const tools = [modelPicker(app, store, actions), iconButton("add", "New conversation (Alt+N)", () => begin()), toggles.settings];
+  const add = iconButton("add", "New conversation (Alt+N)", () => begin());
   app.bar.start.replaceChildren(toggles.list);
-  app.bar.end.replaceChildren(...tools);
+  app.bar.end.replaceChildren(modelPicker(app, store, actions), add, toggles.settings);
   const main = h("main", {}, turnsView(store, actions), notice, writing.node);
   root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
 
@@ -52,7 +54,7 @@ export async function mount(root, app) {
 
   const unsubscribe = store.subscribe(() => {
     notice.textContent = state.notice;
-    for (const [drawer, button] of Object.entries(toggles)) button.setAttribute("aria-expanded", String(state.open[drawer]));
+    for (const [drawer, button] of Object.entries(toggles)) button.ariaExpanded = String(state.open[drawer]);
     veil.hidden = !state.open.list && !state.open.settings;
   });
   addEventListener("keydown", onkeydown);
