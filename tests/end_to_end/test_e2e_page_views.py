@@ -15,6 +15,7 @@ from selenium.webdriver.support.ui import Select
 
 from umaserve.access.keys import KeyFile
 from umaserve.daemon.pages import DOCUMENT
+from umaserve.settings.model_files import default_model
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
@@ -171,6 +172,17 @@ def test_a_websocket_is_talked_to(browser: Browser, daemon: Daemon):
     browser.wait(lambda: browser.text(f"{form} .status").startswith("Closed"))
 
 
+def test_a_form_is_sent_with_its_file(browser: Browser, daemon: Daemon, tmp_path: Path):
+    form = open_docs(browser, daemon.http, "transcribe")
+    file = tmp_path / "sound.wav"
+    file.write_bytes(b"RIFF")
+    browser.one(f"{form} input[type=file][required]").send_keys(str(file))
+    send(browser, form)
+    # The form was read: it is the model that takes no sound.
+    browser.wait(lambda: "takes no audio" in browser.text(f"{form} pre"))
+    assert all("400" in complaint for complaint in browser.complaints())
+
+
 def test_a_key_is_asked_for(browser: Browser, own_daemon, tmp_path: Path):
     file = str(tmp_path / "keys.json")
     key = KeyFile(file, missing_ok=True).add("ann")
@@ -255,6 +267,23 @@ def test_a_setting_acts_on_the_running_answer(browser: Browser, daemon: Daemon):
     browser.press("Stop all")
     wait_for_end(browser)
     assert "temperature 0.2" in browser.all(".column")[1].text
+
+
+def test_models_are_compared(browser: Browser, own_daemon, tmp_path: Path):
+    for name in ("twin", "other"):
+        shutil.copy(default_model(), tmp_path / f"{name}.gguf")
+    daemon = own_daemon("--http", "127.0.0.1:0", "--models-dir", str(tmp_path), "--model", "twin")
+    open_compare(browser, daemon.http, Temperature=0, Length=16)
+    browser.wait(lambda: len(browser.all(".column option")) == 4)
+    browser.all(".column summary")[1].click()
+    Select(browser.all(".column select")[1]).select_by_value("other")
+    browser.one(".asking textarea").send_keys("What is the Moon?", Keys.ENTER)
+    wait_for_end(browser)
+    summaries = [one.text for one in browser.all(".column summary")]
+    assert summaries == [f"{name} · Temperature 0 · Length 16" for name in ("twin", "other")]
+    assert [one.text.split(" · ")[-1] for one in browser.all(".column .figures")] == ["twin", "other"]
+    one, other = answers(browser)
+    assert one == other
 
 
 def test_columns_come_and_go(browser: Browser, daemon: Daemon):

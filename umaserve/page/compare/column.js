@@ -75,7 +75,7 @@ export function column(app, store, about, remove) {
     keep.hidden = run !== null || answer === null;
     keep.setAttribute("aria-pressed", String(kept));
     write(title, `Column ${number}`);
-    write(summary, summaryOf(kept ? answer.settings : state.settings, state.model));
+    write(summary, summaryOf(kept ? answer : { settings: state.settings, model: model.value }, !picker.hidden));
     if (answer === null) return;
     drawn.draw(answer, false);
     write(note, run ? run.note || waitingFor(run, answer) : (answer.error ?? ""));
@@ -94,8 +94,8 @@ function waitingFor({ phase }, { text, thoughts }) {
   return thoughts && !text ? "Thinking…" : "";
 }
 
-/** What is worth knowing at a glance: the model, and the settings that are not the usual ones. */
-function summaryOf(settings, model) {
+/** What is worth knowing at a glance: the model, where there are several, and the settings that are not the usual ones. */
+function summaryOf({ settings, model }, several) {
   const others = SETTINGS.filter(({ name, first }) => name === "temperature" || settings[name] !== first);
-  return [model, ...others.map(({ name, title }) => `${title} ${settings[name]}`)].filter(Boolean).join(" · ");
+  return [several && model, ...others.map(({ name, title }) => `${title} ${settings[name]}`)].filter(Boolean).join(" · ");
 }
