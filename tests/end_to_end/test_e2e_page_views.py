@@ -59,7 +59,7 @@ def open_compare(browser: Browser, http: str, **settings: float) -> None:
             choose(browser, number, title, value)
 
 
-def choose(browser: Browser, number: int, title: str, value: float) -> None:
+def choose(browser: Browser, number: int, title: str, value: float | str) -> None:
     script = (
         "const [title, value] = arguments; const labels = document.querySelectorAll('.column')[arguments[2]]"
         ".querySelectorAll('.numbers label'); const input = [...labels].find((one) => one.textContent === title)"
@@ -155,6 +155,8 @@ def test_events_are_shown_as_they_come(browser: Browser, daemon: Daemon):
     browser.wait(lambda: browser.text(f"{form} pre").count("data: ") > 3)
     browser.press("Stop")
     browser.wait(lambda: browser.text(f"{form} .status") == "200 OK (stopped)")
+    # Who uses the keyboard goes on from there.
+    assert browser.driver.switch_to.active_element.text == "Send"
     assert "[DONE]" not in browser.text(f"{form} pre")
 
 
@@ -239,6 +241,14 @@ def test_all_are_stopped(browser: Browser, daemon: Daemon):
         wait_for_end(browser)
         assert all("stopped" in one.text for one in browser.all(".column .figures"))
     assert daemon.metrics()["active_sessions"] == 0
+
+
+@pytest.mark.parametrize(("typed", "holds"), [("9", "2"), ("-1", "0"), ("0.333", "0.333"), ("", "0.7")])
+def test_a_setting_stays_in_its_range(browser: Browser, daemon: Daemon, typed: str, holds: str):
+    open_compare(browser, daemon.http)
+    choose(browser, 1, "Temperature", typed)
+    assert browser.one(".numbers input").get_property("value") == holds
+    browser.wait(lambda: browser.text(".column summary") == f"Temperature {holds}")
 
 
 def test_an_answer_from_before_is_kept_beside_new_ones(browser: Browser, daemon: Daemon):

@@ -19,8 +19,13 @@ export function column(app, store, about, remove) {
   const system = h("textarea", { rows: 2, dir: "auto", value: state.system, oninput: () => (state.system = system.value) });
   const numbers = SETTINGS.map(({ name, title, least, most, step }) => {
     const range = { min: String(least), max: String(most), step: String(step) };
-    const set = () => input.validity.valid && input.value !== "" && change(name, input.valueAsNumber);
     const input = h("input", { type: "number", ...range, value: String(state.settings[name]), onchange: set });
+    /** What stands there afterwards is what holds. */
+    function set() {
+      const wanted = Math.min(most, Math.max(least, step < 1 ? input.valueAsNumber : Math.round(input.valueAsNumber)));
+      if (!Number.isNaN(wanted)) change(name, wanted);
+      input.value = String(state.settings[name]);
+    }
     return h("label", {}, title, input);
   });
   const title = h("h2");

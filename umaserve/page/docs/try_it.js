@@ -23,6 +23,7 @@ export function tryIt({ method, path, parameters, body, message }, reader, app) 
   const shown = h("pre", { tabIndex: 0, role: "group", "aria-label": "Body of the response", hidden: true });
   const media = h("div");
   let ending = null;
+  let room = 0;
   let socket = null;
 
   function begin(end) {
@@ -33,15 +34,22 @@ export function tryIt({ method, path, parameters, body, message }, reader, app) 
     fill(media);
     shown.textContent = "";
     shown.hidden = false;
+    room = SHOWN_CHARS;
+  }
+
+  function over() {
+    if (document.activeElement === stop) send.focus();
+    stop.disabled = true;
   }
 
   function write(text) {
-    const room = SHOWN_CHARS - shown.textContent.length;
-    shown.append(text.slice(0, Math.max(0, room)));
+    shown.append(text.slice(0, room));
+    room -= Math.min(room, text.length);
     shown.scrollTop = shown.scrollHeight;
   }
 
   async function request() {
+    if (!stop.disabled) return;
     const controller = new AbortController();
     begin(() => controller.abort());
     const of = (place) => fields.filter((each) => each.in === place && each.input.value).map(({ name, input: { value } }) => [name, value]);
@@ -59,25 +67,24 @@ export function tryIt({ method, path, parameters, body, message }, reader, app) 
     } catch (error) {
       status.textContent = controller.signal.aborted ? `${status.textContent} (stopped)` : error.message;
     }
-    stop.disabled = true;
+    over();
   }
 
   async function show(response) {
     const type = response.headers.get("content-type") ?? "";
-    if (/^(audio|image)\//.test(type)) {
-      const src = URL.createObjectURL(await response.blob());
+    if (type.startsWith("audio/")) {
       shown.hidden = true;
-      fill(media, type.startsWith("audio") ? h("audio", { controls: true, src, "aria-label": "The response" }) : h("img", { src, alt: "The response" }));
-      return;
+      return fill(media, h("audio", { controls: true, src: URL.createObjectURL(await response.blob()), "aria-label": "The response" }));
     }
     const reading = response.body?.pipeThrough(new TextDecoderStream()).getReader();
     for (let part = await reading?.read(); part && !part.done; part = await reading.read()) write(part.value);
-    if (type.startsWith("application/json") && shown.textContent.length < SHOWN_CHARS) shown.textContent = changed(shown.textContent, (told) => told, 2);
+    if (type.startsWith("application/json") && room > 0) shown.textContent = changed(shown.textContent, (told) => told, 2);
+    return undefined;
   }
 
   /** One connection for all messages, until an end closes it. */
   function talk() {
-    if (socket?.readyState === WebSocket.OPEN) return socket.send(area.value);
+    if (!stop.disabled) return socket.readyState === WebSocket.OPEN && socket.send(area.value);
     socket = api.socket(path);
     begin(() => socket.close());
     socket.onopen = () => {
@@ -87,8 +94,9 @@ export function tryIt({ method, path, parameters, body, message }, reader, app) 
     socket.onmessage = ({ data }) => write(`${data}\n`);
     socket.onclose = ({ code, reason }) => {
       status.textContent = `Closed: ${code} ${reason}`;
-      stop.disabled = true;
+      over();
     };
+    return undefined;
   }
 
   return h("form.try", { onsubmit: (event) => (event.preventDefault(), message ? talk() : request()) },
