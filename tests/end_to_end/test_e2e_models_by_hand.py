@@ -136,13 +136,18 @@ def test_metrics_of_each_model(daemon: Daemon, http: httpx.Client) -> None:
     assert made == after["models"]["chat"]["tokens_generated_total"]
 
 
-def test_models_are_moved_with_a_key_only_where_there_are_keys(own_daemon, tmp_path: Path, folder: Path) -> None:
+def test_models_are_moved_with_operators_keys_only_where_there_are_keys(
+    own_daemon, tmp_path: Path, folder: Path
+) -> None:
     file = str(tmp_path / "keys.json")
-    key = KeyFile(file, missing_ok=True).add("ann")
+    keys = KeyFile(file, missing_ok=True)
+    key, operators = keys.add("ann"), keys.add("bea", group="operator")
     keyed = own_daemon("--http", "127.0.0.1:0", "--api-keys", file, "--models-dir", str(folder), "--model", "tiny")
     body, bearer = {"model": "tiny"}, {"Authorization": f"Bearer {key}"}
     with Http(keyed.http) as wire:
         for how in ("load", "unload"):
             assert wire.ask("POST", f"/models/{how}", body).status == 401
+            assert wire.ask("POST", f"/models/{how}", body, headers=bearer).status == 403
         assert json.loads(wire.ask("GET", "/models", headers=bearer).body)["data"][0]["status"]["value"] == "loaded"
+        bearer = {"Authorization": f"Bearer {operators}"}
         assert wire.ask("POST", "/models/unload", body, headers=bearer).status == 200
