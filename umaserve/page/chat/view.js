@@ -52,7 +52,10 @@ export async function mount(root, app) {
     event.preventDefault();
   }
 
+  let running = false;
   const unsubscribe = store.subscribe(() => {
+    if (running && !state.run) app.refreshModels(); // It may have been loaded for this answer.
+    running = state.run !== null;
     notice.textContent = state.notice;
     for (const [drawer, button] of Object.entries(toggles)) button.ariaExpanded = String(state.open[drawer]);
     veil.hidden = !state.open.list && !state.open.settings;
