@@ -67,7 +67,9 @@ class Browser(PlainBrowser):
         self.js(script + "e.dispatchEvent(new Event(arguments[2]))", selector, value, event)
 
     def wait_for_end(self) -> None:
-        self.wait(lambda: self.one(".composer .primary:not([hidden])") and not self.one("[aria-busy=true]"))
+        over = ":is([data-phase=ended], [data-phase=failed])"
+        self.wait(lambda: self.one(f".answer{over}") and not self.one(f".answer:not({over}), [aria-busy=true]"))
+        self.wait(lambda: self.one(".composer .primary:not([hidden])"))
         assert self.one(".answer[data-phase=ended]"), self.text(".answer .note")
 
     def stored(self) -> dict:
