@@ -263,6 +263,9 @@ def test_metrics_are_flat_and_close_the_connection(daemon: Daemon):
         wire.send({"type": "metrics"})
         (values,) = wire.receive_all()
     assert set(METRICS) <= set(values)
+    # Beside the contract's flat names.
+    of_models = values.pop("models")
+    assert list(of_models) == [values["model"]]
     assert all(isinstance(value, int | float | str) for value in values.values())
     assert values["state"] == "ready"
     assert values["model"].startswith("SmolLM2-135M")
