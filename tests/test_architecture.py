@@ -154,3 +154,9 @@ def test_the_page_on_the_architecture_names_each_file(path: Path):
     page = (ROOT.parent / "ARCHITECTURE.md").read_text()
     names = set(re.findall(r"`(?:\w+/)?(\w+\*?)`", page))
     assert path.stem in names or any(path.stem.startswith(name[:-1]) for name in names if name.endswith("*"))
+
+
+def test_no_two_test_files_have_one_name():
+    # pytest would run them apart from each other only.
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
