@@ -62,7 +62,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 
 ROUTES = routes(debug_echo=True)
-PUBLIC = ["/", "/health", "/v1/health", "/page/{file}"]
+PUBLIC = ["/", "/health", "/v1/health", "/docs", "/page/{file}"]
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -59,7 +59,8 @@ def test_models_are_not_managed(client: ollama.Client):
 def test_a_server_runs_and_tells_its_version(daemon: Daemon):
     response = ask(daemon, "HEAD", "/", headers={"User-Agent": "ollama/0.12.6"})
     assert response.status == 200
-    assert ask(daemon, "GET", "/", headers={"User-Agent": "Mozilla"}).status == 404
+    other = ask(daemon, "GET", "/", headers={"User-Agent": "Mozilla"})
+    assert "/api/chat" in json.loads(other.body)["paths"]
     version = json.loads(ask(daemon, "GET", "/api/version").body)["version"]
     assert all(part.isdigit() for part in version.split("."))
 
