@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         "llama-servers, or one as router.",
         epilog="The models are UMA_MODEL (default: the default model) and a copy of it, with their weights as they "
         "are, without draft tokens. All other settings come from the UMA_* variables, for all sides. On two cores the "
-        "default takes some 40 minutes, half as long without llama-server.",
+        "default takes some 20 minutes, half as long without llama-server.",
         allow_abbrev=False,
     )
     parser.add_argument("--only", choices=MEASUREMENTS, help="one of the measurements (default: all)")
