@@ -39,7 +39,7 @@ def write_minilm(path: Path) -> str:
     try:
         files = importlib.metadata.distribution(PACKAGE).files or []
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"no embedding model: {PACKAGE} is not installed (umaserve[test])")
+        pytest.skip(f"no embedding model: {PACKAGE} is not installed (scripts/test)")
     (folder,) = (Path(str(file.locate())).parent for file in files if file.name == "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(path, "bert")
