@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,22 @@ def own_daemon(tmp_path):
     for daemon in made:
         daemon.stop()
         assert "Traceback" not in daemon.logs, daemon.logs
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory):
+    """A browser for the tests of one file."""
+    from browser import Browser
+
+    profile = tmp_path_factory.mktemp("profile")
+    browser = Browser(profile)
+    yield browser
+    browser.close()
+    shutil.rmtree(profile, ignore_errors=True)
+
+
+@pytest.fixture
+def browser(opened):
+    """The browser, which must have nothing to complain about afterwards."""
+    yield opened
+    assert opened.complaints() == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import posixpath
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,20 @@ def test_each_file_is_in_the_package():
     assert len(FILES) > 20
     for path in (Path("page", name) for name in FILES):
         assert any(len(path.parts) == len(pattern.parts) and path.match(str(pattern)) for pattern in patterns)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
+def test_imports_of_the_page_go_one_way(name: str):
+    """Markdown is below answers, and these below the views, of which only the frame knows."""
+    order = ["markdown", "answers"]
+    folder = name.rpartition("/")[0]
+    for imported in re.findall(rb'(?:from|import\()\s*"([^"]+)"', FILES[name].body):
+        path = posixpath.normpath(posixpath.join(folder, imported.decode()))
+        assert path in FILES, path
+        other = path.rpartition("/")[0]
+        if name == "views.js" or other in (folder, ""):
+            continue
+        assert other in (order[: order.index(folder)] if folder in order else order), path
 
 
 @pytest.mark.parametrize(

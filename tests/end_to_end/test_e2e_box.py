@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import axe_core_python
 import httpx
 import pytest
 from browser import BROWSER, DRIVER, MISSING, Browser
@@ -19,7 +17,6 @@ from openapi_document import DOCUMENT, check_answer
 
 from umaserve.access.keys import KeyFile
 
-AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 LONG = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 in_a_browser = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
@@ -133,13 +130,6 @@ def test_with_keys_it_is_for_operators(own_daemon: Any, tmp_path: Path) -> None:
 # -- the view ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
 @pytest.fixture
 def browser(opened: Browser, box: Daemon) -> Iterator[Browser]:
     opened.open(box.http, "box")
@@ -147,26 +137,6 @@ def browser(opened: Browser, box: Daemon) -> Iterator[Browser]:
     yield opened
     opened.driver.get("about:blank")
     box.wait_until_quiet()
-
-
-def violations(browser: Browser) -> list[Any]:
-    browser.js(AXE)
-    run = "axe.run().then((found) => arguments[0](found.violations.map((v) => [v.id, v.nodes[0].html])))"
-    return browser.driver.execute_async_script(run)
-
-
-def shoot(browser: Browser, name: str) -> None:
-    """Keep a picture, where somebody has named a folder to look at them."""
-    if folder := os.environ.get("PAGE_SCREENSHOTS"):
-        Path(folder).mkdir(exist_ok=True)
-        browser.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
-
-
-def size(browser: Browser, width: int, height: int, scheme: str = "light") -> None:
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": width < 500}
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
 def row(browser: Browser, words: str) -> Any:
@@ -182,13 +152,12 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
     first_chart = "return document.querySelector('.charts .hint').textContent"
     browser.wait(lambda: "from" in browser.js(first_chart))
     for width, height, scheme in ((1280, 1000, "light"), (1280, 1000, "dark"), (320, 800, "light")):
-        size(browser, width, height, scheme)
-        browser.wait(lambda: browser.js("return document.querySelector('.charts canvas').width > 0"))
-        shoot(browser, f"box-{width}-{scheme}")
-        assert violations(browser) == []
-        assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
-        assert browser.js("const p = document.querySelector('.box'); return p.scrollWidth <= p.clientWidth")
-    size(browser, 1280, 1000)
+        with browser.screen(width, height, scheme):
+            browser.wait(lambda: browser.js("return document.querySelector('.charts canvas').width > 0"))
+            browser.shoot(f"box-{width}-{scheme}")
+            assert browser.violations() == []
+            assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
+            assert browser.js("const p = document.querySelector('.box'); return p.scrollWidth <= p.clientWidth")
     for client, words in ((second, "waits for a place"), (first, "writes")):
         button = row(browser, words).find_element("css selector", "button")
         button.click()
@@ -224,10 +193,10 @@ def test_the_settings_are_read_when_they_are_unfolded(browser: Browser) -> None:
     assert "parallel" not in browser.text(".settings")
     browser.one(".settings summary").click()
     browser.wait(lambda: "parallel" in browser.text(".settings"))
-    shoot(browser, "box-settings")
+    browser.shoot("box-settings")
     set_by_us = browser.js("return [...document.querySelectorAll('dt strong')].map((one) => one.textContent)")
     assert {"parallel", "n_ctx", "http", "socket"} <= set(set_by_us)
-    assert violations(browser) == []
+    assert browser.violations() == []
 
 
 RECORDER = """

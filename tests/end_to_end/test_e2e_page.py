@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import BROWSER, DRIVER, MISSING, CuttingProxy
-from browser import Browser as PlainBrowser
+from browser import BROWSER, DRIVER, MISSING, Browser, CuttingProxy
 from daemon import Daemon
 from selenium.webdriver import Keys
 
@@ -18,104 +14,11 @@ from umaserve.access.keys import KeyFile
 
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
-DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
-DEFAULTS |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-RECORDER = """
-window.wire = [];
-const Plain = WebSocket;
-window.WebSocket = class extends Plain {
-  constructor(...a) {
-    super(...a);
-    this.addEventListener("message", ({ data }) => window.wire.push(JSON.parse(data)));
-  }
-  send(data) {
-    window.wire.push(JSON.parse(data));
-    super.send(data);
-  }
-};
-"""
-"""Keeps what the page's WebSockets send and receive."""
-READ = """
-const { openLibrary } = await import("/page/chat/library.js");
-const library = await openLibrary();
-const [newest] = await library.list();
-if (!newest) return null;
-const found = await library.get(newest.id);
-return { ...found, order: Object.keys(found.turns) };
-"""
 MARKDOWN = (
     "# Tides\n\nTwo **bulges**, see [NOAA](https://oceanservice.noaa.gov/).\n\n1. near\n2. far\n   - left behind\n\n"
     "| Day | Range |\n|:--|--:|\n| 1 | 5.1 m |\n\n```python\nprint('<b>')\n```\n\n> quoted\n\n"
     '<tool_call>\n{"name": "tide_table", "arguments": {}}\n</tool_call>\n\n\u0645\u0631\u062d\u0628\u0627\n'
 )
-
-
-class Browser(PlainBrowser):
-    """On the page of one daemon."""
-
-    def start(self, http: str, **settings) -> None:
-        """Open the page anew, with these settings instead of the page's own."""
-        self.open(http)
-        preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
-        self.js("localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
-        self.driver.refresh()
-        self.wait(lambda: self.one("#preset option:last-child"))
-        self.set("#preset", "of the test", "change")
-
-    def set(self, selector: str, value: str, event: str = "input") -> None:
-        script = "const [e] = document.querySelectorAll(arguments[0]); e.value = arguments[1];"
-        self.js(script + "e.dispatchEvent(new Event(arguments[2]))", selector, value, event)
-
-    def wait_for_end(self) -> None:
-        over = ":is([data-phase=ended], [data-phase=failed])"
-        self.wait(lambda: self.one(f".answer{over}") and not self.one(f".answer:not({over}), [aria-busy=true]"))
-        self.wait(lambda: self.one(".composer .primary:not([hidden])"))
-        assert self.one(".answer[data-phase=ended]"), self.text(".answer .note")
-
-    def stored(self) -> dict:
-        """The newest conversation that the browser keeps."""
-        return self.wait(lambda: self.module(READ))
-
-    def answers(self) -> list[dict]:
-        """Its answers, in the order of their making, once they all have ended."""
-
-        def ended() -> list[dict]:
-            stored = self.stored()
-            turns = [stored["turns"][each] for each in stored["order"]]
-            answers = [turn for turn in turns if turn["role"] == "assistant"]
-            return answers if all("end" in answer for answer in answers) else []
-
-        return self.wait(ended)
-
-    def imports(self, directory: Path, text: str, **answer) -> None:
-        """Bring in a conversation with this answer, and open it."""
-        question = {"id": "q", "parent": "", "role": "user", "text": "Why?"}
-        turns = {"q": question, "a": {"id": "a", "parent": "q", "role": "assistant", "text": text, **answer}}
-        title = f"Imported {uuid.uuid4()}"
-        conversation = {"title": title, "system": "", "model": "", "settings": {}, "turns": turns}
-        whole = {"format": "umaserve-conversations", "version": 1, "conversations": [conversation]}
-        file = directory / "conversations.json"
-        file.write_text(json.dumps(whole))
-        self.one("input[type=file]").send_keys(str(file))
-        self.wait(lambda: self.text(".conversations .open") == title)
-        self.js("document.querySelector('.conversations .open').click()")
-        self.wait(lambda: self.one(".answer .markdown > *"))
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    profile = tmp_path_factory.mktemp("profile")
-    browser = Browser(profile)
-    browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": RECORDER})
-    yield browser
-    browser.close()
-    shutil.rmtree(profile, ignore_errors=True)
-
-
-@pytest.fixture
-def browser(opened: Browser) -> Iterator[Browser]:
-    yield opened
-    assert opened.complaints() == []
 
 
 # -- talking -----------------------------------------------------------------------------------------------------
@@ -343,14 +246,9 @@ def test_a_key_is_asked_for_and_ends_with_the_tab(browser: Browser, own_daemon, 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 800), (320, 640)], ids=["desk", "phone"])
 def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, scheme: str, size: tuple[int, int]):
-    driver = browser.driver
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size[0] < 400}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
+    with browser.screen(*size, scheme):
         browser.open(daemon.http)
-        driver.refresh()
+        browser.driver.refresh()
         browser.wait(lambda: browser.one(".composer textarea"))
         assert browser.violations() == []
         marks = [{"at": 30, "values": {"temperature": 1.5}}, {"at": 60, "values": {"top_p": 0.5}}]
@@ -363,9 +261,6 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
         assert (
             browser.js("return getComputedStyle(document.querySelector('.markdown > :last-child')).direction") == "rtl"
         )
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Daemon):
@@ -410,7 +305,7 @@ ENDLESS = [
     "[a](http://b",
 ]
 DRAW = """
-const { AnswerText } = await import("/page/chat/answer_text.js");
+const { AnswerText } = await import("/page/answers/answer_text.js");
 const [text, shaded, pieces] = values;
 const node = document.createElement("div");
 document.body.append(node);

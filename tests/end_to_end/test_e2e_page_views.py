@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,21 +19,6 @@ from umaserve.settings.model_files import default_model
 pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
 
 OPERATIONS = [(path, *each) for path, item in json.loads(DOCUMENT)["paths"].items() for each in item.items()]
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    profile = tmp_path_factory.mktemp("profile")
-    browser = Browser(profile)
-    yield browser
-    browser.close()
-    shutil.rmtree(profile, ignore_errors=True)
-
-
-@pytest.fixture
-def browser(opened: Browser) -> Iterator[Browser]:
-    yield opened
-    assert opened.complaints() == []
 
 
 def open_docs(browser: Browser, http: str, operation: str) -> str:
@@ -315,18 +299,13 @@ def test_columns_come_and_go(browser: Browser, daemon: Daemon):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 320])
 def test_they_are_for_everybody(browser: Browser, daemon: Daemon, scheme: str, width: int):
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    size = {"width": width, "height": 700, "deviceScaleFactor": 1, "mobile": False}
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
     def check() -> None:
         assert browser.violations() == []
         for tag in ("html", "main"):
             edge = "const [e] = document.getElementsByTagName(arguments[0]); return e.scrollWidth - e.clientWidth"
             assert browser.js(edge, tag) == 0
 
-    try:
+    with browser.screen(width, 700, scheme):
         form = open_docs(browser, daemon.http, "chat")
         check()
         browser.js("for (const one of document.querySelectorAll('#chat details')) one.open = true")
@@ -340,6 +319,3 @@ def test_they_are_for_everybody(browser: Browser, daemon: Daemon, scheme: str, w
         browser.press("Ask all")
         wait_for_end(browser)
         check()
-    finally:
-        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +23,52 @@ MISSING = "there is no Debian chromium with chromium-driver here: scripts/browse
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    # A camera with a test card and a microphone with beeps, which are there for whoever asks.
+    *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
 WAIT_S = 60
+DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
+DEFAULTS |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+RECORDER = """
+window.wire = [];
+const Plain = WebSocket;
+window.WebSocket = class extends Plain {
+  constructor(...a) {
+    super(...a);
+    this.addEventListener("message", ({ data }) => window.wire.push(JSON.parse(data)));
+  }
+  send(data) {
+    window.wire.push(JSON.parse(data));
+    super.send(data);
+  }
+};
+"""
+"""Keeps what the page's WebSockets send and receive."""
+READ = """
+const { openLibrary } = await import("/page/chat/library.js");
+const library = await openLibrary();
+const [newest] = await library.list();
+if (!newest) return null;
+const found = await library.get(newest.id);
+return { ...found, order: Object.keys(found.turns) };
+"""
 AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 
 
 class Browser:
     """One browser with a profile of its own."""
 
-    def __init__(self, profile: Path, *flags: str):
+    def __init__(self, profile: Path):
         assert DRIVER is not None, MISSING
         assert BROWSER is not None, MISSING
         options = ChromeOptions()
         options.binary_location = BROWSER
-        for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1280,800", *flags):
+        for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1280,800"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = Chrome(options=options, service=ChromeService(DRIVER))
         self.driver.set_script_timeout(WAIT_S)
+        self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": RECORDER})
 
     def close(self) -> None:
         self.driver.quit()
@@ -86,6 +117,73 @@ class Browser:
         """Write a message and send it."""
         self.one(".composer textarea").send_keys(text)
         self.press("Send")
+
+    def start(self, http: str, **settings) -> None:
+        """Open the page anew, with these settings instead of the page's own."""
+        self.open(http)
+        preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
+        self.js("localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
+        self.driver.refresh()
+        self.wait(lambda: self.one("#preset option:last-child"))
+        self.set("#preset", "of the test", "change")
+
+    def set(self, selector: str, value: str, event: str = "input") -> None:
+        script = "const [e] = document.querySelectorAll(arguments[0]); e.value = arguments[1];"
+        self.js(script + "e.dispatchEvent(new Event(arguments[2]))", selector, value, event)
+
+    def wait_for_end(self) -> None:
+        over = ":is([data-phase=ended], [data-phase=failed])"
+        self.wait(lambda: self.one(f".answer{over}") and not self.one(f".answer:not({over}), [aria-busy=true]"))
+        self.wait(lambda: self.one(".composer .primary:not([hidden])"))
+        assert self.one(".answer[data-phase=ended]"), self.text(".answer .note")
+
+    def stored(self) -> dict:
+        """The newest conversation that the browser keeps."""
+        return self.wait(lambda: self.module(READ))
+
+    def answers(self) -> list[dict]:
+        """Its answers, in the order of their making, once they all have ended."""
+
+        def ended() -> list[dict]:
+            stored = self.stored()
+            turns = [stored["turns"][each] for each in stored["order"]]
+            answers = [turn for turn in turns if turn["role"] == "assistant"]
+            return answers if all("end" in answer for answer in answers) else []
+
+        return self.wait(ended)
+
+    def imports(self, directory: Path, text: str, **answer) -> None:
+        """Bring in a conversation with this answer, and open it."""
+        question = {"id": "q", "parent": "", "role": "user", "text": "Why?"}
+        turns = {"q": question, "a": {"id": "a", "parent": "q", "role": "assistant", "text": text, **answer}}
+        title = f"Imported {uuid.uuid4()}"
+        conversation = {"title": title, "system": "", "model": "", "settings": {}, "turns": turns}
+        whole = {"format": "umaserve-conversations", "version": 1, "conversations": [conversation]}
+        file = directory / "conversations.json"
+        file.write_text(json.dumps(whole))
+        self.one("input[type=file]").send_keys(str(file))
+        self.wait(lambda: self.text(".conversations .open") == title)
+        self.js("document.querySelector('.conversations .open').click()")
+        self.wait(lambda: self.one(".answer .markdown > *"))
+
+    @contextlib.contextmanager
+    def screen(self, width: int, height: int, scheme: str = "light") -> Iterator[None]:
+        """A screen of this size, a phone's if it is narrow, in the light or the dark."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 400}
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    def shoot(self, name: str) -> None:
+        """Keep a picture, where somebody has named a folder to look at them."""
+        if folder := os.environ.get("PAGE_SCREENSHOTS"):
+            Path(folder).mkdir(exist_ok=True)
+            self.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
 
     def violations(self) -> list:
         """What axe-core finds."""

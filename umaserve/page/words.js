@@ -30,16 +30,24 @@ const ENDS = {
   content_filter: "ended by the content filter",
 };
 
-export function endWords(reason) {
-  return ENDS[reason] ?? reason;
-}
-
 /** What a generation waits for. */
 export function statusWords({ operation, progress, position, eta_seconds: eta }) {
   const left = eta === undefined ? "" : `, about ${seconds(eta * 1000)} left`;
   if (operation === "model_loading") return `Loading the model: ${progress}%${left}`;
   if (operation === "queued") return `Waiting: number ${position} in the queue${left}`;
   return "";
+}
+
+/** The line under an answer. */
+export function figuresOf({ stats, end, model }, running) {
+  if (!stats?.tokens) return "";
+  const parts = [`first token in ${seconds(stats.firstMs)}`];
+  if (stats.perSecond) parts.push(`${stats.perSecond.toFixed(1)} tokens/s`);
+  if (stats.prompt) parts.push(`${stats.prompt} prompt tokens, ${stats.cached} of them cached`);
+  parts.push(`${stats.tokens} written`);
+  if (!running && end) parts.push(ENDS[end] ?? end);
+  if (!running && model) parts.push(model);
+  return parts.join(" · ");
 }
 
 export function seconds(ms) {

@@ -1,8 +1,8 @@
 // All that one can do in the chat. Only these change its state.
 
-import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT } from "./conversation.js";
-import { runAnswer } from "./running.js";
-import { defaults, presets, savePreset } from "./settings.js";
+import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT } from "../answers/conversation.js";
+import { runAnswer } from "../answers/running.js";
+import { defaults, presets, savePreset } from "../answers/settings.js";
 
 const SAVE_MS = 3000;
 const NOTICE_MS = 8000;

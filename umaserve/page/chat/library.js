@@ -1,7 +1,7 @@
 // The conversations that this browser keeps, in IndexedDB. Nothing is kept on the server.
 
-import { newId, ROOT } from "./conversation.js";
-import { SETTINGS, defaults } from "./settings.js";
+import { newId, ROOT } from "../answers/conversation.js";
+import { SETTINGS, defaults } from "../answers/settings.js";
 
 const DATABASE = "umaserve";
 const STORE = "conversations";

@@ -1,7 +1,7 @@
 // The settings of the conversation: a preset, the system prompt, sliders that act while an answer is written.
 
 import { h, iconButton } from "../dom.js";
-import { SETTINGS, presets } from "./settings.js";
+import { SETTINGS, presets } from "../answers/settings.js";
 
 export function settingsPanel(store, actions, storage) {
   const { state } = store;

@@ -1,7 +1,7 @@
 // What else could have stood in a token's place: a list to choose from, beside the token.
 
 import { h } from "../dom.js";
-import { visible } from "./answer_text.js";
+import { visible } from "../answers/answer_text.js";
 
 /** Makes tokens within `root` open their alternatives. `answerOf(element)` is the answer that an element is of. */
 export function tokenChooser(root, answerOf, choose) {

@@ -1,9 +1,9 @@
 // The turns of the conversation that is shown. One reads in peace: the page follows the text only at its end.
 
 import { fill, h, icon, iconButton } from "../dom.js";
-import { endWords, seconds } from "../words.js";
-import { AnswerText } from "./answer_text.js";
-import { branches, path } from "./conversation.js";
+import { AnswerText } from "../answers/answer_text.js";
+import { branches, path } from "../answers/conversation.js";
+import { figuresOf } from "../words.js";
 import { tokenChooser } from "./tokens.js";
 
 const NEAR_END_PX = 48;
@@ -192,17 +192,6 @@ function walker(turn, state, actions) {
     h("span.branch", {}, `${at + 1} / ${all.length}`),
     iconButton("next", "Branch after", () => actions.walk(turn, 1), { disabled: busy || at === all.length - 1 }),
   ];
-}
-
-export function figuresOf({ stats, end, model }, running) {
-  if (!stats?.tokens) return "";
-  const parts = [`first token in ${seconds(stats.firstMs)}`];
-  if (stats.perSecond) parts.push(`${stats.perSecond.toFixed(1)} tokens/s`);
-  if (stats.prompt) parts.push(`${stats.prompt} prompt tokens, ${stats.cached} of them cached`);
-  parts.push(`${stats.tokens} written`);
-  if (!running && end) parts.push(endWords(end));
-  if (!running && model) parts.push(model);
-  return parts.join(" · ");
 }
 
 /** The copy buttons of code. */

@@ -1,11 +1,11 @@
 // A column: its model and settings, and the answer under them.
 
 import { h, iconButton } from "../dom.js";
-import { AnswerText } from "../chat/answer_text.js";
-import { addTurn, newConversation, ROOT } from "../chat/conversation.js";
-import { runAnswer } from "../chat/running.js";
-import { SETTINGS } from "../chat/settings.js";
-import { figuresOf } from "../chat/turns.js";
+import { AnswerText } from "../answers/answer_text.js";
+import { addTurn, newConversation, ROOT } from "../answers/conversation.js";
+import { runAnswer } from "../answers/running.js";
+import { SETTINGS } from "../answers/settings.js";
+import { figuresOf } from "../words.js";
 
 /** `about` is {model, system, settings}: these change as one chooses, and a running answer with them. */
 export function column(app, store, about, remove) {

@@ -2,7 +2,7 @@
 
 import { fill, h, icon } from "../dom.js";
 import { createStore } from "../store.js";
-import { defaults } from "../chat/settings.js";
+import { defaults } from "../answers/settings.js";
 import { column } from "./column.js";
 
 const LEAST = 2;

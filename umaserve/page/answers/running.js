@@ -1,6 +1,6 @@
 // Has an answer written: from the generation's messages to the answer's text, tokens, marks and figures.
 
-import { Generation } from "../generation.js";
+import { Generation } from "./generation.js";
 import { errorWords, statusWords } from "../words.js";
 import { messages } from "./conversation.js";
 
