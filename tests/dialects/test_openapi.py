@@ -38,7 +38,7 @@ from standin import StandInEngine
 
 import umaserve
 from umaserve.access.keys import KeyFile
-from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
+from umaserve.dialects.http import EngineQuestion, Facts, SpeechReply, TextReply
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.errors import RequestError
 from umaserve.outputs import VoiceInfo
@@ -47,7 +47,9 @@ from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 
 ROUTES = routes()
-SPEAKING = replace(facts(), voice=VoiceInfo(("en",), clones=False), model=lambda _name: StandInEngine().info)
+SPEAKING = replace(
+    facts(), voice=VoiceInfo(("en",), clones=False, name="small"), model=lambda _name: StandInEngine().info
+)
 OLLAMAS = {"User-Agent": "ollama-python"}
 """Only Ollama's clients find something at the root."""
 EMBEDDING = ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings")
@@ -421,6 +423,14 @@ def test_voices_are_taken_as_described(voice: Any, good: bool):
     else:
         with pytest.raises(RequestError, match=r"^voice(\.id)?: expected "):
             text_to_speech(Fields(body), VoiceInfo(("en",), clones=False))
+
+
+@pytest.mark.parametrize("about", [facts(), SPEAKING])
+def test_voices_are_listed_as_described(about: Facts):
+    path = "/v1/audio/voices"
+    status, content_type, body = ROUTES[path].endpoint.make(about, Request("GET", path, {}, (), b""))
+    check_response(httpx.Response(status, headers={"Content-Type": content_type}, content=body), GETS[path])
+    assert len(json.loads(body)["voices"]) == (about.voice is not None)
 
 
 # -- the WebSocket -----------------------------------------------------------------------------------------------

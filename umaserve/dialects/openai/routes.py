@@ -25,7 +25,7 @@ from umaserve.dialects.openai.completions import ChatBody, CompletionBody
 from umaserve.dialects.openai.embeddings import embeddings_result, parse_embeddings
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.openai.requests import count_request
-from umaserve.dialects.openai.speech import text_to_speech
+from umaserve.dialects.openai.speech import text_to_speech, voices
 from umaserve.dialects.openai.transcriptions import TranscriptionBody
 from umaserve.dialects.parameters import json_body, model_name
 from umaserve.outputs import Answer, Counted, Embedded
@@ -54,6 +54,10 @@ def _translation(facts: Facts, content_type: str) -> TranscriptionBody:
 
 def _speech(body: bytes, facts: Facts) -> SpokenText:
     return text_to_speech(json_body(body), facts.voice)
+
+
+def _voices(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+    return 200, JSON, voices(facts.voice)
 
 
 def _embeddings(body: bytes, facts: Facts) -> Asked:
@@ -95,6 +99,7 @@ DIALECT = HttpDialect(
         "/v1/chat/completions/input_tokens": Route("POST", EngineQuestion(_count, media=True)),
         "/v1/completions": Route("POST", TextReply(_completion)),
         "/v1/audio/speech": Route("POST", SpeechReply(_speech)),
+        "/v1/audio/voices": Route("GET", Page(_voices)),
         "/v1/audio/transcriptions": Route("POST", FormReply(_transcription)),
         "/v1/audio/translations": Route("POST", FormReply(_translation)),
         "/v1/embeddings": Route("POST", EngineQuestion(_embeddings)),

@@ -33,6 +33,13 @@ EVENTS = SoundEvents(sse.CONTENT_TYPE, _delta, orjson.dumps({"type": "speech.aud
 """OpenAI's, without its usage: the voice counts no tokens."""
 
 
+def voices(voice: VoiceInfo | None) -> bytes:
+    """The body of ``GET /v1/audio/voices``, in the form that Open WebUI and others ask for: the daemon's one voice, or
+    none."""
+    known = [] if voice is None else [{"id": voice.name, "name": voice.name, "languages": list(voice.languages)}]
+    return orjson.dumps({"voices": known})
+
+
 def text_to_speech(fields: Fields, voice: VoiceInfo | None) -> SpokenText:
     """Parse a body of ``POST /v1/audio/speech``; raises ``RequestError``. ``voice``: the daemon's, if it has one."""
     fields.string("model", max_bytes=MAX_ID_BYTES, empty=True)
