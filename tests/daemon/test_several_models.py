@@ -13,7 +13,7 @@ import pytest
 from standin import StandInEngine
 from world import World
 
-from umaserve.daemon import model_host
+from umaserve.daemon import model_loading
 from umaserve.daemon import models as models_module
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
@@ -180,8 +180,8 @@ def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModelsW
         monkeypatch.setattr(models_module, "available_bytes", box.available)
         monkeypatch.setattr(models_module, "resident_bytes", box.resident)
         monkeypatch.setattr(models_module, "mapped_bytes", lambda _pids: 0)
-        monkeypatch.setattr(model_host, "resident_bytes", box.resident)
-        monkeypatch.setattr(model_host, "BESIDES_WEIGHTS", 0)
+        monkeypatch.setattr(model_loading, "resident_bytes", box.resident)
+        monkeypatch.setattr(model_loading, "BESIDES_WEIGHTS", 0)
         worlds.append(ModelsWorld(box, **settings))
         world = worlds[-1]
         world.models.default.load(lambda _error: None)

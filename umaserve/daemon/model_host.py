@@ -7,68 +7,29 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from umaserve.daemon.engine_place import EnginePlace, NewEngine
-from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.daemon.engine_place import EnginePlace
+from umaserve.daemon.loaded_model import NOT_LOADED, LoadedModel
+from umaserve.daemon.model_loading import MAX_PAUSE_S, ModelLoading
 from umaserve.daemon.model_waiting import Then, Waiting
+from umaserve.daemon.surroundings import Surroundings
 from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge
 from umaserve.messages import Query
-from umaserve.metrics import ServingMetrics
-from umaserve.net.loop import Loop
 from umaserve.outputs import Loading, ModelInfo
 from umaserve.remote.process import End
 from umaserve.serving import residency_snapshot as residency
-from umaserve.serving.admission import Admission
-from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.engine_jobs import EngineJobs
-from umaserve.serving.neighbours import Neighbours
-from umaserve.serving.planning import Targets
-from umaserve.serving.questions import Answered, Question, Questions, Render, too_many_questions
-from umaserve.serving.residency import retry_pause_s
+from umaserve.serving.questions import Answered, Question, Render, too_many_questions
 from umaserve.serving.residency_snapshot import State
-from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Session, SessionManager
-from umaserve.serving.ticks import Allowance, Engine, EngineLost
+from umaserve.serving.ticks import Engine, EngineLost
 from umaserve.serving.waiting import Why, held_by
 from umaserve.settings.models import ModelSpec
-from umaserve.system.cores import CoreCounter
-from umaserve.system.memory import resident_bytes
 
 log = logging.getLogger(__name__)
 
-MAX_PAUSE_S = 60.0
-"""Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
-PATIENCE = 3
-"""Trials that requests wait for: of a lost engine, and where it is not the model's fault that it was not loaded."""
 PUT_AWAY_S = 10.0
 """How long an unloaded model may take to write to disk what it has computed."""
-BESIDES_WEIGHTS = 32 << 20
-"""Bytes: a low guess at what a model takes besides its files. Where it takes more than there is, its engine says so
-before it is loaded; a model that is thought to need too much would be refused."""
-READ_RATE = 500e6
-"""Bytes of weights loaded a second: the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the hosts of all models share."""
-
-    loop: Loop
-    threads: EngineThreads
-    admission: Admission
-    metrics: ServingMetrics
-    content_filter: ContentFilter | None
-    new_engine: NewEngine
-    neighbours: Neighbours
-    children: Callable[[], Sequence[int]]
-    """The processes that compute for the daemon."""
-    available_bytes: Callable[[], int]
-    """Memory that a model to be loaded may take."""
-    wanted: Callable[[], bool]
-    """Whether engines are to be loaded: the daemon does not drain."""
-    changed: Callable[[], None]
-    """Called when a model is loaded, unloaded or lost, or could not be loaded."""
 
 
 class ModelHost:
@@ -80,35 +41,27 @@ class ModelHost:
         self.spec = spec
         self._default = default
         self.sessions = sessions
+        self.place = EnginePlace(spec, around.loop, around.new_engine, around.wanted, self._lost)
+        self.loading = ModelLoading(spec, self.place, around)
         self.info: ModelInfo | None = None
         """``None`` until the model is loaded first."""
-        self.needed_bytes = spec.size_bytes + BESIDES_WEIGHTS
-        """The memory that it takes, as far as is known."""
+        self.loaded: LoadedModel | None = None
+        """``None`` while no engine serves it."""
         self._around = around
         self._loop = around.loop
-        self._place = EnginePlace(spec, around.loop, around.new_engine, around.wanted, self._lost)
-        self._loading = False
         self._unload_until: float | None = None
         """While it is being unloaded: when that is to be done."""
         self._leaving = False
         """Whether the operator wants it unloaded."""
-        self._jobs: Sequence[EngineJobs] = ()
         self._suspects: Sequence[Session] = ()
         """The sessions that the latest engine may have crashed on."""
-        self._scheduler: Scheduler | None = None
-        self._questions: Questions | None = None
         self._waiting = Waiting(around.loop.now)
         """For the model to be loaded; the questions also while suspects are tried."""
         self._crashes = 0
         self._generated = 0
         """Tokens, without those of the present engine."""
-        self._failures = 0
-        """Loads in a row that failed, and engines that ended by themselves before they had made anything."""
-        self._retry_at = -math.inf
-        self._started_at = 0.0
-        self._loaded_at = -math.inf
-        self._load_s = spec.size_bytes / READ_RATE
-        self._last_used_at = -math.inf
+        self.last_used_at = -math.inf
+        """When it had work last, as far as was looked."""
         self._seen = 0
         """``SessionManager.version`` when it was last looked at."""
 
@@ -120,26 +73,11 @@ class ModelHost:
     def state(self) -> State:
         if self._unload_until is not None:
             return State.UNLOADING
-        if self._scheduler is not None:
+        if self.loaded is not None:
             return State.LOADED
-        if self._loading:
+        if self.loading.under_way:
             return State.LOADING
-        return State.FAILED if self._failures else State.UNLOADED
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The processes that compute for it."""
-        return self._place.pids
-
-    @property
-    def progress(self) -> float:
-        """How much of it is loaded, from 0 to 1."""
-        return self._place.progress
-
-    @property
-    def last_used_at(self) -> float:
-        """When it had work last, as far as was looked."""
-        return self._last_used_at
+        return State.FAILED if self.loading.failures else State.UNLOADED
 
     @property
     def awaited(self) -> bool:
@@ -161,7 +99,7 @@ class ModelHost:
         if self.state is State.LOADED and not self._leaving:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is loaded already")
         self._leaving = False
-        self._retry_at = -math.inf
+        self.loading.retry_at = -math.inf
         self._waiting.wish(then)
 
     def leave(self) -> None:
@@ -171,7 +109,7 @@ class ModelHost:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} {why}: it stays loaded")
         if self._leaving or self.state is State.UNLOADING:
             raise RequestError(Fault.BUSY, "model", f"{self.name} is being unloaded already")
-        if self._loading:
+        if self.loading.under_way:
             raise RequestError(Fault.BUSY, "model", f"{self.name} is being loaded: it can be unloaded afterwards")
         if self.state is not State.LOADED:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is not loaded")
@@ -182,17 +120,12 @@ class ModelHost:
     def load(self, done: Callable[[BaseException | None], None]) -> None:
         """Load the model, then call ``done``, with the error if it failed. Once its engine is lost, it is loaded again
         if anybody waits for it; the default one and those to preload are in any case."""
-        self._begin_loading()
-        self._load(done)
+        self.loading.begin(self._then(done))
 
-    def _begin_loading(self) -> None:
-        self._loading = True
-        self._place.progress = 0.0
-        self._started_at = self._loop.now()
+    def _then(self, done: Callable[[BaseException | None], None]) -> Callable[[Engine | BaseException], None]:
+        """Takes an engine that was loaded, or the error, and calls ``done``."""
 
-    def _load(self, done: Callable[[BaseException | None], None]) -> None:
         def loaded(result: Engine | BaseException) -> None:
-            self._loading = False
             if isinstance(result, BaseException):
                 done(result)
             elif self._around.wanted():
@@ -200,65 +133,36 @@ class ModelHost:
                 done(None)
             self._around.changed()
 
-        beside = any(pid not in self.pids for pid in self._around.children())
-        self._place.load(Allowance(self._around.available_bytes(), beside), loaded)
+        return loaded
 
     def _serve(self, engine: Engine) -> None:
-        config, around = self.spec.config, self._around
         self.info = replace(engine.info, name=self.name)
-        self._loaded_at = self._loop.now()
-        self._load_s = self._loaded_at - self._started_at
-        self._jobs = [EngineJobs(thread, thread.max_s) for thread in around.threads.calling]
-        self._jobs += [] if around.threads.disk is None else [EngineJobs(around.threads.disk)]
-        compute, preparing, preparing_media, *disk = self._jobs
-        self._scheduler = Scheduler(
-            self.sessions,
-            engine,
-            compute,
-            preparing,
-            preparing_media,
-            Targets(config.slo_ttft_ms / 1000, config.slo_tbt_ms / 1000),
-            self._loop.now,
-            around.content_filter,
-            around.admission.spend,
-            around.metrics,
-            CoreCounter(self._loop.now, children=around.children),
-            disk[0] if disk else None,
-            around.neighbours,
-            shared_prefixes=config.shared_prefix_cache,
-            draft_tokens=config.speculation,
-            suspects=self._suspects,
-        )
-        self._questions = Questions(engine, compute, preparing, preparing_media, config.max_queue)
+        self.loaded = LoadedModel(engine, self.spec.config, self.sessions, self._around, self._suspects)
         # A collection of all that stays for good would hold the streams for some 14 ms now and then. What an engine
         # before this one left stays no longer.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        self.needed_bytes = engine.info.needed_bytes or resident_bytes(self.pids) - resident_bytes()
-        log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self._load_s, 2)}})
+        log.info("ready", extra={"fields": {"model": self.name, "load_s": round(self.loading.load_s, 2)}})
 
     def could_not_load(self, error: BaseException) -> None:
         """Fail the requests that wait for it; others may have it tried again later. They go on waiting if it takes more
         memory than was known, until the plan makes room for it, and if another program has taken the memory or killed
         the engine, which says nothing about the next trial."""
-        if isinstance(error, TooLarge) and error.needed_bytes > self.needed_bytes:
+        loading = self.loading
+        if isinstance(error, TooLarge) and error.needed_bytes > loading.needed_bytes:
             log.info("%s", error)
-            self.needed_bytes = error.needed_bytes
+            loading.needed_bytes = error.needed_bytes
             return
-        self._fail_for_now()
-        if isinstance(error, TooLarge | EngineLost) and self._failures < PATIENCE:
+        loading.failed()
+        if isinstance(error, TooLarge | EngineLost) and not loading.patience_is_over:
             log.warning("%s could not be loaded yet: %s", self.name, error)
             return
         if self._around.wanted():
             log.error("%s could not be loaded: %s", self.name, error, exc_info=_unexpected(error))
         problem = f"{self.name} could not be loaded: see the server's log"
-        pause_s = self._retry_at - self._loop.now()
+        pause_s = loading.retry_at - self._loop.now()
         self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=pause_s))
-
-    def _fail_for_now(self) -> None:
-        self._failures += 1
-        self._retry_at = self._loop.now() + retry_pause_s(self._failures)
 
     # -- unloading -----------------------------------------------------------------------------------------------
 
@@ -270,14 +174,12 @@ class ModelHost:
         self.sessions.holds_back = True
 
     def _unload(self) -> None:
-        scheduler, questions = self._scheduler, self._questions
-        assert scheduler is not None
-        assert questions is not None
-        self._leave(scheduler)
-        self._waiting.add(questions.lose_engine(blamed=False))
-        self._scheduler = self._questions = None
+        loaded = self.loaded
+        assert loaded is not None
+        self.loaded = None
+        self._end(loaded, blamed=False)
         self._suspects = ()
-        self._failures = 0
+        self.loading.failures = 0
         # Those that are held go on once it is loaded again.
         self.sessions.start_over()
         self._seen = self.sessions.version
@@ -288,80 +190,66 @@ class ModelHost:
             log.info("unloaded", extra={"fields": {"model": self.name}})
             self._around.changed()
 
-        self._place.close(closed)
+        self.place.close(closed)
 
-    def _leave(self, scheduler: Scheduler) -> None:
-        """The engine gets no more work."""
-        self._generated += scheduler.tokens_generated
-        scheduler.leave()
-        for jobs in self._jobs:
-            jobs.end()
+    def _end(self, loaded: LoadedModel, *, blamed: bool) -> None:
+        """Its engine gets no more work. ``blamed``: as in ``LoadedModel.end``."""
+        self._generated += loaded.scheduler.tokens_generated
+        self._waiting.add(loaded.end(blamed=blamed))
 
     # -- the engine is lost --------------------------------------------------------------------------------------
 
     def _lost(self, end: End) -> None:
         """Have all that the engine had in work done by another one."""
-        scheduler, questions = self._scheduler, self._questions
-        if scheduler is None or questions is None:
+        loaded = self.loaded
+        if loaded is None:
             return  # The daemon drains, and had no use for it any more.
-        self._leave(scheduler)
+        self.loaded = self._unload_until = None
+        self._leaving = self.sessions.holds_back = False
+        self._end(loaded, blamed=end.blames)
         self._around.metrics.observe_crash(end.cause)
         self._crashes += 1
-        self._suspects = scheduler.in_work if end.blames else ()
+        self._suspects = loaded.scheduler.in_work if end.blames else ()
         about = {"model": self.name, "cause": end.cause, "in_work": [one.request_id for one in self._suspects]}
         about["last_words"] = end.last_words
         log.error("the engine's process %s", end.words, extra={"fields": about})
-        if not end.blames or scheduler.tokens_generated:
-            self._failures = 0
-        self._scheduler = self._questions = self._unload_until = None
-        self._leaving = self.sessions.holds_back = False
-        self._waiting.add(questions.lose_engine(blamed=end.blames))
+        if not end.blames or loaded.scheduler.tokens_generated:
+            self.loading.failures = 0
         self.sessions.start_over()
         if end.cause == "memory":
             # It is loaded again when it fits.
-            self._fail_for_now()
+            self.loading.failed()
         elif self._default or self.spec.preload or not self.unused:
             self._load_again()
         self._around.changed()
 
     def end_if_it_hangs(self) -> None:
-        """End an engine that does not return from a tick or another call, as if it had crashed. Loading, and a slow
-        disk, take as long as they may."""
-        scheduler, timeout_s = self._scheduler, self.spec.config.engine_timeout
-        if scheduler is None or not timeout_s:
-            return
-        if scheduler.hangs(timeout_s) or any(jobs.stuck for jobs in self._jobs):
+        """End an engine that does not return from a tick or another call, as if it had crashed. Loading takes as long
+        as it may."""
+        timeout_s = self.spec.config.engine_timeout
+        if timeout_s and self.loaded is not None and self.loaded.hangs(timeout_s):
             log.error("the engine of %s does not return from a call", self.name)
-            self._place.kill()
+            self.place.kill()
 
     def _load_again(self) -> None:
         if not self._around.wanted():
-            self.fail_all(
-                RequestError(Fault.DECODE_FAILED, "decode", "the engine has ended: the server's log says how")
-            )
+            problem = "the engine has ended: the server's log says how"
+            self.fail_all(RequestError(Fault.DECODE_FAILED, "decode", problem))
             return
-        pause_s = min(2.0 ** (self._failures - 1), MAX_PAUSE_S) if self._failures else 0.0
-        self._failures += 1
-        self._begin_loading()
+        self.loading.begin_again(self._then(self._loaded_again))
         self.tell_waiting()
-
-        def again() -> None:
-            if self._around.wanted():
-                self._load(self._loaded_again)
-
-        self._loop.call_later(pause_s, again)
 
     def _loaded_again(self, error: BaseException | None) -> None:
         if error is None:
             return
         if isinstance(error, TooLarge):
             # Others have taken its memory: it is loaded again when it fits.
-            self._failures = 0
+            self.loading.failures = 0
             self.could_not_load(error)
             return
         log.error("%s could not be loaded again: %s", self.name, error, exc_info=_unexpected(error))
         # One that another program has killed says nothing about the next one.
-        if self._failures >= PATIENCE and not isinstance(error, EngineLost):
+        if self.loading.patience_is_over and not isinstance(error, EngineLost):
             problem = "the model could not be loaded again: see the server's log"
             self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", problem, retry_after_s=MAX_PAUSE_S))
         self._load_again()
@@ -370,8 +258,8 @@ class ModelHost:
 
     def ask(self, query: Query, render: Render, answered: Answered) -> Question:
         """As ``Questions.ask``, also before the model is loaded."""
-        if self._questions is not None and not self.sessions.holds_back:
-            return self._questions.ask(query, render, answered)
+        if self.loaded is not None and not self.sessions.holds_back:
+            return self.loaded.questions.ask(query, render, answered)
         if len(self._waiting.questions) >= self.spec.config.max_queue:
             raise too_many_questions(self.spec.config.max_queue)
         question = Question(query, render, answered)
@@ -382,55 +270,47 @@ class ModelHost:
         """As ``Waiting.when_loaded``, also if it is loaded: then in the next turn."""
         return self._waiting.when_loaded(then)
 
-    def collect(self) -> None:
-        """Run the callbacks of what was loaded or closed."""
-        self._place.collect()
-
     def end_turn(self) -> None:
         """Plan and submit the next tick, then deliver outputs to clients."""
-        scheduler, questions = self._scheduler, self._questions
-        if scheduler is None or questions is None:
+        loaded = self.loaded
+        if loaded is None:
             for _ in self.sessions.deliver():
                 continue
             return
+        scheduler = loaded.scheduler
         if not self.sessions.holds_back:
             if not scheduler.trying:
-                questions.ask_again(self._waiting.take_questions())
+                loaded.questions.ask_again(self._waiting.take_questions())
             self._waiting.tell_loaded()
         scheduler.pump()
         scheduler.deliver()
         if scheduler.eager:
-            self._loop.call_soon(_nothing)
+            # So that the loop turns once more.
+            self._loop.call_soon(lambda: None)
         if self._unload_until is not None and (scheduler.put_away() or self._loop.now() > self._unload_until):
             self._unload()
 
     def tell_waiting(self) -> None:
         """Report progress to requests that wait for the model or for a slot."""
-        if self._scheduler is not None:
-            self._scheduler.tell_waiting()
+        if self.loaded is not None:
+            self.loaded.scheduler.tell_waiting()
             return
-        so_far = self._loop.now() - self._started_at
-        eta = so_far / self.progress - so_far if self._loading and self.progress else None
+        loading = Loading(self.place.progress if self.loading.under_way else 0.0, self.loading.eta_s)
         for session in self.sessions.running():
-            self.sessions.put(session, Loading(self.progress if self._loading else 0.0, eta))
+            self.sessions.put(session, loading)
 
     def why_waiting(self, session: Session) -> Why:
         """Why one of its running sessions has no slot."""
-        if self._scheduler is None:
+        if self.loaded is None:
             return held_by(session) or Why.MODEL
         if self.sessions.holds_back and session in self.sessions.arrived:
             return held_by(session) or Why.OTHER_MODEL
-        return self._scheduler.why_waiting(session)
-
-    def shed_caches(self) -> None:
-        """Memory is short: drop what is kept for later prompts."""
-        if self._scheduler is not None:
-            self._scheduler.shed_caches()
+        return self.loaded.scheduler.why_waiting(session)
 
     @property
     def unused(self) -> bool:
         """Whether nobody has or wants anything of it."""
-        asked = self._waiting or not (self._questions is None or self._questions.idle)
+        asked = self._waiting or not (self.loaded is None or self.loaded.questions.idle)
         return not asked and not self.sessions.undelivered and not any(True for _ in self.sessions.running())
 
     # -- the plan ------------------------------------------------------------------------------------------------
@@ -439,22 +319,22 @@ class ModelHost:
         """What the plan depends on."""
         given = [one for one in self.sessions.running() if not one.holds]
         waiting = [one for one in self.sessions.arrived if not one.holds]
-        idle = len(given) == len(waiting) and (self._questions is None or self._questions.idle)
+        idle = len(given) == len(waiting) and (self.loaded is None or self.loaded.questions.idle)
         since = min([one.waits_since for one in waiting], default=math.inf)
         if not idle or self.sessions.version != self._seen:
-            self._last_used_at = now
+            self.last_used_at = now
         self._seen = self.sessions.version
         return residency.Model(
             name=self.name,
-            needed_bytes=self.needed_bytes,
+            needed_bytes=self.loading.needed_bytes,
             state=self.state,
             idle=idle,
             waiting=len(waiting) + len(self._waiting),
             waiting_since=min(since, self._waiting.since),
-            loaded_at=self._loaded_at,
-            last_used_at=self._last_used_at,
-            load_s=self._load_s,
-            retry_at=self._retry_at,
+            loaded_at=self.loading.loaded_at,
+            last_used_at=self.last_used_at,
+            load_s=self.loading.load_s,
+            retry_at=self.loading.retry_at,
             pinned=self.pinned,
             preload=self.spec.preload,
             idle_unload_s=self.spec.idle_unload,
@@ -467,27 +347,16 @@ class ModelHost:
     @property
     def idle(self) -> bool:
         """Whether nothing runs, or nothing can."""
-        if self._scheduler is None or self._questions is None:
-            return True
-        return self._scheduler.idle and self._questions.idle and not self._waiting.questions
-
-    def put_away(self) -> bool:
-        """Nothing runs any more: write to disk what was computed; returns whether that is done."""
-        return self._scheduler is None or self._scheduler.put_away()
+        return self.loaded is None or (self.loaded.idle and not self._waiting.questions)
 
     def refuse_waiting(self) -> None:
         """The daemon drains: fail what has not started."""
-        if self._scheduler is None:
+        if self.loaded is None:
             self.fail_all(_shutting_down())
             return
-        self._scheduler.refuse_waiting()
+        self.loaded.scheduler.refuse_waiting()
         if self.sessions.holds_back:
             self._waiting.fail_all(_shutting_down())
-
-    def fail_running(self) -> None:
-        """The time to drain is over."""
-        if self._scheduler is not None:
-            self._scheduler.fail_running()
 
     def fail_all(self, error: RequestError) -> None:
         for session in list(self.sessions.running()):
@@ -499,35 +368,16 @@ class ModelHost:
         self.sessions.expire(seconds)
         self._waiting.expire(seconds)
 
-    def stop(self) -> None:
-        """It is not loaded, and won't be."""
-        self._place.stop()
-
-    def close(self) -> None:
-        """After the threads have ended."""
-        self._place.end()
-
     def totals(self) -> Mapping[str, int]:
         """What the model has done since the start."""
-        made = 0 if self._scheduler is None else self._scheduler.tokens_generated
+        made = 0 if self.loaded is None else self.loaded.scheduler.tokens_generated
         return {"tokens_generated_total": self._generated + made, "engine_crashes_total": self._crashes}
 
     def snapshot(self) -> Mapping[str, int | float | str]:
         """Its part of the metrics; the names are always the same."""
-        if self._scheduler is not None:
-            return self._scheduler.snapshot()
-        return {
-            "active_sessions": 0,
-            "waiting_sessions": self.sessions.waiting,
-            "tx_stalled_sessions": 0,
-            "threads": 0,
-            "threads_reason": "",
-            "kv_cells_used": 0,
-            "kv_cells_cached": 0,
-            "kv_cells_total": 0,
-            "host_cache_bytes": 0,
-            "disk_cache_bytes": 0,
-        }
+        if self.loaded is not None:
+            return self.loaded.scheduler.snapshot()
+        return {**NOT_LOADED, "waiting_sessions": self.sessions.waiting}
 
 
 def _shutting_down() -> RequestError:
@@ -537,7 +387,3 @@ def _shutting_down() -> RequestError:
 def _unexpected(error: BaseException) -> BaseException | None:
     """For the log, which says all of the expected ones by their messages."""
     return None if isinstance(error, ConfigError | ModelError | EngineLost) else error
-
-
-def _nothing() -> None:
-    """Does nothing: scheduling it makes the loop turn once more."""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.engine_threads import EngineThreads
-from umaserve.daemon.model_host import ModelHost, Surroundings
+from umaserve.daemon.loaded_model import LoadedModel
+from umaserve.daemon.model_host import ModelHost
+from umaserve.daemon.surroundings import Surroundings
 from umaserve.errors import Fault, ModelNotFound, RequestError
 from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
@@ -124,8 +126,8 @@ class Models:
             default=host is self.default,
             size_bytes=host.spec.size_bytes,
             state=_STATES[state],
-            progress=host.progress if host.state in (State.LOADING, State.LOADED) else 0.0,
-            needed_bytes=host.needed_bytes,
+            progress=host.place.progress if host.state in (State.LOADING, State.LOADED) else 0.0,
+            needed_bytes=host.loading.needed_bytes,
             last_used_at=None if used == -math.inf else used + since_1970,
             info=host.info,
         )
@@ -167,7 +169,7 @@ class Models:
             if host.unused and host.state is State.LOADED:
                 host.unload()
             elif host.unused and host.state in (State.UNLOADED, State.FAILED):
-                host.stop()
+                host.place.stop()
                 del self._hosts[host.name]
         for name in specs.keys() - self._hosts.keys():
             self._hosts[name] = self._new_host(specs[name])
@@ -255,7 +257,9 @@ class Models:
             now=now,
             models=models,
             available_bytes=self._available_bytes(),
-            promised_bytes=sum(max(0, host.needed_bytes + own - resident_bytes(host.pids)) for host in loading),
+            promised_bytes=sum(
+                max(0, host.loading.needed_bytes + own - resident_bytes(host.place.pids)) for host in loading
+            ),
             reserve_bytes=self._reserve_bytes,
         )
 
@@ -264,7 +268,7 @@ class Models:
         return max(0, available_bytes() - mapped_bytes(self._pids()))
 
     def _pids(self) -> Sequence[int]:
-        return [pid for host in self for pid in host.pids]
+        return [pid for host in self for pid in host.place.pids]
 
     # -- for the daemon's turns ----------------------------------------------------------------------------------
 
@@ -273,7 +277,11 @@ class Models:
         for thread in self.threads.all:
             thread.collect()
         for host in self:
-            host.collect()
+            host.place.collect()
+
+    @property
+    def _loaded(self) -> Sequence[LoadedModel]:
+        return [host.loaded for host in self if host.loaded is not None]
 
     def end_turn(self) -> None:
         for host in self:
@@ -284,8 +292,8 @@ class Models:
             host.tell_waiting()
 
     def shed_caches(self) -> None:
-        for host in self:
-            host.shed_caches()
+        for one in self._loaded:
+            one.scheduler.shed_caches()
 
     def end_if_one_hangs(self) -> None:
         for host in self:
@@ -296,20 +304,21 @@ class Models:
         return all(host.idle for host in self)
 
     def put_away(self) -> bool:
-        """As ``ModelHost.put_away``, of all."""
-        return not [host for host in self if not host.put_away()]
+        """As ``Scheduler.put_away``, of all."""
+        return not [one for one in self._loaded if not one.scheduler.put_away()]
 
     def refuse_waiting(self) -> None:
         for host in self:
             host.refuse_waiting()
 
     def fail_running(self) -> None:
-        for host in self:
-            host.fail_running()
+        for one in self._loaded:
+            one.scheduler.fail_running()
 
     def close(self) -> None:
+        """After the threads have ended."""
         for host in self:
-            host.close()
+            host.place.end()
 
     @property
     def children(self) -> Sequence[int]:
@@ -320,7 +329,7 @@ class Models:
         """Their part of the metrics: of all together, except the names."""
         each = [host.snapshot() for host in self]
         about: dict[str, int | float | str] = {
-            "load_progress": round(self.default.progress, 3),
+            "load_progress": round(self.default.place.progress, 3),
             "model": "" if self.default.info is None else self.default.name,
         }
         of_all = {name: functools.reduce(_together, (one[name] for one in each)) for name in each[0]}

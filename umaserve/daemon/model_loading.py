@@ -1,0 +1,94 @@
+"""Has one model loaded, as often as it takes, and knows from that what loading takes and when to try again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from umaserve.daemon.engine_place import EnginePlace
+from umaserve.daemon.surroundings import Surroundings
+from umaserve.serving.residency import retry_pause_s
+from umaserve.serving.ticks import Allowance, Engine
+from umaserve.settings.models import ModelSpec
+from umaserve.system.memory import resident_bytes
+
+MAX_PAUSE_S = 60.0
+"""Between two trials to load a model whose engine ends at once: from none on, twice as long each time."""
+PATIENCE = 3
+"""Trials that requests wait for: of a lost engine, and where it is not the model's fault that it was not loaded."""
+BESIDES_WEIGHTS = 32 << 20
+"""Bytes: a low guess at what a model takes besides its files. Where it takes more than there is, its engine says so
+before it is loaded; a model that is thought to need too much would be refused."""
+READ_RATE = 500e6
+"""Bytes of weights loaded a second: the same."""
+
+Loaded = Callable[[Engine | BaseException], None]
+
+
+class ModelLoading:
+    """Times are those of the loop."""
+
+    def __init__(self, spec: ModelSpec, place: EnginePlace, around: Surroundings) -> None:
+        self.under_way = False
+        """Whether it is being loaded, or is to be again after a pause."""
+        self.needed_bytes = spec.size_bytes + BESIDES_WEIGHTS
+        """The memory that it takes, as far as is known."""
+        self.load_s = spec.size_bytes / READ_RATE
+        self.loaded_at = -math.inf
+        self.retry_at = -math.inf
+        """When it may be tried again after a failure."""
+        self.failures = 0
+        """In a row; engines that ended by themselves before they had made anything count, too."""
+        self._place = place
+        self._around = around
+        self._now = around.loop.now
+        self._begun_at = 0.0
+
+    def begin(self, loaded: Loaded) -> None:
+        """Load the model, then call ``loaded`` with its engine, or the error."""
+        self._announce()
+        self._load(loaded)
+
+    def begin_again(self, loaded: Loaded) -> None:
+        """Its engine has ended: as ``begin``, for another one, after a pause that doubles."""
+        pause_s = min(2.0 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
+        self.failures += 1
+        self._announce()
+
+        def again() -> None:
+            if self._around.wanted():
+                self._load(loaded)
+
+        self._around.loop.call_later(pause_s, again)
+
+    def _announce(self) -> None:
+        self.under_way = True
+        self._place.progress = 0.0
+        self._begun_at = self._now()
+
+    def _load(self, loaded: Loaded) -> None:
+        def ended(result: Engine | BaseException) -> None:
+            self.under_way = False
+            if not isinstance(result, BaseException):
+                self.loaded_at = self._now()
+                self.load_s = self.loaded_at - self._begun_at
+                self.needed_bytes = result.info.needed_bytes or resident_bytes(self._place.pids) - resident_bytes()
+            loaded(result)
+
+        beside = any(pid not in self._place.pids for pid in self._around.children())
+        self._place.load(Allowance(self._around.available_bytes(), beside), ended)
+
+    def failed(self) -> None:
+        """It is not to be tried again before ``retry_at``."""
+        self.failures += 1
+        self.retry_at = self._now() + retry_pause_s(self.failures)
+
+    @property
+    def patience_is_over(self) -> bool:
+        return self.failures >= PATIENCE
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until it is loaded; ``None`` where nobody knows."""
+        so_far, progress = self._now() - self._begun_at, self._place.progress
+        return so_far / progress - so_far if self.under_way and progress else None

@@ -1,0 +1,35 @@
+"""What all models of a daemon share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from umaserve.daemon.engine_place import NewEngine
+from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.metrics import ServingMetrics
+from umaserve.net.loop import Loop
+from umaserve.serving.admission import Admission
+from umaserve.serving.content_filter import ContentFilter
+from umaserve.serving.neighbours import Neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What each of their hosts needs."""
+
+    loop: Loop
+    threads: EngineThreads
+    admission: Admission
+    metrics: ServingMetrics
+    content_filter: ContentFilter | None
+    new_engine: NewEngine
+    neighbours: Neighbours
+    children: Callable[[], Sequence[int]]
+    """The processes that compute for the daemon."""
+    available_bytes: Callable[[], int]
+    """Memory that a model to be loaded may take."""
+    wanted: Callable[[], bool]
+    """Whether engines are to be loaded: the daemon does not drain."""
+    changed: Callable[[], None]
+    """Called when a model is loaded, unloaded or lost, or could not be loaded."""
