@@ -11,47 +11,40 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from umaserve import __version__
 from umaserve.client import DEFAULT_SOCKET, Client, ServerError, Stream
 from umaserve.commands import keys as keys_cli
+from umaserve.commands.parser import Parser, loaded
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
-from umaserve.settings.sources import Loaded, Settings, nearest
-from umaserve.system import logs
 from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
-    from umaserve.settings.daemon import Config
     from umaserve.settings.models import Catalogue, ModelSpec
-    from umaserve.settings.relay import RelayConfig
-    from umaserve.settings.worker import WorkerConfig
 
 _DESCRIPTION = """\
-Serves GGUF models, one or several, to every program on this machine, over a Unix socket, HTTP and WebSocket.
+Serves GGUF models over a Unix socket, HTTP and WebSocket.
 
 commands ("umaserve COMMAND --help" explains each):
   serve     run the daemon in the foreground; this is the default
-  relay     run a relay: one address for many machines, whose workers connect to it
-  worker    connect an OpenAI-compatible server to a relay; a daemon does it itself with --relay
-  ask       send a prompt to a running daemon, and print the answer as it is generated
-  chat      have a conversation with a daemon that serves HTTP, with images, sound and speech
+  relay     run a relay: one address for many machines
+  worker    connect an OpenAI-compatible server to a relay
+  ask       send a prompt to a running daemon, and print the answer
+  chat      have a conversation, with images, sound and speech
   metrics   print the metrics of a running daemon
   keys      make, list and revoke API keys
-  models    list the models that --model may name; list, load and unload those of a running daemon
-  tune      measure which settings make a model fastest on this box
+  models    list models; load and unload those of a running daemon
+  tune      measure which settings are fastest on this machine
 
 examples:
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
-  umaserve --model model.gguf --n-ctx 32768 --parallel 8
-  umaserve --models-dir /srv/models --model qwen3-8b-q4_k_m
   umaserve ask --socket /tmp/uma.sock "Why is the sky blue?"
 
-Each setting comes from its flag, else from its environment variable, else from the TOML file of --config, else from its
-default; --print-config shows the values and where they came from. conf/umaserve.toml explains all settings.
+A setting comes from its flag, else its variable (UMA_N_CTX), else the file of
+--config, else its default.
 """
 _ABOUT_RELAY = """\
 Takes OpenAI and Anthropic requests at one address, and passes each to a worker that offers its model. Workers connect
@@ -96,19 +89,6 @@ examples:
 
 ANSWER_S = 5.0
 """A daemon tells its metrics at once, however much it computes."""
-
-C = TypeVar("C", "Config", "RelayConfig", "WorkerConfig")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            message += nearest(unknown.split()[0].partition("=")[0], flags)
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,24 +150,23 @@ def _models(arguments: Sequence[str]) -> int:
     from umaserve.commands import served_models
 
     if arguments and arguments[0] in served_models.COMMANDS:
-        parser = _Parser(
-            "umaserve models", description=served_models.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        )  # fmt: skip
+        parser = Parser("umaserve models", description=served_models.DESCRIPTION)
         return served_models.run(parser, arguments, _write)
-    read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments)
+    read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments, models_cli.FIRST)
     if read_catalogue is not None:
         _write(models_cli.listing(read_catalogue()))
     return 0
 
 
-def _catalogue(program: str, usage: str, about: str, arguments: Sequence[str]) -> Callable[[], Catalogue] | None:
+def _catalogue(
+    program: str, usage: str, about: str, arguments: Sequence[str], first: Sequence[str] | None = None
+) -> Callable[[], Catalogue] | None:
     """Reads the models of the daemon with these flags, the default one first."""
     # Imported here: no client needs it.
     from umaserve.settings import models
 
-    loaded = _loaded(program, usage, about, SETTINGS, arguments)
-    return None if loaded is None else functools.partial(models.read, loaded.config, loaded.file)
+    found = loaded(program, usage, about, SETTINGS, arguments, first)
+    return None if found is None else functools.partial(models.read, found.config, found.file)
 
 
 def _relay(arguments: Sequence[str]) -> int:
@@ -195,51 +174,20 @@ def _relay(arguments: Sequence[str]) -> int:
     from umaserve.relay.server import RelayServer
     from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 
-    config = _settings("umaserve relay", "[FLAGS]", _ABOUT_RELAY, RELAY_SETTINGS, arguments)
-    return 0 if config is None else RelayServer(config).run()
+    found = loaded("umaserve relay", "[FLAGS]", _ABOUT_RELAY, RELAY_SETTINGS, arguments)
+    return 0 if found is None else RelayServer(found.config).run()
 
 
 def _worker(arguments: Sequence[str]) -> int:
     from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
     from umaserve.worker.server import WorkerServer
 
-    config = _settings("umaserve worker", "[FLAGS]", _ABOUT_WORKER, WORKER_SETTINGS, arguments)
-    return 0 if config is None else WorkerServer(config).run()
-
-
-def _settings(program: str, usage: str, description: str, settings: Settings[C], arguments: Sequence[str]) -> C | None:
-    loaded = _loaded(program, usage, description, settings, arguments)
-    return None if loaded is None else loaded.config
-
-
-def _loaded(
-    program: str, usage: str, description: str, settings: Settings[C], arguments: Sequence[str]
-) -> Loaded[C] | None:
-    """A program's settings, with its log set up; ``None`` where all that was wanted was to see them."""
-    parser = _Parser(
-        program, usage=f"{program} {usage}", description=description, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"umaserve {__version__}")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print all settings and where each came from, and exit"
-    )
-    settings.add_arguments(parser)
-    flags = vars(parser.parse_args(arguments))
-    print_config = flags.pop("print_config")
-    loaded = settings.load(flags, os.environ)
-    if print_config:
-        print(settings.render(loaded), end="")
-        return None
-    logs.configure(loaded.config.log_level, loaded.config.log_format)
-    return loaded
+    found = loaded("umaserve worker", "[FLAGS]", _ABOUT_WORKER, WORKER_SETTINGS, arguments)
+    return 0 if found is None else WorkerServer(found.config).run()
 
 
 def _client_parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = _Parser(
-        f"umaserve {command}", description=description, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = Parser(f"umaserve {command}", description=description)
     parser.add_argument(
         "--socket",
         metavar="PATH",
@@ -326,10 +274,7 @@ def _chat(arguments: Sequence[str]) -> int:
     # Imported here: no other command needs numpy.
     from umaserve.commands import chat as chat_cli
 
-    parser = _Parser(
-        "umaserve chat", description=chat_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = Parser("umaserve chat", description=chat_cli.DESCRIPTION)
     return chat_cli.run(parser, arguments, _write)
 
 
@@ -355,10 +300,7 @@ def _metrics(arguments: Sequence[str]) -> int:
 
 
 def _keys(arguments: Sequence[str]) -> int:
-    parser = _Parser(
-        "umaserve keys", description=keys_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = Parser("umaserve keys", description=keys_cli.DESCRIPTION)
     return keys_cli.run(parser, arguments)
 
 
@@ -366,10 +308,7 @@ def _tune(arguments: Sequence[str]) -> int:
     # Imported here: no other command but serve needs llama.cpp.
     from umaserve.commands import tune as tune_cli
 
-    parser = _Parser(
-        "umaserve tune", description=tune_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = Parser("umaserve tune", description=tune_cli.DESCRIPTION)
     return tune_cli.run(parser, arguments, _write)
 
 

@@ -18,6 +18,8 @@ examples:
   umaserve models list
   umaserve models load qwen3-8b
 """
+FIRST = ("model", "models_dir")
+"""The settings that matter first in this command."""
 
 
 def listing(catalogue: Catalogue) -> str:

@@ -206,10 +206,10 @@ class Config:
     )
 
     slo_ttft_ms: float = setting(
-        1000.0, real("ms", 1, 3600000), "targets", "target for the time to first token, for requests that set none"
+        1000.0, real("ms", 1, 3600000), "targets", "target for the time to first token; a request may set another"
     )
     slo_tbt_ms: float = setting(
-        80.0, real("ms", 1, 3600000), "targets", "target for the time between tokens, for requests that set none"
+        80.0, real("ms", 1, 3600000), "targets", "target for the time between tokens; a request may set another"
     )
 
     model: str = setting(
@@ -370,4 +370,8 @@ class Config:
                 raise Conflict(f"{found}: choose another path for one of them", "wyoming", other)
 
 
-SETTINGS = Settings(Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"), tables=("models",))
+SETTINGS = Settings(
+    Config, "UMA_", elsewhere=("UMA_RELAY_", "UMA_WORKER_"), tables=("models",),
+    first=("model", "n_ctx", "parallel", "n_gpu_layers", "http", "socket", "api_keys", "slo_tbt_ms", "max_tokens",
+           "host_cache_bytes"),
+)  # fmt: skip

@@ -159,4 +159,8 @@ class RelayConfig:
             raise Conflict(f"{found}: set client_keys to a file, or set insecure", "listen", "client_keys")
 
 
-SETTINGS = Settings(RelayConfig, "UMA_RELAY_")
+SETTINGS = Settings(
+    RelayConfig, "UMA_RELAY_",
+    first=("listen", "worker_secret_file", "client_keys", "admin_token_file", "tls_cert", "tls_key", "trusted_proxy",
+           "default_model", "max_queue_len", "queue_timeout"),
+)  # fmt: skip

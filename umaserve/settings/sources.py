@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -95,14 +95,22 @@ class Settings(Generic[C]):
 
     Their environment variables begin with ``prefix``. Unknown variables with that prefix are refused, except those that
     begin with one of ``elsewhere``, which belong to other programs. ``tables``: keys of the file that are no settings.
+    ``first``: the settings that matter first.
     """
 
     by_key: Mapping[str, Setting]
     """Every setting, in the order of the fields."""
 
     def __init__(
-        self, config: type[C], prefix: str, *, elsewhere: tuple[str, ...] = (), tables: tuple[str, ...] = ()
+        self,
+        config: type[C],
+        prefix: str,
+        *,
+        elsewhere: tuple[str, ...] = (),
+        tables: tuple[str, ...] = (),
+        first: tuple[str, ...] = (),
     ) -> None:
+        self.first = first
         self._config = config
         self._tables = tables
         self._prefix = prefix
@@ -112,18 +120,21 @@ class Settings(Generic[C]):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add ``--config`` and a flag for each setting. A flag that isn't given is not in the namespace."""
-        about = f"TOML file of settings; empty: none (environment {self._file_variable})"
-        parser.add_argument("--config", metavar="PATH", default=argparse.SUPPRESS, help=about)
+        self._add_config(parser, f"TOML file of settings; empty: none (environment {self._file_variable})")
         titles = dict.fromkeys(one.group for one in self.by_key.values())
         groups = {title: parser.add_argument_group(title) for title in titles}
         for one in self.by_key.values():
             about = f"{one.help} (default {one.kind.render(one.default)}, environment {one.env})"
-            add = groups[one.group].add_argument
-            if isinstance(one.default, bool):
-                add(one.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
-            else:
-                # load() parses the text, so that a flag's error reads like a variable's or the file's.
-                add(one.flag, metavar=one.kind.metavar, default=argparse.SUPPRESS, help=about)
+            _add(groups[one.group], one, about)
+
+    def add_brief_arguments(self, parser: argparse.ArgumentParser, first: Sequence[str]) -> None:
+        """As `add_arguments`, but the help has the settings ``first`` alone, each in a few words."""
+        for key in first:
+            _add(parser, self.by_key[key], self.by_key[key].help.partition(";")[0])
+        self._add_config(parser, "TOML file of settings")
+        for key, one in self.by_key.items():
+            if key not in first:
+                _add(parser, one, argparse.SUPPRESS)
 
     def load(self, flags: argparse.Namespace | Mapping[str, object], environ: Mapping[str, str]) -> Loaded[C]:
         """The settings: flags override the environment, which overrides the file that either names.
@@ -163,6 +174,9 @@ class Settings(Generic[C]):
         tables = (line for key, table in loaded.tables.items() for line in _table([key], table))
         return "".join([*(f"{pair:<{width}}  # {comment}\n" for pair, comment in lines), *tables])
 
+    def _add_config(self, parser: argparse.ArgumentParser, about: str) -> None:
+        parser.add_argument("--config", metavar="PATH", default=argparse.SUPPRESS, help=about)
+
     def _declared(self) -> Iterator[Setting]:
         for one in fields(self._config):
             of = one.metadata
@@ -196,6 +210,14 @@ class Settings(Generic[C]):
                 value = flags[key]
                 value = _parsed(one.kind, value) if isinstance(value, str) else value
                 yield _Given(key, value, "flag", f"flag {one.flag}")
+
+
+def _add(to: argparse._ActionsContainer, one: Setting, about: str) -> None:
+    if isinstance(one.default, bool):
+        to.add_argument(one.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=about)
+    else:
+        # load() parses the text, so that a flag's error reads like a variable's or the file's.
+        to.add_argument(one.flag, metavar=one.kind.metavar, default=argparse.SUPPRESS, help=about)
 
 
 def read_toml(name: str) -> dict[str, Any]:

@@ -61,4 +61,7 @@ class WorkerConfig:
         not_both("backend_key", "backend_key_file", self.backend_key, self.backend_key_file)
 
 
-SETTINGS = Settings(WorkerConfig, "UMA_WORKER_")
+SETTINGS = Settings(
+    WorkerConfig, "UMA_WORKER_",
+    first=("relay", "worker_secret_file", "backend", "backend_key_file", "models", "max_concurrent", "name"),
+)  # fmt: skip

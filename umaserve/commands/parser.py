@@ -1,0 +1,73 @@
+"""What the commands' parsers have alike, and how those with settings read them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from umaserve import __version__
+from umaserve.settings.sources import Loaded, Settings, nearest
+from umaserve.system import logs
+
+if TYPE_CHECKING:
+    from umaserve.settings.daemon import Config
+    from umaserve.settings.relay import RelayConfig
+    from umaserve.settings.worker import WorkerConfig
+
+HELP_ALL = "--help-all"
+
+C = TypeVar("C", "Config", "RelayConfig", "WorkerConfig")
+
+
+class _AsWritten(argparse.RawDescriptionHelpFormatter):
+    """Room for most flags beside what they do."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes a description as it is written, and no abbreviated flag; says what is wrong in one line."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options |= {"formatter_class": _AsWritten, "allow_abbrev": False}
+        super().__init__(*args, **options)
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            message += nearest(unknown.split()[0].partition("=")[0], flags)
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def loaded(
+    program: str,
+    usage: str,
+    description: str,
+    settings: Settings[C],
+    arguments: Sequence[str],
+    first: Sequence[str] | None = None,
+) -> Loaded[C] | None:
+    """A program's settings, with its log set up; ``None`` where all that was wanted was to see them.
+
+    ``first``: what ``--help`` shows, if other settings matter first in this command than in the program.
+    """
+    parser = Parser(program, usage=f"{program} {usage}", description=description, add_help=False)
+    if HELP_ALL in arguments:
+        settings.add_arguments(parser)
+    else:
+        settings.add_brief_arguments(parser, settings.first if first is None else first)
+    parser.add_argument("--print-config", action="store_true", help="print all settings and where each came from")
+    parser.add_argument("--version", action="version", version=f"umaserve {__version__}", help="print the version")
+    parser.add_argument("-h", "--help", HELP_ALL, action="help", help="show what matters first, or all flags")
+    flags = vars(parser.parse_args(arguments))
+    print_config = flags.pop("print_config")
+    found = settings.load(flags, os.environ)
+    if print_config:
+        print(settings.render(found), end="")
+        return None
+    logs.configure(found.config.log_level, found.config.log_format)
+    return found
