@@ -24,6 +24,7 @@ from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
 from umaserve.serving.rates import Rates
+from umaserve.serving.residency_snapshot import State
 from umaserve.serving.sessions import Caller, Session
 from umaserve.serving.ticks import Allowance, EngineLost
 from umaserve.settings.daemon import Config
@@ -327,7 +328,11 @@ def test_a_lost_engine_that_nobody_waits_for_is_not_replaced(new_world: NewWorld
         asked = world.ask(name)
         world.until(lambda asked=asked: asked.end)
         engines = len(world.box.handles)
+        host = world.models.choose(name)
+        assert not host.recovers
         next(handle for handle in world.box.handles if handle.spec.name == name).crash("SIGKILL")
+        world.until(lambda host=host: host.state is not State.LOADED)
+        assert host.recovers == (name == "chat")
         world.turn(count=50)
         assert len(world.box.handles) == engines + (name == "chat"), "the default model's is"
     asked = world.ask("code")

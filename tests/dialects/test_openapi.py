@@ -143,7 +143,9 @@ def test_what_is_got_is_as_described(http: httpx.Client, path: str):
     check_response(response, GETS[path])
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/v1/models", "/v1/models/{model}"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/health/ready", "/v1/health", "/props", "/v1/models", "/v1/models/{model}"]
+)
 def test_what_is_got_while_the_model_loads_is_as_described(path: str):
     headers = {"Content-Type": "application/json"}
     try:

@@ -62,7 +62,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
 
 
 ROUTES = routes(debug_echo=True)
-PUBLIC = ["/", "/health", "/v1/health", "/docs", "/page/{file}"]
+PUBLIC = ["/", "/health", "/health/live", "/health/ready", "/v1/health", "/docs", "/page/{file}"]
 
 
 @pytest.mark.parametrize("path", ROUTES)

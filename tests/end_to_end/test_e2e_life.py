@@ -305,13 +305,16 @@ sys.exit(cli.main(sys.argv[1:]))
 def test_a_thread_that_hangs_is_told_by_health_log_and_metrics(own_daemon):
     flags = ("--http", "127.0.0.1:0", "--drain-timeout", "0.1", "--engine-timeout", "0")
     daemon = own_daemon(*flags, program=("-c", HANGING))
-    assert httpx.get(f"http://{daemon.http}/health").json() == {"status": "ok"}
+    probes = [f"http://{daemon.http}/health{name}" for name in ("", "/live", "/ready")]
+    assert [httpx.get(probe).json() for probe in probes] == [{"status": "ok"}] * 3
     with daemon.connect() as wire:
         wire.send({"id": "t", "prompt": "Once"})
         daemon.wait_for(lambda values: values["stuck_threads"] == 1)
-        health = httpx.get(f"http://{daemon.http}/health")
-    assert health.status_code == 503
-    assert list(health.json()["threads"]) == ["preparing"]
+        answers = [httpx.get(probe) for probe in probes]
+    assert [answer.status_code for answer in answers] == [503] * 3
+    threads, live_threads, ready = (answer.json() for answer in answers)
+    assert list(threads["threads"]) == list(live_threads["threads"]) == ["preparing"]
+    assert ready["error"]["message"].startswith("model: a call to the engine of SmolLM2")
     assert daemon.logs.count("the preparing thread has not advanced") == 1
 
 

@@ -251,6 +251,36 @@ def test_health_names_the_threads_that_do_not_advance(world: HttpWorld) -> None:
     }
 
 
+def probed(world: HttpWorld, path: bytes) -> tuple[int, str, str]:
+    """Status, and the body's ``status`` and message."""
+    world.send(HEALTH.replace(b"/health", path))
+    head, _, body = world.received().partition(b"\r\n\r\n")
+    answer = json.loads(body)
+    return int(head.split()[1]), answer["status"], answer.get("error", {}).get("message", "")
+
+
+def test_ready_is_no_while_requests_would_wait_and_live_is_until_a_restart_is_due(world: HttpWorld) -> None:
+    ready, live = b"/health/ready", b"/health/live"
+    assert probed(world, ready) == probed(world, live) == (200, "ok", "")
+    world.tick_s = 9.0
+    assert probed(world, ready) == (200, "ok", "")
+    world.tick_s = 11.0
+    assert probed(world, ready) == (503, "stuck", "model: a call to the engine of stand-in does not return")
+    world.recovers = True
+    assert probed(world, ready) == (503, "loading", "model: its engine has ended, and another one is being started")
+    world.loaded = world.recovers = False
+    world.tick_s = 0.0
+    assert probed(world, ready) == (503, "loading", "model: it is being loaded")
+    assert probed(world, live) == probed(world, b"/health/live") == (200, "ok", "")
+    world.leaving = True
+    assert probed(world, ready) == (503, "draining", "server: it is shutting down")
+    assert probed(world, live) == (200, "ok", "")
+    world.loaded, world.leaving = True, False
+    world.stuck["compute"] = 301.0
+    assert probed(world, ready) == probed(world, live) == probed(world, b"/health")
+    assert probed(world, live)[:2] == (503, "stuck")
+
+
 @pytest.mark.parametrize(("peer", "status"), [("ip:127.0.0.1", 403), ("uid:1000", 200)])
 def test_over_a_file_any_host_is_ours(peer: str, status: int) -> None:
     world = HttpWorld(peer)

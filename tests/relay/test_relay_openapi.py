@@ -28,6 +28,8 @@ ANSWERED = [
     ("GET", "/api/ps"),
     ("GET", "/api/version"),
     ("GET", "/health"),
+    ("GET", "/health/live"),
+    ("GET", "/health/ready"),
     ("GET", "/openapi.json"),
     ("GET", "/admin/workers"),
     ("GET", "/admin/stats"),

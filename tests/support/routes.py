@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,12 @@ def listed(model: ModelInfo, **changes: Any) -> ListedModel:
     return replace(as_default, **changes)
 
 
-_LOADING = SimpleNamespace(
+class _Loading(SimpleNamespace):
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        return iter(())
+
+
+_LOADING = _Loading(
     default=SimpleNamespace(info=None),
     info=lambda _name: None,
     load=lambda _name: None,
@@ -60,8 +66,8 @@ _LOADING = SimpleNamespace(
 
 
 def dialects(**settings: Any) -> list[HttpDialect]:
-    config = Config(**settings)
-    return [*DIALECTS, own_pages(SimpleNamespace(config=config, models=_LOADING))]
+    services = SimpleNamespace(config=Config(**settings), models=_LOADING, leaving=lambda: False, stuck=dict)
+    return [*DIALECTS, own_pages(services)]
 
 
 def routes(**settings: Any) -> dict[str, Route]:

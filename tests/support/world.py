@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 from clock import Clock
@@ -60,7 +61,13 @@ class StandInModels:
 
     @property
     def default(self) -> SimpleNamespace:
-        return SimpleNamespace(info=self.info(""))
+        world = self._world
+        return SimpleNamespace(
+            name="stand-in", info=self.info(""), recovers=world.recovers, hangs=lambda seconds: world.tick_s > seconds
+        )
+
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        return iter([self.default])
 
     def info(self, _name: str) -> ModelInfo | None:
         return self._world.engine.info if self._world.loaded else None
@@ -85,6 +92,9 @@ class DaemonWorld(World):
         self.speech = Speech(voice, nothing, self.speaking)
         self.budget = InputBudget(self.loop, 2 * config.max_chat_bytes, config.max_frame_bytes)
         self.loaded = True
+        self.recovers = self.leaving = False
+        self.tick_s = 0.0
+        """How long the tick in work has taken."""
         self.stuck: dict[str, float] = {}
         self.services = Services(
             config=config,
@@ -103,6 +113,7 @@ class DaemonWorld(World):
             content_filter=None,
             input_budget=self.budget,
             stuck=lambda: self.stuck,
+            leaving=lambda: self.leaving,
         )
 
     def deliver(self) -> None:

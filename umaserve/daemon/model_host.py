@@ -85,6 +85,11 @@ class ModelHost:
         return bool(self._waiting) or any(not one.holds for one in self.sessions.arrived)
 
     @property
+    def recovers(self) -> bool:
+        """Whether its engine was lost, and another one is being loaded."""
+        return self.loading.under_way and self.loading.failures > 0
+
+    @property
     def pinned(self) -> bool:
         """Whether it stays once it is loaded: its engine may be the daemon's voice, too."""
         return self.spec.pin or bool(self.spec.config.tts_model)
@@ -223,11 +228,14 @@ class ModelHost:
             self._load_again()
         self._around.changed()
 
+    def hangs(self, timeout_s: float) -> bool:
+        """Whether its engine does not return from a call, as ``LoadedModel.hangs``. Loading takes as long as it may."""
+        return self.loaded is not None and self.loaded.hangs(timeout_s)
+
     def end_if_it_hangs(self) -> None:
-        """End an engine that does not return from a tick or another call, as if it had crashed. Loading takes as long
-        as it may."""
+        """End an engine that hangs, as if it had crashed."""
         timeout_s = self.spec.config.engine_timeout
-        if timeout_s and self.loaded is not None and self.loaded.hangs(timeout_s):
+        if timeout_s and self.hangs(timeout_s):
             log.error("the engine of %s does not return from a call", self.name)
             self.place.kill()
 

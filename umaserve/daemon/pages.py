@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 import orjson
 
-from umaserve.daemon import web_page
+from umaserve.daemon import health, web_page
 from umaserve.daemon.box import end_request, settings_page
 from umaserve.daemon.routes import DIALECTS, openapi
 from umaserve.daemon.services import Services
@@ -37,14 +37,12 @@ def own_pages(services: Services) -> HttpDialect:
             return web_page.index(request)
         return 200, [("Content-Type", JSON), ("Vary", "Accept")], paths
 
-    def health(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-        if services.models.default.info is None:
-            return 503, JSON, b'{"status":"loading","error":{"message":"model: it is being loaded","code":503}}'
-        if stuck := services.stuck():
-            told = "; ".join(f"the {name} thread has not advanced for {time:.0f} s" for name, time in stuck.items())
-            error = {"message": f"server: {told}: restart it if that stays so", "code": 503}
-            return 503, JSON, orjson.dumps({"status": "stuck", "error": error, "threads": stuck})
-        return 200, JSON, b'{"status":"ok"}'
+    def probe(ask: Callable[[Services], tuple[int, bytes]]) -> Route:
+        def answer(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
+            status, body = ask(services)
+            return status, JSON, body
+
+        return Route("GET", Page(answer), public=True)
 
     def metrics(_facts: Facts, _request: Request) -> tuple[int, str, bytes]:
         own = services.prometheus()
@@ -68,8 +66,10 @@ def own_pages(services: Services) -> HttpDialect:
 
     routes = {
         "/": Route("GET", Document(root), public=True),
-        "/health": Route("GET", Page(health), public=True),
-        "/v1/health": Route("GET", Page(health), public=True),
+        "/health": probe(health.health),
+        "/health/live": probe(health.live),
+        "/health/ready": probe(health.ready),
+        "/v1/health": probe(health.health),
         "/metrics": Route("GET", Page(metrics)),
         "/openapi.json": Route("GET", Page(document)),
         "/api/default_ref_audio": Route("GET", Page(ref_audio)),

@@ -133,6 +133,7 @@ class Server:
             # Two of the largest messages: one comes while another is prepared.
             input_budget=InputBudget(loop, 2 * config.max_chat_bytes, config.max_frame_bytes),
             stuck=self._stuck,
+            leaving=lambda: self._signals.count > 0,
         )
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ class Services:
     input_budget: InputBudget
     stuck: Callable[[], Mapping[str, float]]
     """Stuck threads by name, with the seconds since they last advanced."""
+    leaving: Callable[[], bool]
+    """Whether the daemon is to end: its clients had better go elsewhere."""
 
     def facts(self, caller: Caller | None = None) -> Facts:
         """What dialects may know of this daemon, to answer ``caller``; ``None``: one that can't come back."""

@@ -18,6 +18,8 @@ from umaserve.relay.pool import Pool
 from umaserve.wire.http_head import Request
 
 MODELS = "/v1/models"
+PROBES = ("/health", "/health/live", "/health/ready")
+"""Pages that anybody may see."""
 DOCUMENT = resources.files(__package__).joinpath("openapi.json").read_bytes()
 
 
@@ -36,6 +38,9 @@ class Pages:
             "/api/ps": self._running,
             "/api/version": self._version,
             "/health": self._health,
+            "/health/live": self._live,
+            # Not by its workers: where they reach the relay through a load balancer, it has to be ready before them.
+            "/health/ready": self._health,
             "/metrics": self._show_metrics,
             "/openapi.json": self._show_document,
         }
@@ -80,6 +85,9 @@ class Pages:
         status = "draining" if self._pool.closing else "ok"
         body = {"status": status, "workers": len(self._pool.workers)}
         connection.respond(503 if self._pool.closing else 200, [JSON], orjson.dumps(body))
+
+    def _live(self, connection: HttpConnection, _request: Request) -> None:
+        connection.respond(200, [JSON], orjson.dumps({"status": "ok", "workers": len(self._pool.workers)}))
 
     def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
         connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())

@@ -23,7 +23,7 @@ from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import RelayExchange
 from umaserve.relay.intake import ANTHROPIC_HEADER, FORM_PATHS, MESSAGES, SHOW, SPEECH, Intake
-from umaserve.relay.pages import Pages
+from umaserve.relay.pages import PROBES, Pages
 from umaserve.relay.pool import Pool
 from umaserve.relay.responses import RESPONSES, Responses
 from umaserve.relay.worker_link import LinkLimits, WorkerLink
@@ -119,7 +119,7 @@ class RelaySite:
             raise Refusal(405, got, [("Allow", ", ".join(methods))])
         if head.path.startswith(ADMIN):
             self._admin.check(head, self._address(head, peer))
-        elif head.path not in (CONNECT, "/health"):
+        elif head.path not in (CONNECT, *PROBES):
             self._check_key(head)
         if head.path in FORM_PATHS:
             check_form(head)
