@@ -12,6 +12,7 @@ import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
+from umaserve.engine import backends
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Logits
@@ -442,6 +443,6 @@ def _takes_back(model: Model, config: Config) -> bool:
 
 
 def _cached_cells(model: Model, host_bytes: int) -> int:
-    if llama_cpp.llama_supports_gpu_offload():
+    if backends.have_gpu():
         return model.n_ctx
     return 0 if host_bytes else model.n_ctx // KEPT_ON_CPU

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import llama_cpp
-
+from umaserve.engine import backends
 from umaserve.engine.model import Model
 from umaserve.engine.weights import choose
 from umaserve.errors import ModelError
@@ -54,4 +53,4 @@ def is_parted(config: Config) -> bool:
 
 def on_cpu(config: Config) -> bool:
     """Whether all layers are computed on the CPU."""
-    return config.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload()
+    return config.n_gpu_layers == 0 or not backends.have_gpu()

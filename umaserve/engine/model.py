@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
-from umaserve.engine import gguf, llama_log, rpc, servable
+from umaserve.engine import backends, gguf, rpc, servable
 from umaserve.errors import Fault, ModelError, RequestError
 from umaserve.forms import ThoughtForm, ToolForm
 from umaserve.outputs import ModelInfo
@@ -61,9 +60,6 @@ _QUANTIZATIONS = {
     if name.startswith("LLAMA_FTYPE_")
 }
 
-_FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
-"""For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
-
 
 def find(configured: str) -> str:
     """The path of the model to serve: the configured one, or the GGUF file in the default model's package."""
@@ -95,8 +91,7 @@ class Model:
         and it is not made for embeddings. ``sequences``: the least that its context must hold. ``empty``: without
         memory for weights and cells, only to see in llama.cpp's log what they would take."""
         servable.check_contents(path, gguf.check(path))
-        llama_log.log_all()
-        llama_cpp.llama_backend_init()
+        backends.load()
         rpc.connect(config.rpc)
         self.path = path
         self.name = name or Path(path).stem
@@ -194,7 +189,7 @@ class Model:
 
     def _gpu_bytes(self) -> int:
         """About so many bytes of weights are in the memory of GPUs."""
-        if not llama_cpp.llama_supports_gpu_offload():
+        if not backends.have_gpu():
             return 0
         # llama.cpp counts the output as a layer.
         layers, wanted = int(llama_cpp.llama_model_n_layer(self.native)) + 1, self._config.n_gpu_layers
@@ -273,7 +268,7 @@ class Model:
     def _load(self, config: Config, progress: Callable[[float], bool], empty: bool) -> Any:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = config.n_gpu_layers
-        params.use_extra_bufts = _may_repack()
+        params.use_extra_bufts = backends.may_repack()
         if empty:
             params.no_alloc = True
             # llama.cpp ends the process where a file is to be mapped, and not used.
@@ -386,27 +381,3 @@ class Model:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
-
-
-def _may_repack() -> bool:
-    """Whether llama.cpp may repack weights for this processor.
-
-    Built for AMX by a GCC that drops most of the tile configuration, it crashes with a segmentation fault at the first
-    batch of two tokens. Without repacking, that code is never reached.
-    """
-    if b"AMX_INT8 = 1" not in llama_cpp.llama_print_system_info():
-        return True
-    library = Path(llama_cpp.__file__).parent / "lib" / "libggml-cpu.so"
-    found = re.search(rb"GCC: \([^)]*\) (\d+)\.(\d+)", library.read_bytes()) if library.exists() else None
-    if found is None:
-        return True
-    major, minor = int(found[1]), int(found[2])
-    if major >= 14 or minor >= _FIXED_TILE_CONFIG.get(major, 1000):
-        return True
-    log.warning(
-        "llama.cpp was built by GCC %d.%d, which breaks AMX: weights are not repacked. Rebuild llama-cpp-python with "
-        "GCC 12.4, 13.3, 14 or clang for the full speed of this processor",
-        major,
-        minor,
-    )
-    return False

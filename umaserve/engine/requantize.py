@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import llama_cpp
 
-from umaserve.engine import llama_log
+from umaserve.engine import backends, llama_log
 from umaserve.system.program import begin
 
 _TYPES = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "F32": llama_cpp.LLAMA_FTYPE_ALL_F32}
@@ -27,8 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     source, copy, to, threads = arguments
     begin(nice=_NICENESS)
     os.umask(0o077)
+    backends.load()
     llama_log.print_errors()
-    llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = _TYPES[to]
     params.allow_requantize = True

@@ -8,8 +8,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-import llama_cpp
-
+from umaserve.engine import backends
 from umaserve.errors import ModelError
 from umaserve.settings.addresses import parse_address
 
@@ -32,8 +31,7 @@ def connect(servers: Sequence[str]) -> None:
     rpc = ctypes.CDLL(str(_library()))
     rpc.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
     rpc.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
-    ggml = ctypes.CDLL(str(_library().with_name("libggml.so")))
-    ggml.ggml_backend_register.argtypes = [ctypes.c_void_p]
+    register = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("ggml_backend_register", backends.LIBRARY))
     for server in servers:
         # llama.cpp aborts the process where no server answers.
         try:
@@ -44,8 +42,8 @@ def connect(servers: Sequence[str]) -> None:
         added = rpc.ggml_backend_rpc_add_server(server.encode())
         if not added:
             raise ModelError(f"rpc {server}: llama.cpp can't use it: it must be of the same version there as here")
-        ggml.ggml_backend_register(added)
+        register(added)
 
 
 def _library() -> Path:
-    return Path(llama_cpp.__file__).parent / "lib" / "libggml-rpc.so"
+    return backends.FOLDER / "libggml-rpc.so"

@@ -19,7 +19,7 @@ from pathlib import Path
 import llama_cpp
 import orjson
 
-from umaserve.engine import gguf, requantize
+from umaserve.engine import backends, gguf, requantize
 from umaserve.engine.converted_copy import ConvertedCopy, folder_of
 from umaserve.engine.row_times import Comparison
 from umaserve.errors import ModelError
@@ -69,7 +69,7 @@ def choose(path: str, config: Config, progress: Callable[[float], bool], availab
     bytes of memory that it may take, where not all that the box has.
     """
     as_is = Weights(path)
-    on_gpu = config.n_gpu_layers != 0 and llama_cpp.llama_supports_gpu_offload()
+    on_gpu = config.n_gpu_layers != 0 and backends.have_gpu()
     if config.weights == "as-is" or on_gpu or config.rpc:
         return as_is
     try:
@@ -147,7 +147,7 @@ def _box(config: Config) -> Mapping[str, str | int]:
     return {
         "processor": processor(),
         "llama_cpp": llama_cpp.__version__,
-        "kernels": llama_cpp.llama_print_system_info().decode(errors="replace"),
+        "kernels": backends.kernels(),
         "threads": threads,
         "threads_batch": config.threads_batch or threads,
     }
