@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from umaserve.relay import registry as registry_module
 from umaserve.relay import replies as replies_module
 from umaserve.relay.in_flight import CANCEL_GRACE_S
 from umaserve.relay.pool import MAX_REQUEUES, Pool, PoolLimits
+from umaserve.relay.registry import SLACK
 from umaserve.relay.replies import EVENT_STREAM
 from umaserve.relay.request import RelayedRequest
 from umaserve.relay.states import TRANSITIONS, Event, State, TransitionError
@@ -69,13 +71,28 @@ class TimerLoop:
 class Client:
     """Hears one end and then nothing; nothing at all once it has left."""
 
-    def __init__(self, relay: Relay, model: str, websocket: bool, then: Callable[[], object] | None) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        model: str,
+        websocket: bool,
+        then: Callable[[], object] | None,
+        beginning: int | None = None,
+    ) -> None:
         self.relay, self.then = relay, then
         id_ = f"r-{next(relay.numbers)}"
         path = "/generate" if websocket else "/v1/chat/completions"
         self.body = f"body of {id_}"
         self.request = RelayedRequest(
-            id_, model, path, not websocket, self.body, {"x-of": id_}, self, "websocket" if websocket else ""
+            id_,
+            model,
+            path,
+            not websocket,
+            self.body,
+            {"x-of": id_},
+            self,
+            "websocket" if websocket else "",
+            beginning,
         )
         self.heard: list[tuple[object, ...]] = []
         self.frames: list[str] = []
@@ -312,8 +329,15 @@ class Relay:
     ) -> Link:
         return Link(self, models, places, features, load, lingers)
 
-    def ask(self, model: str = "a", *, websocket: bool = False, then: Callable[[], object] | None = None) -> Client:
-        client = Client(self, model, websocket, then)
+    def ask(
+        self,
+        model: str = "a",
+        *,
+        websocket: bool = False,
+        then: Callable[[], object] | None = None,
+        beginning: int | None = None,
+    ) -> Client:
+        client = Client(self, model, websocket, then, beginning)
         self.clients[client.request.id] = client
         self.pool.submit(client.request)
         return client
@@ -540,6 +564,53 @@ def test_models_taken_away_are_given_no_more_but_finished(relay: Relay) -> None:
     assert relay.holders(relay.ask("a")) == []
     link.complete(running.request.id)
     assert running.outcome == ("respond", 200, {"x-by": "box"}, "answer")
+
+
+# Conversations.
+
+
+def test_a_conversation_goes_back_to_its_worker(relay: Relay) -> None:
+    links = [relay.connect("a", places=4) for _ in range(4)]
+    homes = {}
+    for _ in range(3):
+        for beginning in range(0, 1 << 64, 1 << 60):
+            client = relay.ask(beginning=beginning)
+            (link,) = relay.holders(client)
+            assert homes.setdefault(beginning, link) is link
+            link.complete(client.request.id)
+    assert set(homes.values()) == set(links)
+
+
+def test_a_conversation_does_not_wait_for_its_worker_while_another_is_free(relay: Relay) -> None:
+    links = [relay.connect("a") for _ in range(3)]
+    clients = [relay.ask(beginning=7) for _ in range(4)]
+    assert {link for client in clients[:3] for link in relay.holders(client)} == set(links)
+    home = relay.holders(clients[0])[0]
+    home.complete(clients[0].request.id)
+    assert relay.holders(clients[3]) == [home]
+
+
+def test_a_conversation_leaves_a_worker_that_is_busier_than_the_others(relay: Relay) -> None:
+    links = [relay.connect("a", places=99) for _ in range(4)]
+    clients = [relay.ask(beginning=7) for _ in range(40)]
+    home = relay.holders(clients[0])[0]
+    loads = sorted(link.load for link in links)
+    assert home.load == max(loads) <= math.ceil(SLACK * 40 / 4)
+    assert loads[0] > 0
+
+
+def test_a_conversation_finds_its_worker_again_after_a_restart(relay: Relay) -> None:
+    links = [relay.connect("a", places=9) for _ in range(3)]
+    client = relay.ask(beginning=7)
+    (home,) = relay.holders(client)
+    home.complete(client.request.id)
+    home.drop()
+    other = relay.ask(beginning=7)
+    assert relay.holders(other) != [home]
+    relay.holders(other)[0].complete(other.request.id)
+    back = relay.connect("a", places=9)
+    assert (back.worker.place, len({link.worker.place for link in links})) == (home.worker.place, 3)
+    assert relay.holders(relay.ask(beginning=7)) == [back]
 
 
 # Who is refused.
@@ -1104,24 +1175,33 @@ class AnyOrder(RuleBasedStateMachine):
         websocket=st.booleans(),
         again=st.booleans(),
         count=st.integers(1, 3),
+        beginning=st.none() | st.sampled_from([0, 1 << 62, (1 << 64) - 1]),
     )
-    def ask(self, model: str, websocket: bool, again: bool, count: int) -> None:
+    def ask(self, model: str, websocket: bool, again: bool, count: int, beginning: int | None) -> None:
         for _ in range(count):
-            self.ask_one(model, websocket or not model, again)
+            self.ask_one(model, websocket or not model, again, beginning)
 
-    def ask_one(self, model: str, websocket: bool, again: bool) -> None:
+    def ask_one(self, model: str, websocket: bool, again: bool, beginning: int | None) -> None:
         relay = self.relay
         closing, full = relay.pool.closing, len(relay.pool.queue) >= QUEUE_LEN
         provided = bool(relay.known & {model, "*"} if model else relay.known)
         wanted = Client(relay, model, websocket, None)
         offering = [link for link in relay.links if (link.models if not model else {model, "*"} & set(link.models))]
-        fit = {link: (link.load, link.turn) for link in relay.links if link.free and link.serves(wanted)}
-        client = relay.ask(model, websocket=websocket, then=(lambda: relay.ask("a")) if again else None)
+        fit = {
+            link: (link.load >= link.places, link.load, link.turn)
+            for link in relay.links
+            if link.free and link.serves(wanted)
+        }
+        loads = [link.load for link in relay.links if link.serves(wanted) and not link.leaving]
+        most = math.ceil(SLACK * (sum(loads) + 1) / len(loads)) if loads else 0
+        within = {link for link in fit if link.load < min(most, link.places)} if beginning is not None else set()
+        then = (lambda: relay.ask("a")) if again else None
+        client = relay.ask(model, websocket=websocket, then=then, beginning=beginning)
         if closing:
             assert client.outcome == SHUTTING_DOWN
         elif fit:
             (link,) = relay.holders(client)
-            assert fit[link] == min(fit.values())
+            assert link in within if within else fit[link] == min(fit.values())
         elif provided and websocket and offering and not any("websocket" in link.features for link in offering):
             assert client.outcome == ("fail", 503, pool_module.LACKING["websocket"])
         elif not provided:

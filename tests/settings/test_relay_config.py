@@ -58,6 +58,7 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "queue_timeout": (30.0, 0.05, 86400.0),
     "request_timeout": (300.0, 0.05, 86400.0),
     "default_model": ("",),
+    "route_by": ("prefix",),
     "max_body_bytes": (32 << 20, 1 << 10, 1 << 30),
     "max_response_bytes": (64 << 20, 1 << 10, 1 << 30),
     "tx_high_water": (64 << 10, 1 << 10, 64 << 20),

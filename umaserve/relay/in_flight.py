@@ -17,7 +17,7 @@ class InFlight:
 
     ``timed_out`` is called with each HTTP request without an answer within ``request_timeout`` seconds, and with each
     WebSocket that was silent for ``silence`` seconds. ``freed`` is called with a worker when it gets a cancelled
-    request's slot back after ``CANCEL_GRACE_S``.
+    request's slot back after ``CANCEL_GRACE_S``, ``noted`` whenever its load has changed.
     """
 
     def __init__(
@@ -27,12 +27,14 @@ class InFlight:
         silence: float,
         timed_out: Callable[[RelayedRequest], None],
         freed: Callable[[Worker], None],
+        noted: Callable[[Worker], None],
     ) -> None:
         self._clock = clock
         self._request_timeout = request_timeout
         self._silence = silence
         self._timed_out = timed_out
         self._freed = freed
+        self._noted = noted
         self._dispatches = 0
         self._workers: dict[str, Worker] = {}
         """The worker of each request, by the request's id."""
@@ -46,6 +48,7 @@ class InFlight:
         self._dispatches += 1
         worker.given_at = self._dispatches
         worker.in_flight[request.id] = request
+        self._noted(worker)
         self._workers[request.id] = worker
         # Output of an earlier worker has not reached the client: drop it.
         request.held, request.output_bytes = "", 0
@@ -88,6 +91,7 @@ class InFlight:
         if request is not None:
             del self._workers[request_id]
             request.stop_timer()
+            self._noted(worker)
         return request
 
     def take_all(self, worker: Worker) -> list[RelayedRequest]:
@@ -104,6 +108,7 @@ class InFlight:
         worker.cancelled[request.id] = self._clock.call_later(
             CANCEL_GRACE_S, lambda: self._end_grace(worker, request.id)
         )
+        self._noted(worker)
         worker.link.send(Cancel(request.id, reason))
 
     def end_cancelled(self, worker: Worker, request_id: str) -> bool:
@@ -111,6 +116,7 @@ class InFlight:
         timer = worker.cancelled.pop(request_id, None)
         if timer is not None:
             timer.cancel()
+            self._noted(worker)
         return timer is not None
 
     def _end_grace(self, worker: Worker, request_id: str) -> None:

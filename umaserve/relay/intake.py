@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from umaserve.dialects.responses.keeping import RELAY_HEADER
 from umaserve.errors import Fault, RequestError
+from umaserve.relay.beginning import beginning_of
 from umaserve.relay.registry import Registry
 from umaserve.relay.request import Client, RelayedRequest
 from umaserve.wire.fields import MAX_VALUES, Fields, parse_json, string
@@ -40,11 +41,13 @@ _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"
 
 
 class Intake:
-    """Raises ``RequestError`` for requests that can't be relayed. With ``keyed``, clients' keys are not passed on."""
+    """Raises ``RequestError`` for requests that can't be relayed. With ``keyed``, clients' keys are not passed on;
+    ``by_prefix``: whether the turns of a conversation go to the same worker."""
 
-    def __init__(self, workers: Registry, default_model: str, *, keyed: bool) -> None:
+    def __init__(self, workers: Registry, default_model: str, *, keyed: bool, by_prefix: bool) -> None:
         self._workers = workers
         self._default_model = default_model
+        self._by_prefix = by_prefix
         self._not_passed = _NOT_PASSED | _KEY_HEADERS if keyed else _NOT_PASSED
         self._ids = itertools.count(1)
 
@@ -76,8 +79,10 @@ class Intake:
         client_name: str,
         client: Client,
         changed: Mapping[str, Any] | None = None,
+        turns: Iterable[Mapping[str, Any]] | None = None,
     ) -> RelayedRequest:
-        """A request from the fields of its JSON body; ``changed``: what the worker gets in place of them."""
+        """A request from the fields of its JSON body; ``changed``: what the worker gets in place of them; ``turns``:
+        those of its conversation, where they are not in its messages."""
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if request.path == SHOW and named is None:
             named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it.
@@ -95,7 +100,13 @@ class Intake:
             headers=self._headers(request, client_name),
             client=client,
             needs=BYTES if request.path == SPEECH else "",
+            beginning=self._beginning(fields.values, (client_name, model), turns),
         )
+
+    def _beginning(
+        self, values: Mapping[str, Any], scope: tuple[str, str], turns: Iterable[Mapping[str, Any]] | None = None
+    ) -> int | None:
+        return beginning_of(values, scope, turns) if self._by_prefix else None
 
     def _form(self, request: Request, client_name: str, client: Client) -> RelayedRequest:
         form = read_form(request.body, request.header("content-type") or "")
@@ -128,17 +139,20 @@ class Intake:
         headers = self._headers(handshake, client_name)
 
         def request(text: str, client: Client) -> RelayedRequest:
-            named = handshake.query.get("model") or _model_in(text)
+            values = _values_of(text)
+            named = handshake.query.get("model") or values.get("model")
+            # Empty means any model.
+            model = self.model_for(_shortened(named) if named and isinstance(named, str) else None) or ""
             return RelayedRequest(
                 id=self._new_id(),
-                # Empty means any model.
-                model=self.model_for(_shortened(named) if named else None) or "",
+                model=model,
                 path=handshake.path,
                 is_streaming=True,
                 body=text,
                 headers=headers,
                 client=client,
                 needs=WEBSOCKET,
+                beginning=self._beginning(values, (client_name, model)),
             )
 
         return request
@@ -172,14 +186,13 @@ def _written(values: Mapping[str, Any]) -> str:
         raise RequestError(Fault.BAD_REQUEST, "body", "expected nesting less than 200 deep, got more") from None
 
 
-def _model_in(text: str) -> str:
-    """The model that a WebSocket's first message names; empty where it names none."""
+def _values_of(text: str) -> Mapping[str, Any]:
+    """The fields of a WebSocket's first message; none where it is wrong, since the worker answers with the error."""
     try:
         value = parse_json(text.encode(), MAX_VALUES)
     except RequestError:
-        return ""  # The worker answers with the error.
-    model = value.get("model") if isinstance(value, dict) else None
-    return model if isinstance(model, str) else ""
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _shortened(name: str) -> str:

@@ -2,8 +2,10 @@
 
 The rules, and why:
 
-1. A request goes to the worker with the lowest load among those that have its model and a free slot, and have read
-   what they were sent; among equals, to the one whose last dispatch is oldest.
+1. A request goes to a worker that has its model and a free slot, and has read what it was sent. Of those, the turns of
+   a conversation go to the same one, which has computed their beginning, as long as its load is not far above the mean;
+   else to the next one in an order of the conversation's own. All others go to the one with the lowest load; among
+   equals, to the one whose last dispatch is oldest.
 2. If there is none, the request is queued, in order of arrival. A slot that becomes free goes to the first queued
    request that its worker can serve, so a request never waits for requests of other models. A request that no worker
    could serve is refused.
@@ -76,7 +78,12 @@ class Pool:
         self.workers = Registry()
         self.queue = Queue(clock, limits.queue_timeout, self._on_queue_timeout)
         self.in_flight = InFlight(
-            clock, limits.request_timeout, limits.silence, self._on_request_timeout, self._on_freed
+            clock,
+            limits.request_timeout,
+            limits.silence,
+            self._on_request_timeout,
+            self._on_freed,
+            self.workers.noted,
         )
         self.replies = Replies(self.in_flight, outcomes, limits.response_bytes, self._on_freed)
         self.closing = False
@@ -156,13 +163,13 @@ class Pool:
 
     def update(self, worker: Worker, models: Sequence[str], load: int) -> None:
         """The worker's models have changed. Requests in flight continue."""
-        worker.models = models
-        self.workers.note(models)
+        self.workers.change(worker, models)
         self.report(worker, load)
 
     def report(self, worker: Worker, load: int) -> None:
         """The worker has reported its load."""
         worker.report(load)
+        self.workers.noted(worker)
         self._serve_queue(worker)
 
     def drained(self, worker: Worker) -> None:
@@ -186,6 +193,7 @@ class Pool:
         if worker.draining:
             return
         worker.draining = True
+        self.workers.noted(worker)
         worker.link.send(GracefulShutdown(reason, round(timeout_s)))
         worker.drain = self._clock.call_later(timeout_s, lambda: self._end_drain(worker))
         self._on_freed(worker)
@@ -219,12 +227,9 @@ class Pool:
 
     def _serve_queue(self, worker: Worker) -> None:
         """Dispatch queued requests to the worker's free slots."""
-        for request in self.queue:
-            if not worker.free:
-                return
-            if worker.serves(request):
-                self.queue.remove(request)
-                self.in_flight.dispatch(worker, request)
+        while worker.free and (request := self.queue.first_for(worker)) is not None:
+            self.queue.remove(request)
+            self.in_flight.dispatch(worker, request)
 
     def _on_freed(self, worker: Worker) -> None:
         """The worker has one more free slot."""

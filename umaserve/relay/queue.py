@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-import bisect
+import heapq
 from collections.abc import Callable, Iterator
 
 from umaserve.relay.request import Clock, RelayedRequest
+from umaserve.relay.worker import Worker
+
+_Line = tuple[str, str]
+"""A model, and the feature that is needed: a worker serves all who wait in the same line, or none of them."""
 
 
 class Queue:
-    """A request that has waited ``timeout`` seconds in total is removed, and ``timed_out`` called with it."""
+    """A request that has waited ``timeout`` seconds in total is removed, and ``timed_out`` called with it. Finding the
+    next one for a worker looks at the head of each line, not at all who wait."""
 
     def __init__(self, clock: Clock, timeout: float, timed_out: Callable[[RelayedRequest], None]) -> None:
         self._clock = clock
         self._timeout = timeout
         self._timed_out = timed_out
-        self._waiting: list[RelayedRequest] = []
+        self._waiting: dict[int, RelayedRequest] = {}
+        """By number."""
+        self._lines: dict[_Line, list[int]] = {}
+        """Heaps of numbers; some, also twice, of requests that do not wait any more."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[RelayedRequest]:
-        """Over a copy: requests may be added and removed during the iteration."""
-        return iter(list(self._waiting))
+        """In order, over a copy: requests may be added and removed during the iteration."""
+        return iter([self._waiting[number] for number in sorted(self._waiting)])
 
     def add(self, request: RelayedRequest) -> None:
         """Insert it by its number, which a requeue does not change."""
-        bisect.insort(self._waiting, request, key=lambda one: one.number)
+        self._waiting[request.number] = request
+        heapq.heappush(self._lines.setdefault((request.model, request.needs), []), request.number)
         left_s = max(0.0, self._timeout - request.waited_s)
         request.timer = self._clock.call_later(left_s, lambda: self._on_timeout(request))
 
     def remove(self, request: RelayedRequest) -> None:
-        self._waiting.remove(request)
+        del self._waiting[request.number]
         request.stop_timer()
+
+    def first_for(self, worker: Worker) -> RelayedRequest | None:
+        """The first one that the worker can serve."""
+        heads = (head for line in list(self._lines) if (head := self._head(line)) is not None)
+        return min((head for head in heads if worker.serves(head)), key=lambda head: head.number, default=None)
+
+    def _head(self, line: _Line) -> RelayedRequest | None:
+        numbers = self._lines[line]
+        while numbers and numbers[0] not in self._waiting:
+            heapq.heappop(numbers)
+        if not numbers:
+            del self._lines[line]
+            return None
+        return self._waiting[numbers[0]]
 
     def _on_timeout(self, request: RelayedRequest) -> None:
         self.remove(request)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
+from umaserve.relay.crew import Crew
 from umaserve.relay.request import RelayedRequest
 from umaserve.relay.worker import ANY_MODEL, Link, Worker
 
 MAX_MODELS_KNOWN = 4096
+SLACK = 1.25
+"""How much more than the mean load a worker may have from conversations that come back to it."""
+MAX_PASSED = 32
+"""Workers that a conversation may pass on the ring: where nearly all are busy, none of the others knows it anyway."""
 
 
 class Registry:
@@ -16,6 +24,11 @@ class Registry:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        self._places: set[str] = set()
+        self._crews: dict[tuple[frozenset[str], frozenset[str]], Crew] = {}
+        """By the models and features that all workers of a crew have."""
+        self._models: list[str] | None = None
+        """Those of connected workers; ``None`` after a change."""
         self._known: dict[str, None] = {}
         """Models that some worker has or had, the latest last; an ordered set of at most ``MAX_MODELS_KNOWN``."""
 
@@ -40,9 +53,41 @@ class Registry:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.id] = worker
+        numbered = (f"{worker.name} {number}" for number in itertools.count(2))
+        worker.place = next(name for name in itertools.chain((worker.name,), numbered) if name not in self._places)
+        self._places.add(worker.place)
+        self._enlist(worker)
 
     def remove(self, worker: Worker) -> None:
-        self._workers.pop(worker.id, None)
+        if self._workers.pop(worker.id, None) is not None:
+            self._places.discard(worker.place)
+            self._dismiss(worker)
+
+    def change(self, worker: Worker, models: Sequence[str]) -> None:
+        """The worker now has these models."""
+        self.note(models)
+        if worker in self:
+            self._dismiss(worker)
+            worker.models = models
+            self._enlist(worker)
+        else:
+            worker.models = models
+
+    def noted(self, worker: Worker) -> None:
+        """The worker's load has changed, or it is being drained."""
+        if worker in self:
+            self._crews[_offer(worker)].note(worker)
+
+    def _enlist(self, worker: Worker) -> None:
+        self._models = None
+        self._crews.setdefault(_offer(worker), Crew()).add(worker)
+
+    def _dismiss(self, worker: Worker) -> None:
+        self._models = None
+        crew = self._crews[_offer(worker)]
+        crew.remove(worker)
+        if not crew:
+            del self._crews[_offer(worker)]
 
     def note(self, models: Iterable[str]) -> None:
         """Remember that there are, or were, workers with these models."""
@@ -54,8 +99,10 @@ class Registry:
 
     def models(self) -> list[str]:
         """The models of connected workers, in order of registration."""
-        found = dict.fromkeys(model for worker in self._workers.values() for model in worker.models)
-        return [model for model in found if model != ANY_MODEL]
+        if self._models is None:
+            found = dict.fromkeys(model for worker in self._workers.values() for model in worker.models)
+            self._models = [model for model in found if model != ANY_MODEL]
+        return self._models
 
     def only_model(self) -> str | None:
         """The only model there is, also while its workers are disconnected; ``None`` if there are several or none."""
@@ -69,21 +116,40 @@ class Registry:
     def knows(self, model: str) -> bool:
         """Whether some worker has, or had, this model, or any."""
         # The connected workers are checked too: the number of remembered models is limited.
-        models = (self._known, *(worker.models for worker in self._workers.values()))
+        models = itertools.chain((self._known,), (models for models, _ in self._crews))
         return any(model in those or ANY_MODEL in those for those in models)
 
     def lacks_feature(self, request: RelayedRequest) -> bool:
         """Whether there are workers with the request's model, none of which has the feature that it needs."""
-        offering = [worker for worker in self._workers.values() if worker.offers(request.model)]
+        offering = [crew.any for crew in self._crews.values() if crew.any.offers(request.model)]
         return bool(offering) and not any(worker.serves(request) for worker in offering)
 
     def best_for(self, request: RelayedRequest) -> Worker | None:
-        """The free worker with the lowest load that serves it; among equals, the one whose last dispatch is oldest."""
-        free = (worker for worker in self._workers.values() if worker.free and worker.serves(request))
-        return min(free, key=lambda worker: (worker.load, worker.given_at), default=None)
+        """The worker that the request goes to; ``None`` where none is free."""
+        crews = [crew for crew in self._crews.values() if crew.any.serves(request)]
+        if request.beginning is not None and (worker := _next_on_ring(crews, request.beginning)) is not None:
+            return worker
+        found = (worker for crew in crews if (worker := crew.least_loaded()) is not None)
+        return min(found, key=lambda worker: worker.rank, default=None)
 
     def _new_id(self) -> str:
         while True:
             made = f"w-{secrets.token_hex(3)}"
             if made not in self._workers:
                 return made
+
+
+def _next_on_ring(crews: Sequence[Crew], point: int) -> Worker | None:
+    """The next free worker whose load would be within bounds (consistent hashing with bounded loads)."""
+    most = math.ceil(SLACK * (sum(crew.load for crew in crews) + 1) / max(1, sum(crew.size for crew in crews)))
+    rings = [crew.after(point) for crew in crews]
+    # Nearly always there is one crew only, and its first worker is taken.
+    ring = rings[0] if len(rings) == 1 else heapq.merge(*rings, key=lambda step: step[0])
+    for _, worker in itertools.islice(ring, MAX_PASSED):
+        if worker.free and worker.load < min(most, worker.max_concurrent):
+            return worker
+    return None
+
+
+def _offer(worker: Worker) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(worker.models), worker.features

@@ -57,6 +57,8 @@ class RelayedRequest:
     client: Client
     needs: str = ""
     """The feature that its worker must have, if any."""
+    beginning: int | None = None
+    """What all turns of its conversation have in common, in 64 bits: by that it goes to where the last one was."""
 
     state: State = State.NEW
     number: int = 0

@@ -7,7 +7,7 @@ that is lost takes none with it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -86,7 +86,7 @@ class Responses:
 
         def new_request(client: Client) -> RelayedRequest:
             changed = _for_worker(fields.values, asked)
-            relayed = self._intake.of_fields(request, fields, client_name, client, changed)
+            relayed = self._intake.of_fields(request, fields, client_name, client, changed, _turns(asked))
             told = {RELAY_HEADER: orjson.dumps(shown).decode()}
             # Nobody waits for it at a connection.
             default = {PRIORITY_HEADER: "background"} if asked.background else {}
@@ -112,6 +112,13 @@ class Responses:
     def _forget_old(self) -> None:
         self._kept.expire()
         self._loop.call_later(FORGET_S, self._forget_old)
+
+
+def _turns(asked: Keeping) -> Iterator[Mapping[str, Any]]:
+    for item in asked.earlier:
+        yield orjson.loads(item)
+    for own in asked.items:
+        yield own.values
 
 
 def _for_worker(values: Mapping[str, Any], asked: Keeping) -> Mapping[str, Any] | None:

@@ -94,7 +94,9 @@ class RelaySite:
         self._pool = pool
         self._doors = doors
         self._admin = admin
-        self._intake = Intake(pool.workers, config.default_model, keyed=doors.keys is not None)
+        self._intake = Intake(
+            pool.workers, config.default_model, keyed=doors.keys is not None, by_prefix=config.route_by == "prefix"
+        )
         self._responses = Responses(loop, pool, self._intake, self.input_budget)
         self._pages = Pages(pool, self._intake, config.provider, metrics)
 

@@ -11,6 +11,8 @@ from umaserve.relay.request import RelayedRequest
 from umaserve.wire.relay_messages import FromProxy
 
 ANY_MODEL = "*"
+Rank = tuple[bool, int, int]
+"""By which workers are preferred: whether all its slots are taken, as far as is known; its load; its last dispatch."""
 
 
 class Link(Protocol):
@@ -41,6 +43,8 @@ class Worker:
     in_flight: dict[str, RelayedRequest] = field(default_factory=dict)
     cancelled: dict[str, Timer] = field(default_factory=dict)
     """Cancelled requests that still occupy a slot, by id."""
+    place: str = ""
+    """Its name, or one made of it where several have the same: no other worker's, but the same after a restart."""
     given_at: int = 0
     """The number of the last dispatch to it, in the pool's count."""
     draining: bool = False
@@ -55,8 +59,17 @@ class Worker:
         return self.others + self.occupied
 
     @property
+    def has_slot(self) -> bool:
+        return not self.draining and self.occupied < self.max_concurrent
+
+    @property
     def free(self) -> bool:
-        return not self.draining and self.occupied < self.max_concurrent and not self.link.overfull
+        """Whether it may be given a request now."""
+        return self.has_slot and not self.link.overfull
+
+    @property
+    def rank(self) -> Rank:
+        return self.load >= self.max_concurrent, self.load, self.given_at
 
     def offers(self, model: str) -> bool:
         """Whether it has ``model``, or any model where that is empty."""

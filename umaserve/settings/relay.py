@@ -90,6 +90,13 @@ class RelayConfig:
         "requests",
         'model of requests that name none, or "default"; empty: the only one that there is',
     )
+    route_by: str = setting(
+        "prefix",
+        choice("prefix", "load"),
+        "requests",
+        "worker of a conversation's next request; prefix: the last one's, unless that is busier than others; load: the "
+        "one with the lowest load",
+    )
     max_body_bytes: int = setting(
         32 * MIB, size(KIB, GIB), "requests", "largest HTTP body or WebSocket message from a client"
     )
