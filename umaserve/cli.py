@@ -1,5 +1,5 @@
-"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``metrics``, ``keys`` and
-``tune``."""
+"""The command line: ``serve`` (the default), ``relay``, ``worker``, ``ask``, ``chat``, ``metrics``, ``keys``,
+``models``, ``tune`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ commands ("umaserve COMMAND --help" explains each):
   keys      make, list and revoke API keys
   models    list models; load and unload those of a running daemon
   tune      measure which settings are fastest on this machine
+  doctor    say what is wrong with this machine, and what to do
 
 examples:
   umaserve --socket /tmp/uma.sock --http 127.0.0.1:8080
@@ -105,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "keys": _keys,
         "models": _models,
         "tune": _tune,
+        "doctor": _doctor,
     }
     command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
     try:
@@ -310,6 +312,13 @@ def _tune(arguments: Sequence[str]) -> int:
 
     parser = Parser("umaserve tune", description=tune_cli.DESCRIPTION)
     return tune_cli.run(parser, arguments, _write)
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    # Imported here: no other command looks at all that.
+    from umaserve.commands import doctor as doctor_cli
+
+    return doctor_cli.run(arguments, _write)
 
 
 def _refused(error: ServerError) -> int:

@@ -43,6 +43,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+def add_settings(parser: Parser, settings: Settings[C], arguments: Sequence[str], first: Sequence[str]) -> None:
+    """A flag for each setting, and those for help; what help shows depends on the ``arguments``."""
+    if HELP_ALL in arguments:
+        settings.add_arguments(parser)
+    else:
+        settings.add_brief_arguments(parser, first)
+    parser.add_argument("-h", "--help", HELP_ALL, action="help", help="show what matters first, or all flags")
+
+
 def loaded(
     program: str,
     usage: str,
@@ -56,13 +65,9 @@ def loaded(
     ``first``: what ``--help`` shows, if other settings matter first in this command than in the program.
     """
     parser = Parser(program, usage=f"{program} {usage}", description=description, add_help=False)
-    if HELP_ALL in arguments:
-        settings.add_arguments(parser)
-    else:
-        settings.add_brief_arguments(parser, settings.first if first is None else first)
+    add_settings(parser, settings, arguments, settings.first if first is None else first)
     parser.add_argument("--print-config", action="store_true", help="print all settings and where each came from")
     parser.add_argument("--version", action="version", version=f"umaserve {__version__}", help="print the version")
-    parser.add_argument("-h", "--help", HELP_ALL, action="help", help="show what matters first, or all flags")
     flags = vars(parser.parse_args(arguments))
     print_config = flags.pop("print_config")
     found = settings.load(flags, os.environ)

@@ -64,6 +64,11 @@ class ChatTemplate:
             log.warning("tools get the chat template for all conversations: %s", self._problem)
 
     @property
+    def problem(self) -> str:
+        """Why one of the templates can't be used; empty where all can."""
+        return self._problem
+
+    @property
     def tool_form(self) -> ToolForm:
         """How the model writes tool calls."""
         return TOLD_IN_WORDS if self._with_tools is None else self._with_tools.tool_form

@@ -76,7 +76,7 @@ class LlamaEngine:
 
     def __init__(self, model: Model, config: Config, chat_template: str | None = None, begins: Begins = untold) -> None:
         self._model = model
-        template = _chat_template(model, chat_template)
+        template = chat_template_of(model, chat_template)
         thought_form = template.thought_form or marks_in(model.has_token) or THINK_TAGS
         model.show(template.tool_form, thought_form)
         self._batch = Batch(config.n_batch)
@@ -378,7 +378,7 @@ class LlamaEngine:
         self._model.free()
 
 
-def _chat_template(model: Model, chosen: str | None) -> ChatTemplate:
+def chat_template_of(model: Model, chosen: str | None) -> ChatTemplate:
     """The operator's ``chosen`` template, else the model's own, else ChatML."""
     info = model.info(0)
     own, with_tools = model.chat_template(), model.chat_template("tool_use")

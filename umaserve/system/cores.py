@@ -56,6 +56,16 @@ def processor(proc: Path = PROC) -> str:
     return ", ".join(found.values())
 
 
+def instructions(proc: Path = PROC) -> frozenset[str]:
+    """The names by which the kernel calls the processor's sets of instructions (proc(5), cpuinfo); none where it can't
+    be read."""
+    for line in _text(proc / "cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
 def _text(path: Path) -> str:
     """The file's text; empty where it can't be read, which means no limit."""
     try:

@@ -37,6 +37,12 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
         )
 
 
+def most_descriptors() -> int | None:
+    """The hard limit of a process's open descriptors; ``None``: there is none."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if most == resource.RLIM_INFINITY else most
+
+
 def open_standard_streams() -> None:
     """Open the null device for each of standard input, output and error that is closed, as by ``2>&-``.
 

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Collection
+import subprocess
+from collections.abc import Callable, Collection, Mapping
 
 from umaserve.errors import ConfigError
 
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_FD = 3
 _SEND_TIMEOUT_S = 1.0
+_SYSTEMCTL_S = 5.0
 
 
 def notify(message: str) -> None:
@@ -38,6 +40,17 @@ def notify(message: str) -> None:
             sender.sendto(message.encode(errors="replace"), target)
     except OSError as error:
         logger.warning("can't notify the service manager at %s: %s", address, error)
+
+
+def unit(name: str, properties: Collection[str]) -> Mapping[str, str]:
+    """Properties of an installed unit, as systemctl(1) shows them; empty where there is no such unit, or no systemd."""
+    command = ["systemctl", "show", "--property", ",".join({"LoadState", *properties}), "--", name]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMCTL_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = dict(line.split("=", 1) for line in found.splitlines() if "=" in line)
+    return values if values.get("LoadState") == "loaded" else {}
 
 
 def watchdog_interval() -> float | None:
