@@ -157,6 +157,30 @@ def test_a_second_signal_ends_at_once(own_daemon):
     assert not os.path.exists(daemon.path)
 
 
+def test_load_balancers_see_the_end_before_it_begins(own_daemon):
+    daemon = own_daemon("--http", "127.0.0.1:0", "--drain-grace", "3600")
+    ready, live = f"http://{daemon.http}/health/ready", f"http://{daemon.http}/health/live"
+    assert httpx.get(ready).status_code == 200
+    daemon.process.send_signal(signal.SIGTERM)
+    while httpx.get(ready).status_code == 200:
+        time.sleep(0.01)
+    assert httpx.get(ready).json()["status"] == "draining"
+    assert httpx.get(live).status_code == 200
+    assert daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos", "a new connection is served as before"
+    assert daemon.stop() == 128 + signal.SIGTERM, "the second signal"
+
+
+def test_the_drain_begins_when_the_grace_is_over(own_daemon):
+    daemon = own_daemon("--drain-grace", "0.3", "--drain-timeout", "60")
+    with daemon.connect() as wire:
+        wire.send({"id": "r", "prompt": "Once", "max_tokens": 100, "ignore_eos": True})
+        wire.receive_until("token")
+        daemon.process.send_signal(signal.SIGTERM)
+        assert wire.receive_until("eos")["reason"] == "length"
+    assert daemon.process.wait(30) == 0
+    assert daemon.logs.index("serving until load balancers") < daemon.logs.index("INFO    draining")
+
+
 def test_sigterm_while_the_model_loads(own_daemon):
     daemon = own_daemon(wait=False)
     daemon.wait_for_socket()

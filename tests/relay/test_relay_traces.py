@@ -635,6 +635,22 @@ def test_a_relay_that_stops_lets_its_workers_finish(start: Callable[..., Relay])
     relay.wait()
 
 
+def test_load_balancers_see_the_end_of_a_relay_before_it_begins(start: Callable[..., Relay]) -> None:
+    relay = start(drain_grace=2.0, drain_timeout=30.0)
+    worker = relay.worker()
+    probe = relay.client()
+    assert probe.ask("GET", "/health/ready").status == 200
+    relay.stop()
+    while (ready := probe.ask("GET", "/health/ready")).status == 200:
+        continue
+    assert (ready.status, ready.json) == (503, {"status": "draining", "workers": 1})
+    assert probe.ask("GET", "/health/live").json == probe.ask("GET", "/health").json == {"status": "ok", "workers": 1}
+    client = relay.client().post()
+    worker.answer()
+    assert client.receive().status == 200
+    relay.wait()
+
+
 def test_a_relay_that_stops_waits_no_longer_than_it_was_told_to(start: Callable[..., Relay]) -> None:
     relay = start(drain_timeout=0.3)
     worker = relay.worker(max_concurrent=2)

@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "protocol": "json",
     "keep_alive": False,
     "idle_timeout": 300.0,
+    "drain_grace": 0.0,
     "drain_timeout": 10.0,
     "wyoming": "",
     "http": "",
@@ -144,6 +145,7 @@ SIZE = {
 }
 REAL = {
     "idle_timeout": (0.05, 86400.0),
+    "drain_grace": (0.0, 3600.0),
     "drain_timeout": (0.0, 3600.0),
     "engine_timeout": (0.0, 86400.0),
     "header_timeout": (0.05, 3600.0),

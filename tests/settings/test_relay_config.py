@@ -45,6 +45,7 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "max_connections": (8192, 1, 1048576),
     "trusted_proxy": ((),),
     "idle_timeout": (300.0, 0.05, 86400.0),
+    "drain_grace": (0.0, 0.0, 3600.0),
     "drain_timeout": (30.0, 0.0, 3600.0),
     "worker_secret": ("s3cret",),
     "worker_secret_file": ("",),

@@ -83,6 +83,11 @@ def test_notify_sends_one_datagram_for_each_message(manager: socket.socket) -> N
         manager.recv(4096)
 
 
+def test_the_manager_is_told_how_long_the_end_takes(manager: socket.socket) -> None:
+    systemd.notify_stopping(16.5)
+    assert manager.recv(4096) == b"STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=16500000"
+
+
 def test_notify_sends_text_that_has_no_utf8(manager: socket.socket) -> None:
     systemd.notify("STATUS=model-\udcff.gguf")
     assert manager.recv(4096) == b"STATUS=model-?.gguf"

@@ -78,6 +78,7 @@ class Server:
         self._config = config = catalogue.default.config
         self._state = State.LOADING
         self._status = 0
+        self._leaving = False
         self._ending: Timer | None = None
         self._entrances: Entrances | None = None
         self._loop = loop = Loop()
@@ -166,7 +167,7 @@ class Server:
 
     def _wanted(self) -> bool:
         """Whether engines are to be loaded."""
-        return self._signals.count == 0
+        return self._state is not State.DRAINING
 
     def _on_loaded(self, error: BaseException | None) -> None:
         if self._state is State.DRAINING:
@@ -203,8 +204,8 @@ class Server:
         self._services.recordings.collect()
 
     def _end_turn(self) -> None:
-        if self._signals.count and self._state is not State.DRAINING:
-            self._drain()
+        if self._signals.count and not self._leaving:
+            self._leave()
         self._models.end_turn()
         if self._state is State.DRAINING and self._idle and self._models.put_away():
             self._begin_farewell()
@@ -276,16 +277,28 @@ class Server:
         if self._entrances is not None:
             self._entrances.remove_files()
 
+    def _leave(self) -> None:
+        """Drain, after the time that load balancers need to see ``/health/ready`` say no; they know of none that never
+        was ready. Relays are told."""
+        self._leaving = True
+        config = self._config
+        grace_s = config.drain_grace if self._state is State.READY else 0.0
+        systemd.notify_stopping(grace_s + config.drain_timeout + FAREWELL_S + JOIN_S)
+        self._links.drain()
+        if grace_s:
+            log.info("serving until load balancers have seen the end coming", extra={"fields": {"grace_s": grace_s}})
+            self._loop.call_later(grace_s, self._drain)
+        else:
+            self._drain()
+
     def _drain(self) -> None:
         self._state = State.DRAINING
         self._sessions.drain()
         self._services.detached.drop_all()
-        systemd.notify("STOPPING=1\nSTATUS=draining")
         running = sum(1 for _ in self._sessions.running())
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
         self._models.refuse_waiting()
         if self._models.default.info is not None:
-            self._links.drain()
             self._loop.call_later(self._config.drain_timeout, self._end_drain)
 
     def _end_drain(self) -> None:

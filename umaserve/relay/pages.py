@@ -26,11 +26,14 @@ DOCUMENT = resources.files(__package__).joinpath("openapi.json").read_bytes()
 class Pages:
     """Pages that answer GET."""
 
-    def __init__(self, pool: Pool, intake: Intake, provider: str, metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self, pool: Pool, intake: Intake, provider: str, metrics: Callable[[], bytes], leaving: Callable[[], bool]
+    ) -> None:
         self._pool = pool
         self._intake = intake
         self._provider = provider
         self._metrics = metrics
+        self._leaving = leaving
         self._started_at = int(time.time())
         self._by_path = {
             MODELS: self._models,
@@ -40,7 +43,7 @@ class Pages:
             "/health": self._health,
             "/health/live": self._live,
             # Not by its workers: where they reach the relay through a load balancer, it has to be ready before them.
-            "/health/ready": self._health,
+            "/health/ready": self._ready,
             "/metrics": self._show_metrics,
             "/openapi.json": self._show_document,
         }
@@ -82,12 +85,17 @@ class Pages:
         connection.respond(200, [JSON], ollama.version())
 
     def _health(self, connection: HttpConnection, _request: Request) -> None:
-        status = "draining" if self._pool.closing else "ok"
-        body = {"status": status, "workers": len(self._pool.workers)}
-        connection.respond(503 if self._pool.closing else 200, [JSON], orjson.dumps(body))
+        self._tell(connection, draining=self._pool.closing)
 
     def _live(self, connection: HttpConnection, _request: Request) -> None:
-        connection.respond(200, [JSON], orjson.dumps({"status": "ok", "workers": len(self._pool.workers)}))
+        self._tell(connection, draining=False)
+
+    def _ready(self, connection: HttpConnection, _request: Request) -> None:
+        self._tell(connection, draining=self._leaving())
+
+    def _tell(self, connection: HttpConnection, *, draining: bool) -> None:
+        body = {"status": "draining" if draining else "ok", "workers": len(self._pool.workers)}
+        connection.respond(503 if draining else 200, [JSON], orjson.dumps(body))
 
     def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
         connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())

@@ -62,7 +62,16 @@ class RelayServer:
         self._admin = admin = Admin(
             self._pool, keys, self._read_admin_token(), attempts, self._stats, config.drain_timeout
         )
-        self._site = RelaySite(self._loop, config, self._pool, doors, admin, lambda: exposition(None, self._stats()))
+        self._leaving = False
+        self._site = RelaySite(
+            self._loop,
+            config,
+            self._pool,
+            doors,
+            admin,
+            lambda: exposition(None, self._stats()),
+            lambda: self._leaving,
+        )
         self._started_at = self._loop.now()
         self._clients: set[Client] = set()
         self._listeners: list[Listener] = []
@@ -153,13 +162,8 @@ class RelayServer:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _end_turn(self) -> None:
-        if self._signals.count and not self._pool.closing:
-            systemd.notify("STOPPING=1\nSTATUS=draining")
-            fields = {"in_flight": len(self._pool.in_flight), "queued": len(self._pool.queue)}
-            log.info("draining", extra={"fields": {**fields, "timeout_s": self._config.drain_timeout}})
-            # Scheduled before the workers' own drain timers, so that remaining clients are told of the shutdown.
-            self._loop.call_later(self._config.drain_timeout, self._pool.end_all)
-            self._pool.shut_down("the relay is shutting down", self._config.drain_timeout)
+        if self._signals.count and not self._leaving:
+            self._leave()
         if self._pool.closing and not self._ending and not self._pool.in_flight:
             self._ending = True
             self._pool.end_all()
@@ -168,6 +172,26 @@ class RelayServer:
                 client.close()
         if self._ending and not any(client.channel.queued for client in self._clients):
             self._loop.call_soon(self._loop.stop)
+
+    def _leave(self) -> None:
+        """Drain, after the time that load balancers need to see ``/health/ready`` say no."""
+        self._leaving = True
+        config = self._config
+        systemd.notify_stopping(config.drain_grace + config.drain_timeout + FAREWELL_S)
+        if config.drain_grace:
+            about = {"grace_s": config.drain_grace}
+            log.info("serving until load balancers have seen the end coming", extra={"fields": about})
+            self._loop.call_later(config.drain_grace, self._drain)
+        else:
+            self._drain()
+
+    def _drain(self) -> None:
+        timeout_s = self._config.drain_timeout
+        fields = {"in_flight": len(self._pool.in_flight), "queued": len(self._pool.queue)}
+        log.info("draining", extra={"fields": {**fields, "timeout_s": timeout_s}})
+        # Scheduled before the workers' own drain timers, so that remaining clients are told of the shutdown.
+        self._loop.call_later(timeout_s, self._pool.end_all)
+        self._pool.shut_down("the relay is shutting down", timeout_s)
 
 
 def _address(sock: socket.socket) -> str:

@@ -85,8 +85,16 @@ class RelaySite:
     """Implements ``http.connection.Site``."""
 
     def __init__(
-        self, loop: Loop, config: RelayConfig, pool: Pool, doors: Doors, admin: Admin, metrics: Callable[[], bytes]
+        self,
+        loop: Loop,
+        config: RelayConfig,
+        pool: Pool,
+        doors: Doors,
+        admin: Admin,
+        metrics: Callable[[], bytes],
+        leaving: Callable[[], bool],
     ) -> None:
+        """``leaving``: whether the relay is to end."""
         self.limits = HttpLimits(config.max_body_bytes, config.header_timeout, config.body_timeout, config.idle_timeout)
         self.input_budget = InputBudget(loop, MAX_BODIES * config.max_body_bytes, SMALL_BYTES)
         self._loop = loop
@@ -98,7 +106,7 @@ class RelaySite:
             pool.workers, config.default_model, keyed=doors.keys is not None, by_prefix=config.route_by == "prefix"
         )
         self._responses = Responses(loop, pool, self._intake, self.input_budget)
-        self._pages = Pages(pool, self._intake, config.provider, metrics)
+        self._pages = Pages(pool, self._intake, config.provider, metrics, leaving)
 
     def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
         if path.startswith(OLLAMAS):

@@ -48,6 +48,12 @@ class RelayConfig:
     idle_timeout: float = setting(
         300.0, real("seconds", 0.05, 86400), "serving", "close a connection that sends or reads nothing for this long"
     )
+    drain_grace: float = setting(
+        0.0,
+        real("seconds", 0, 3600),
+        "serving",
+        "after SIGTERM, serve as before for this long, but for /health/ready, so that load balancers see it first",
+    )
     drain_timeout: float = setting(
         30.0, real("seconds", 0, 3600), "serving", "after SIGTERM, let running requests finish for this long"
     )

@@ -42,6 +42,12 @@ def notify(message: str) -> None:
         logger.warning("can't notify the service manager at %s: %s", address, error)
 
 
+def notify_stopping(within_s: float) -> None:
+    """Tell the manager that the program ends, and within which time: it waits so long even where its own limit,
+    ``TimeoutStopSec=``, is less."""
+    notify(f"STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC={within_s * 1_000_000:.0f}")
+
+
 def unit(name: str, properties: Collection[str]) -> Mapping[str, str]:
     """Properties of an installed unit, as systemctl(1) shows them; empty where there is no such unit, or no systemd."""
     command = ["systemctl", "show", "--property", ",".join({"LoadState", *properties}), "--", name]

@@ -132,7 +132,7 @@ class WorkerServer:
 
     def _drain(self) -> None:
         self._draining = True
-        systemd.notify("STOPPING=1\nSTATUS=draining")
+        systemd.notify_stopping(self._config.drain_timeout + FAREWELL_S + RESOLVER_S)
         running = sum(link.running for link in self._links)
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
         for link in self._links:
