@@ -269,17 +269,18 @@ def test_an_end_whose_text_cannot_be_checked_is_a_failure() -> None:
     assert (error.fault, error.request_id) == (Fault.DECODE_FAILED, "r")
 
 
-def test_who_leaves_before_the_end_was_delivered_is_told_of_once() -> None:
+def test_each_end_is_told_of_once() -> None:
     left: list[tuple[Session, str]] = []
     manager = SessionManager(clock=lambda: NOW, ended=lambda *told: left.append(told))
-    new, runs, ended, delivered = opened(manager), running(manager), running(manager), running(manager)
+    new, runs, ended, delivered, failed = opened(manager), *(running(manager) for _ in range(4))
     manager.finish(delivered, FinishReason.STOP)
+    manager.fail(failed, RequestError(Fault.BUSY, "request", "no"))
     deliver(manager)
     manager.finish(ended, FinishReason.STOP)
     manager.abandon(runs, "replaced")
-    for session in (new, runs, ended, delivered) * 2:
+    for session in (new, runs, ended, delivered, failed) * 2:
         manager.abandon(session)
-    assert left == [(runs, "replaced"), (ended, "abandoned")]
+    assert left == [(delivered, "stop"), (failed, "busy"), (runs, "replaced"), (ended, "abandoned")]
 
 
 # Holds and steering.

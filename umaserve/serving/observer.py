@@ -27,8 +27,6 @@ def observe_delivery(
             metrics.observe_next_token(dialect, session.last_gap_s)
         session.last_token_at = now
     elif isinstance(output, Finished | RequestError):
-        end = output.reason.value if isinstance(output, Finished) else output.fault.name.lower()
-        observe_end(metrics, session, end, now)
         _observe_attained(metrics, session, targets)
 
 

@@ -180,7 +180,7 @@ class SessionManager:
         clock: Callable[[], float] = time.monotonic,
         ended: Callable[[Session, str], None] = lambda _session, _end: None,
     ) -> None:
-        """``ended`` is called for each request that was refused or abandoned, with the reason."""
+        """``ended`` is called for each request that has ended, was refused or abandoned, with how it ended."""
         self.totals = Totals()
         self.draining = False
         self.holds_back = False
@@ -421,6 +421,10 @@ class SessionManager:
                         session.outbox.appendleft(output)
                         self.abandon(session, "failed")
                         break
+                    if isinstance(output, Finished):
+                        self._ended(session, output.reason.value)
+                    elif isinstance(output, RequestError):
+                        self._ended(session, output.fault.name.lower())
                     yield session, output
 
     def _move(self, session: Session, event: Event) -> None:
