@@ -16,7 +16,7 @@ MODULES = {".".join(("umaserve", *path.relative_to(ROOT).with_suffix("").parts))
 
 TOP = {
     *("__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "model_names", "outputs"),
-    "thoughts",
+    *("exposition", "thoughts"),
 }
 """The modules outside all rooms."""
 
@@ -48,7 +48,7 @@ ROOMS = {
     "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages", "outputs"},
     "http": {"net", "wire", "dialects", "errors"},
     "worker": {"net", "wire", "settings", "system", "errors"},
-    "relay": {"http", "access", "net", "wire", "dialects", "settings", "system", "errors", "metrics"},
+    "relay": {"http", "access", "net", "wire", "dialects", "settings", "system", "errors", "exposition"},
     "daemon": {
         "http",
         "access",
@@ -62,7 +62,7 @@ ROOMS = {
         "settings",
         "system",
     }
-    | {"remote", "errors", "messages", "metrics", "outputs"},
+    | {"remote", "errors", "exposition", "messages", "metrics", "outputs"},
     "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""
@@ -78,7 +78,7 @@ FOREIGN = {
     "h11": {"wire"},
     "wsproto": {"wire"},
     "python_multipart": {"wire"},
-    "prometheus_client": {"metrics"},
+    "prometheus_client": {"metrics", "exposition", "daemon"},
     "asyncio": {"client"},
     "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},

@@ -14,22 +14,15 @@ from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from umaserve.metrics import (
-    HELP,
-    MODEL_HELP,
-    MODEL_STATES,
-    WINDOW,
-    ServingMetrics,
-    Share,
-    TickTimes,
-    Window,
-    exposition,
-)
+from umaserve.exposition import HELP, MODEL_HELP, MODEL_STATES, exposition
+from umaserve.metrics import WINDOW, Of, ServingMetrics, Share, TickTimes, Window
 from umaserve.relay.outcomes import COUNTED
 from umaserve.system.memory import resident_bytes
 
 # A busy box makes no test fail.
 untimed = settings(deadline=None)
+
+UDS, OPENAI = Of("uds", "chat"), Of("openai", "code")
 
 
 def window(milliseconds: list[float]) -> Window:
@@ -110,8 +103,8 @@ def test_the_snapshot_is_flat_and_rounded() -> None:
     metrics = ServingMetrics()
     metrics.tokens_generated = 3
     metrics.observe_tick(0.0123456789, 3, over_budget=True, throttled=False)
-    metrics.observe_first_token("uds", 0.25)
-    metrics.observe_start("uds", 0.125)
+    metrics.observe_first_token(UDS, 0.25)
+    metrics.observe_start(UDS, 0.125)
     snapshot = metrics.snapshot()
     assert snapshot["tokens_generated_total"] == 3
     assert snapshot["decode_ms_last"] == 12.346
@@ -124,13 +117,13 @@ def test_the_snapshot_is_flat_and_rounded() -> None:
 
 def test_the_mean_time_of_a_request_follows_the_latest_and_skips_what_never_started() -> None:
     metrics = ServingMetrics()
-    metrics.observe_end("uds", "shutting_down", 0, 0, 0.0)
+    metrics.observe_end(UDS, "shutting_down", 0, 0, 1.0, 0.0)
     assert metrics.request_s == 0
-    metrics.observe_end("uds", "stop", 1, 1, 2.0)
+    metrics.observe_end(UDS, "stop", 1, 1, 9.0, 2.0)
     assert metrics.request_s == 2.0
-    metrics.observe_end("openai", "stop", 1, 1, 4.0)
+    metrics.observe_end(OPENAI, "stop", 1, 1, 9.0, 4.0)
     assert metrics.request_s == pytest.approx(2.2)
-    metrics.observe_end("openai", "cancelled", 0, 0, 0.0)
+    metrics.observe_end(OPENAI, "cancelled", 0, 0, 1.0, 0.0)
     assert metrics.request_s == pytest.approx(2.2)
 
 
@@ -168,38 +161,39 @@ HISTOGRAMS = {
     "umaserve_queue_seconds": ServingMetrics.observe_start,
     "umaserve_time_to_first_token_seconds": ServingMetrics.observe_first_token,
     "umaserve_time_between_tokens_seconds": ServingMetrics.observe_next_token,
+    "umaserve_request_seconds": lambda metrics, of, seconds: metrics.observe_end(of, "stop", 1, 1, seconds, 0.01),
 }
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
-def test_histograms_are_by_dialect(name: str) -> None:
+def test_histograms_are_by_dialect_and_model(name: str) -> None:
     metrics = ServingMetrics()
-    for dialect, seconds in (("uds", 0.02), ("uds", 1.5), ("openai", 0.3)):
-        HISTOGRAMS[name](metrics, dialect, seconds)
+    for of, seconds in ((UDS, 0.02), (UDS, 1.5), (OPENAI, 0.3)):
+        HISTOGRAMS[name](metrics, of, seconds)
     family = exposed(metrics, {})[name]
     assert family.type == "histogram"
-    assert sample(family, f"{name}_count", dialect="uds") == 2
-    assert sample(family, f"{name}_sum", dialect="uds") == pytest.approx(1.52)
-    assert sample(family, f"{name}_count", dialect="openai") == 1
+    assert sample(family, f"{name}_count", **UDS._asdict()) == 2
+    assert sample(family, f"{name}_sum", **UDS._asdict()) == pytest.approx(1.52)
+    assert sample(family, f"{name}_count", **OPENAI._asdict()) == 1
     buckets = [one.value for one in family.samples if one.name.endswith("_bucket") and one.labels["dialect"] == "uds"]
     assert buckets == sorted(buckets)
-    assert sample(family, f"{name}_bucket", dialect="uds", le="+Inf") == 2
-    assert sample(family, f"{name}_bucket", dialect="uds", le="0.5") == 1
+    assert sample(family, f"{name}_bucket", **UDS._asdict(), le="+Inf") == 2
+    assert sample(family, f"{name}_bucket", **UDS._asdict(), le="0.5") == 1
 
 
-def test_counters_are_by_dialect_and_by_how_a_request_ended() -> None:
+def test_counters_are_by_dialect_model_and_how_a_request_ended() -> None:
     metrics = ServingMetrics()
-    metrics.observe_end("uds", "stop", 5, 7, 1.0)
-    metrics.observe_end("uds", "stop", 1, 2, 1.0)
-    metrics.observe_end("openai", "timed_out", 3, 0, 1.0)
+    metrics.observe_end(UDS, "stop", 5, 7, 1.0, 1.0)
+    metrics.observe_end(UDS, "stop", 1, 2, 1.0, 1.0)
+    metrics.observe_end(OPENAI, "timed_out", 3, 0, 1.0, 1.0)
     families = exposed(metrics, {})
     requests = families["umaserve_requests"]
     assert requests.type == "counter"
-    assert sample(requests, "umaserve_requests_total", dialect="uds", end="stop") == 2
-    assert sample(requests, "umaserve_requests_total", dialect="openai", end="timed_out") == 1
+    assert sample(requests, "umaserve_requests_total", **UDS._asdict(), end="stop") == 2
+    assert sample(requests, "umaserve_requests_total", **OPENAI._asdict(), end="timed_out") == 1
     for name, expected in (("prompt", 6), ("completion", 9)):
         family = families[f"umaserve_request_{name}_tokens"]
-        assert sample(family, f"umaserve_request_{name}_tokens_total", dialect="uds") == expected
+        assert sample(family, f"umaserve_request_{name}_tokens_total", **UDS._asdict()) == expected
 
 
 def test_ticks_are_a_histogram_too() -> None:

@@ -20,8 +20,9 @@ from umaserve.daemon.box import MAX_LISTED
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.watchers import PERIOD_S
 from umaserve.errors import Fault, RequestError
+from umaserve.exposition import HELP
 from umaserve.messages import Generate, Priority
-from umaserve.metrics import HELP, ServingMetrics
+from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Metrics, Token
 from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Targets

@@ -18,8 +18,9 @@ from umaserve.daemon import models as models_module
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.errors import Fault, ModelError, RequestError, TooLarge
+from umaserve.exposition import MODEL_HELP, MODEL_STATES
 from umaserve.messages import Generate, Pause, Resume, Tokenize
-from umaserve.metrics import MODEL_HELP, MODEL_STATES, ServingMetrics
+from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission

@@ -9,6 +9,7 @@ import select
 import ssl
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,6 +20,8 @@ from program import run
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
+
+from umaserve.settings.model_files import default_model
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
 LONG = SHORT | {"max_tokens": 500}
@@ -227,7 +230,8 @@ def test_a_request_that_takes_too_long_fails_and_the_rate_counts_it(strict: Daem
         assert http.ask("GET", "/health").status == 200
     assert strict.wait_until_quiet()["kv_cells_used"] == 0
     assert re.findall(r"request ended .* end=(\w+)", strict.logs) == ["timed_out"] * 3 + ["rate_limited"] * 2
-    name, refused = "umaserve_requests_total", {"dialect": "openai", "end": "rate_limited"}
+    model = Path(default_model()).stem
+    name, refused = "umaserve_requests_total", {"dialect": "openai", "model": model, "end": "rate_limited"}
     samples = text_string_to_metric_families(ask(strict, "GET", "/metrics").body.decode())
     assert [s.value for family in samples for s in family.samples if (s.name, s.labels) == (name, refused)] == [1]
 

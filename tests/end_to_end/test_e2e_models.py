@@ -20,6 +20,7 @@ import pytest
 from daemon import FAR_FROM_A_TIE, Daemon
 from generate_wire import COUNTING, Conversation, text_of
 from minilm import write_minilm
+from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import tiny_model
 
 from bench.soak import Soak
@@ -82,7 +83,7 @@ def end(daemon: Daemon, within_s: float = 30) -> None:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    flags = (*FLAGS, "--models-dir", str(folder))
+    flags = (*FLAGS, "--models-dir", str(folder), "--vllm-metrics")
     daemon = Daemon(tmp_path_factory.mktemp("served"), *flags, env=ONE_THREAD)
     yield daemon
     end(daemon)
@@ -165,6 +166,30 @@ def test_all_models_are_listed_with_their_states(served: Daemon) -> None:
     by_openai(served, "twin")
     assert set(states(served)) == {DEFAULT, "twin", "tiny", "minilm"}
     assert {states(served)[name] for name in (DEFAULT, "twin")} == {"loaded"}
+
+
+def test_vllms_metrics_are_of_each_model(served: Daemon) -> None:
+    def told() -> dict[tuple[str, str], float]:
+        families = text_string_to_metric_families(httpx.get(f"http://{served.http}/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name.startswith("vllm:")]
+        return {(one.name, one.labels["model_name"]): one.value for one in samples if "le" not in one.labels}
+
+    served.wait_until_quiet()
+    before = told()
+    by_openai(served, "twin")
+    served.wait_until_quiet()
+    after = told()
+    grown = {name: after[name, "twin"] - before[name, "twin"] for name, model in after if model == "twin"}
+    assert grown["vllm:generation_tokens_total"] == 8
+    assert grown["vllm:prompt_tokens_total"] > 8
+    assert grown["vllm:inter_token_latency_seconds_count"] == 7
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time"):
+        assert grown[f"vllm:{name}_seconds_count"] == 1
+        assert 0 < grown[f"vllm:{name}_seconds_sum"] < 60
+    assert after["vllm:kv_cache_usage_perc", "twin"] == after["vllm:num_requests_waiting", "twin"] == 0
+    assert after["vllm:cache_config_info", "twin"] == 1
+    others = {key: value for key, value in after.items() if key[1] != "twin" and "info" not in key[0]}
+    assert others == {key: before[key] for key in others}
 
 
 def test_strict_names_are_refused_in_each_apis_own_form(folder: Path, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_what_is_said_becomes_the_transcript_that_http_gives(talking: Daemon) ->
     reply = httpx.post(f"http://{talking.http}/v1/audio/transcriptions", timeout=ANSWER_S, **asked)
     assert transcript == reply.json()["text"] != ""
     metrics = httpx.get(f"http://{talking.http}/metrics").text
-    assert re.search(r'umaserve_requests_total\{dialect="wyoming",end="\w+"\} [1-9]', metrics)
+    assert re.search(r'umaserve_requests_total\{dialect="wyoming",end="\w+",model="[^"]+"\} [1-9]', metrics)
 
 
 def test_who_leaves_is_read_no_more_and_others_go_on(talking: Daemon) -> None:

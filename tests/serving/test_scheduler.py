@@ -955,11 +955,11 @@ def test_what_is_counted_is_counted_by_dialect_too(world: SchedulerWorld) -> Non
     world.scheduler.metrics.fold()
     value = world.scheduler.metrics.registry.get_sample_value
     assert failed.end is Fault.CONTEXT_EXCEEDED
-    assert value("umaserve_requests_total", {"dialect": "uds", "end": "length"}) == 1
-    assert value("umaserve_requests_total", {"dialect": "openai", "end": "length"}) == 1
-    assert value("umaserve_requests_total", {"dialect": "openai", "end": "context_exceeded"}) == 1
+    assert value("umaserve_requests_total", {"dialect": "uds", "model": "", "end": "length"}) == 1
+    assert value("umaserve_requests_total", {"dialect": "openai", "model": "", "end": "length"}) == 1
+    assert value("umaserve_requests_total", {"dialect": "openai", "model": "", "end": "context_exceeded"}) == 1
     for dialect, prompt, completion in (("uds", 13, 6), ("openai", 4, 4)):
-        labels = {"dialect": dialect}
+        labels = {"dialect": dialect, "model": ""}
         assert value("umaserve_request_prompt_tokens_total", labels) == prompt
         assert value("umaserve_request_completion_tokens_total", labels) == completion
         assert value("umaserve_queue_seconds_count", labels) == 1, "one that never started waited for nothing"
@@ -969,8 +969,8 @@ def test_what_is_counted_is_counted_by_dialect_too(world: SchedulerWorld) -> Non
     world.turn_until(lambda: gone.tokens)
     made = len(gone.session.generated)
     world.abandon(gone)
-    assert value("umaserve_requests_total", {"dialect": "openai", "end": "abandoned"}) == 1
-    assert value("umaserve_request_completion_tokens_total", {"dialect": "openai"}) == 4 + made
+    assert value("umaserve_requests_total", {"dialect": "openai", "model": "", "end": "abandoned"}) == 1
+    assert value("umaserve_request_completion_tokens_total", {"dialect": "openai", "model": ""}) == 4 + made
     world.turns(3)
     world.scheduler.metrics.fold()
     assert value("umaserve_tick_seconds_count") == world.scheduler.metrics.ticks.count

@@ -336,7 +336,7 @@ class Models:
         return {**about, **of_all, **self._metrics.snapshot()}
 
     def snapshot_of_each(self) -> Mapping[str, Mapping[str, int | str]]:
-        """The metrics of each by its name; ``metrics.MODEL_HELP`` explains them."""
+        """The metrics of each by its name; ``exposition.MODEL_HELP`` explains them."""
         return {one.name: self._snapshot_of(one) for one in self.listed()}
 
     def _snapshot_of(self, model: ListedModel) -> Mapping[str, int | str]:

@@ -15,7 +15,7 @@ from umaserve.dialects.http import JSON, Document, Echo, Facts, HttpDialect, Ope
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
-from umaserve.metrics import PROMETHEUS
+from umaserve.exposition import PROMETHEUS
 from umaserve.wire.http_head import Headers, Request
 
 _OPENAPI = resources.files(__package__).joinpath("openapi.json").read_bytes()

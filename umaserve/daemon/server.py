@@ -23,10 +23,12 @@ from umaserve.daemon.models import Models
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
+from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, ModelError, RequestError
-from umaserve.metrics import ServingMetrics, exposition
+from umaserve.exposition import exposition
+from umaserve.metrics import ServingMetrics
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
@@ -245,7 +247,11 @@ class Server:
 
     def _prometheus(self) -> bytes:
         metrics = self._metrics()
-        return exposition(self._serving_metrics.registry, metrics.values, metrics.models)
+        registry = self._serving_metrics.registry
+        page = exposition(registry, metrics.values, metrics.models)
+        if self._config.vllm_metrics:
+            page += vllm_metrics(registry, metrics.models, {host.name: use_of(host) for host in self._models})
+        return page
 
     def _reread_files(self) -> None:
         """SIGHUP: reread the files that can change while the daemon runs. An unusable one changes nothing."""

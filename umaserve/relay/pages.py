@@ -11,8 +11,8 @@ import orjson
 from umaserve.dialects.anthropic import models as anthropic
 from umaserve.dialects.ollama import models as ollama
 from umaserve.errors import Fault, RequestError
+from umaserve.exposition import PROMETHEUS
 from umaserve.http.connection import JSON, HttpConnection, Serve
-from umaserve.metrics import PROMETHEUS
 from umaserve.relay.intake import ANTHROPIC_HEADER, Intake
 from umaserve.relay.pool import Pool
 from umaserve.wire.http_head import Request

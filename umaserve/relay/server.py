@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from umaserve.access.attempts import FailedAttempts
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import Gate, Names
+from umaserve.exposition import exposition
 from umaserve.http.connection import Client, HttpConnection
-from umaserve.metrics import exposition
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener
 from umaserve.net.loop import Loop

@@ -1,11 +1,11 @@
-"""Metrics of requests by dialect, and a log line for each request."""
+"""Metrics of requests by dialect and model, and a log line for each request."""
 
 from __future__ import annotations
 
 import logging
 
 from umaserve.errors import RequestError
-from umaserve.metrics import ServingMetrics
+from umaserve.metrics import Of, ServingMetrics
 from umaserve.outputs import Finished, Output, Token
 from umaserve.serving.cache_miss import Difference
 from umaserve.serving.planning import Targets
@@ -18,16 +18,20 @@ def observe_delivery(
     metrics: ServingMetrics, session: Session, output: Output | RequestError, now: float, targets: Targets
 ) -> None:
     """Count an output that was just delivered; ``targets`` are for requests that name none."""
-    dialect = session.caller.dialect
     if isinstance(output, Token):
         if session.last_token_at is None:
-            metrics.observe_first_token(dialect, now - session.requested_at)
+            metrics.observe_first_token(_of(session), now - session.requested_at)
         else:
             session.last_gap_s = now - session.last_token_at
-            metrics.observe_next_token(dialect, session.last_gap_s)
+            metrics.observe_next_token(_of(session), session.last_gap_s)
         session.last_token_at = now
     elif isinstance(output, Finished | RequestError):
         _observe_attained(metrics, session, targets)
+
+
+def observe_start(metrics: ServingMetrics, session: Session, waited_s: float) -> None:
+    """Count a request whose prompt has got its slot."""
+    metrics.observe_start(_of(session), waited_s)
 
 
 def _observe_attained(metrics: ServingMetrics, session: Session, targets: Targets) -> None:
@@ -43,11 +47,12 @@ def _observe_attained(metrics: ServingMetrics, session: Session, targets: Target
 def observe_end(metrics: ServingMetrics, session: Session, end: str, now: float) -> None:
     """Count and log a request that has ended; ``end`` says how."""
     usage = session.usage
-    took_s = 0.0 if session.started_at is None else now - session.started_at
+    ran_s = 0.0 if session.started_at is None else now - session.started_at
+    took_s = now - session.requested_at
     if session.started_at is not None and session.first_made_at is not None:
         metrics.prompt_s += session.first_made_at - session.started_at
         metrics.generation_s += (session.last_made_at or session.first_made_at) - session.first_made_at
-    metrics.observe_end(session.caller.dialect, end, usage.prompt_tokens, usage.completion_tokens, took_s)
+    metrics.observe_end(_of(session), end, usage.prompt_tokens, usage.completion_tokens, took_s, ran_s)
     _log_end(session, end, now)
 
 
@@ -86,6 +91,10 @@ def _log_end(session: Session, end: str, now: float) -> None:
             }
         },
     )
+
+
+def _of(session: Session) -> Of:
+    return Of(session.caller.dialect, session.model)
 
 
 def _ms(seconds: float) -> float:

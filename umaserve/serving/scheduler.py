@@ -28,7 +28,7 @@ from umaserve.serving.disk_cache import DiskCache
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.neighbours import Neighbours
-from umaserve.serving.observer import log_difference, observe_delivery
+from umaserve.serving.observer import log_difference, observe_delivery, observe_start
 from umaserve.serving.planning import Planning, Targets
 from umaserve.serving.preparing import Preparing, has_media, lacks_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
@@ -247,7 +247,7 @@ class Scheduler:
             session.reused = session.computed
             self._sessions.put(session, Placed(self._cache_miss(session)))
             self.metrics.prefix_reused_tokens += session.reused
-            self.metrics.observe_start(session.caller.dialect, session.started_at - session.requested_at)
+            observe_start(self.metrics, session, session.started_at - session.requested_at)
             self._tell_progress(session)
 
     def _cache_miss(self, session: Session) -> CacheMiss | None:

@@ -136,6 +136,9 @@ class Config:
     page: bool = setting(True, switch(), "http", "serve a page for browsers at /, to talk to the models")
     slots_prompts: bool = setting(False, switch(), "http", "show the prompts of all clients in /slots")
     llama_metrics: bool = setting(False, switch(), "http", "add metrics with llama-server's names to /metrics")
+    vllm_metrics: bool = setting(
+        False, switch(), "http", "add metrics with vLLM's names to /metrics, for gateways and dashboards"
+    )
     debug_echo: bool = setting(False, switch(), "http", "serve /debug/echo, for conformance tests")
 
     max_sessions: int = setting(1024, whole(1, 65536), "limits", "connections at the same time")
