@@ -6,7 +6,7 @@ import random
 
 import pytest
 from scheduler_world import Client
-from shared_thread_world import TARGET_S, SharedThreadWorld, gaps
+from shared_thread_world import DIVIDE_S, TARGET_S, SharedThreadWorld, gaps
 
 from umaserve.messages import Priority
 from umaserve.serving.cost_model import Cost
@@ -143,6 +143,29 @@ def test_a_model_whose_work_has_ended_leaves_the_others_all_the_time() -> None:
     storm(world, 1, 6)
     world.turn_until(world.models[1].served)
     assert TARGET_S < max(world.models[1].engine.seconds[before:]) <= 1.3 * IDLE_TICK_S
+
+
+def test_dividing_a_silent_models_cells_holds_up_no_other_models_stream() -> None:
+    world = SharedThreadWorld(SMALL, SMALL, parts=8)
+    stream = world.models[0].arrive("a stream", max_tokens=400)
+    world.turn_until(lambda: len(stream.tokens) > 3)
+    prompts = storm(world, 1, 2, length=590, max_tokens=5)
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert world.models[1].engine.divided
+    assert not stream.end
+    assert max(gaps(stream)) <= TARGET_S
+    world.turn_until(lambda: all(model.served() for model in world.models))
+
+
+def test_a_tick_that_divides_the_cells_beside_streams_has_no_prompts_to_spare() -> None:
+    world = SharedThreadWorld(SMALL, SMALL, parts=8)
+    streams = [model.arrive("a stream", max_tokens=400) for model in world.models]
+    world.turn_until(lambda: all(len(stream.tokens) > 3 for stream in streams))
+    prompts = storm(world, 1, 1, length=590, max_tokens=5)
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert world.models[1].engine.divided
+    assert max(gaps(streams[0])) <= DIVIDE_S + 4 * SMALL.seconds(1, 0, 0)
+    world.turn_until(lambda: all(model.served() for model in world.models))
 
 
 def test_a_paused_stream_takes_nobodys_time() -> None:

@@ -15,21 +15,25 @@ from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.planning import Targets
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import SessionManager
-from umaserve.serving.ticks import Tick, TickResult
+from umaserve.serving.ticks import Divide, Tick, TickResult
 
 TARGET_S = 0.1
+DIVIDE_S = 0.15
 
 
 class TimedEngine(StandInEngine):
     """Its ticks take invented time."""
 
-    def __init__(self, clock: Clock, cost: Cost, *, prompts_apart: bool) -> None:
+    def __init__(self, clock: Clock, cost: Cost, *, prompts_apart: bool, parts: int = 0) -> None:
         """``cost``: the same for every row, since an engine does not see which of them belong to prompts."""
-        super().__init__(slots=4, cells=3_000, batch_tokens=128, sequence_tokens=600, cached_cells=50)
+        sizes = {"slots": 4, "cells": 3_000, "batch_tokens": 128, "sequence_tokens": 600, "cached_cells": 50}
+        super().__init__(**sizes, sequences=parts, parts=parts)
         assert cost.decode_row_s == cost.prefill_row_s
         self.capacity = dataclasses.replace(self.capacity, prompts_apart=prompts_apart)
         self.seconds: list[float] = []
         """Of each tick."""
+        self.divided = 0
+        """How often the cells were."""
         self._clock, self._cost = clock, cost
 
     def run(self, tick: Tick) -> TickResult:
@@ -37,17 +41,26 @@ class TimedEngine(StandInEngine):
         lengths = [len(run.tokens) for run in tick.runs]
         decodes = sum(length > 1 for length in lengths) + (1 in lengths) if self.capacity.prompts_apart else 1
         self.seconds.append(self._cost.seconds(sum(lengths), 0, 0, decodes) if lengths else 0.0)
-        self._clock.now += self.seconds[-1]
-        return dataclasses.replace(result, seconds=self.seconds[-1])
+        divided = sum(isinstance(one, Divide) for one in tick.kv_operations)
+        self.divided += divided
+        self._clock.now += self.seconds[-1] + divided * DIVIDE_S
+        return dataclasses.replace(result, seconds=self.seconds[-1], moving_s=divided * DIVIDE_S)
 
 
 class Model:
     """One model and its clients."""
 
     def __init__(
-        self, clock: Clock, compute: SteppedWorker, neighbours: Neighbours, cost: Cost, *, prompts_apart: bool
+        self,
+        clock: Clock,
+        compute: SteppedWorker,
+        neighbours: Neighbours,
+        cost: Cost,
+        *,
+        prompts_apart: bool,
+        parts: int,
     ) -> None:
-        self.engine = TimedEngine(clock, cost, prompts_apart=prompts_apart)
+        self.engine = TimedEngine(clock, cost, prompts_apart=prompts_apart, parts=parts)
         self.clients: list[Client] = []
         self.preparing = SteppedWorker()
         self._clock = clock
@@ -74,8 +87,11 @@ class Model:
         self._sessions.steer(client.session, Pause())
 
     def turn(self) -> None:
+        now = self._clock.now
         while self.preparing.jobs:
             self.preparing.step()
+        # Another thread's time.
+        self._clock.now = now
         self.scheduler.pump()
         self.scheduler.deliver()
 
@@ -90,11 +106,14 @@ class Model:
 class SharedThreadWorld:
     """Models that know their costs by some requests that each has served."""
 
-    def __init__(self, *costs: Cost, prompts_apart: bool = False) -> None:
+    def __init__(self, *costs: Cost, prompts_apart: bool = False, parts: int = 0) -> None:
         self.clock = Clock()
         self.compute = SteppedWorker()
         neighbours = Neighbours()
-        self.models = [Model(self.clock, self.compute, neighbours, cost, prompts_apart=prompts_apart) for cost in costs]
+        self.models = [
+            Model(self.clock, self.compute, neighbours, cost, prompts_apart=prompts_apart, parts=parts)
+            for cost in costs
+        ]
         for model in self.models:
             for number in range(4):
                 model.arrive(f"{number}" * (20 + 40 * number), max_tokens=20)

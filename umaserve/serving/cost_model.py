@@ -29,6 +29,10 @@ MAX_WRONG = 2.0
 LATE_SHARE, MARGIN_STEP, MAX_MARGIN = 0.05, 0.1, 1.5
 """The share of ticks that may take longer than predicted; how fast the margin for that adapts, and its limit."""
 
+_DIVIDE_S = 0.1
+_DIVIDE_LEARNED = 0.5
+"""Weight of the latest division in the average time for one."""
+
 _BYTE_S = 2.5e-10
 _BYTE_LEARNED = 0.1
 """Weight of the latest tick in the average time for a byte."""
@@ -146,15 +150,17 @@ def _of_several_rows(decode_rows: int, prefill_rows: int, decodes: int) -> int:
 
 
 class MovingCost:
-    """Predicts how long KV operations take, from the bytes that they copy."""
+    """Predicts how long KV operations take, from the bytes that they copy, and for a new context."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._saved_bytes = capacity.saved_bytes
         self._byte_s = _BYTE_S
+        self._divide_s = _DIVIDE_S
 
     def seconds(self, kv_operations: Sequence[KVOperation], *, parted: bool) -> float:
         """``parted``: whether a copied sequence gets cells of its own."""
-        return self._byte_s * sum([self._bytes(one, parted=parted) for one in kv_operations])
+        copied = self._byte_s * sum([self._bytes(one, parted=parted) for one in kv_operations])
+        return copied + self._divide_s * sum([isinstance(one, Divide) for one in kv_operations])
 
     def of_sequence(self, tokens: int) -> float:
         """The time to save or load a sequence of ``tokens``."""
@@ -163,8 +169,10 @@ class MovingCost:
     def observe(self, kv_operations: Sequence[KVOperation], seconds: float, *, parted: bool) -> None:
         """Learn from those of one tick."""
         n_bytes = sum(self._bytes(one, parted=parted) for one in kv_operations)
-        # Dividing the cells takes a new context.
-        if n_bytes >= _MIN_BYTES and not any(isinstance(one, Divide) for one in kv_operations):
+        if any(isinstance(one, Divide) for one in kv_operations):
+            divided_s = max(0.0, seconds - self._byte_s * n_bytes)
+            self._divide_s += _DIVIDE_LEARNED * (divided_s - self._divide_s)
+        elif n_bytes >= _MIN_BYTES:
             wrong = min(seconds / n_bytes / self._byte_s, 2 * MAX_WRONG)
             self._byte_s *= 1 + _BYTE_LEARNED * (wrong - 1)
 

@@ -29,7 +29,7 @@ from umaserve.serving.ticks import (
     Span,
 )
 from umaserve.serving.waiting import Why
-from umaserve.serving.work import Work, make_work, next_work, sequence
+from umaserve.serving.work import Work, make_work, moving, next_work, sequence
 
 LOOKED_UP = 4
 """Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
@@ -92,8 +92,10 @@ class Planning:
     def next(self, cost: Cost, threads: int, alone: Session | None = None) -> Work:
         """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
         self._take_back_slots()
-        if self._division.possible:
-            self._divide()
+        if self._division.possible and self._divide() and not self.slots.holders:
+            # Beside the streams of other models, which it would hold up.
+            self._neighbours.tell(self, Elsewhere())
+            return moving(self.slots.take_kv_operations(), threads)
         snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
@@ -197,14 +199,17 @@ class Planning:
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
-    def _divide(self) -> None:
-        """Divide the cells so that all running and waiting sessions fit, if there is such a division."""
+    def _divide(self) -> bool:
+        """Divide the cells so that all running and waiting sessions fit, if there is such a division; returns whether
+        they are divided anew."""
         running = self.slots.holders
         waiting = [s for s in self._sessions.running() if s.slot is None and s.prepared is not None and not s.holds]
         needs = [self._promises.soon(session) for session in running]
         needs += sorted(map(self._promises.to_start, waiting), reverse=True)[: self._capacity.slots - len(needs)]
-        if self._division.choose(needs, len(running), self._now()):
-            self.slots.divide(self._division.parts)
+        if not self._division.choose(needs, len(running), self._now()):
+            return False
+        self.slots.divide(self._division.parts)
+        return True
 
     def _take_back_slots(self) -> None:
         ended = [session for session in self.slots.holders if session.state not in RUNNING]

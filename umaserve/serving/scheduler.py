@@ -79,6 +79,7 @@ class Scheduler:
         self._sessions = sessions
         self._engine = engine
         self._compute = compute
+        self._aside = preparing
         self._targets = targets
         self._now = clock
         self._shares_prefixes = shared_prefixes
@@ -239,7 +240,8 @@ class Scheduler:
     def _run(self, submitted: Submitted) -> None:
         self._planned_at = self._sessions.version
         self._submitted.append(submitted)
-        self._compute.submit(lambda: submitted.run(self._engine), lambda result: self._finished(submitted, result))
+        thread = self._aside if submitted.work.aside else self._compute
+        thread.submit(lambda: submitted.run(self._engine), lambda result: self._finished(submitted, result))
 
     def _started(self, session: Session) -> None:
         if session.started_at is None:

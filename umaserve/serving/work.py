@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from umaserve.serving.sessions import Session
 from umaserve.serving.snapshot import Plan, Snapshot
-from umaserve.serving.ticks import Draft, KVOperation, Prepared, Run, Span, Tick
+from umaserve.serving.ticks import Divide, Draft, KVOperation, Prepared, Run, Span, Tick
 
 TO_COME = (-1,)
 """The tokens of a run whose only token is sampled by the tick before."""
@@ -30,6 +30,12 @@ class Work:
     """The shortest target time between tokens of its streams; ``None`` without streams."""
     throttled: bool
     """Whether there was more to prefill than the tick's time allowed."""
+
+    @property
+    def aside(self) -> bool:
+        """Whether it needs no turn of the compute thread: it divides the cells, which takes a new context, and computes
+        nothing."""
+        return not self.tick.runs and Divide in map(type, self.tick.kv_operations)
 
 
 def make_work(
@@ -68,6 +74,11 @@ def make_work(
         budget_s=min([stream.target_tbt_s for stream in snapshot.streams if stream.id in decoding], default=None),
         throttled=plan.throttled,
     )
+
+
+def moving(kv_operations: Sequence[KVOperation], threads: int) -> Work:
+    """A tick without runs."""
+    return Work(Tick(kv_operations, [], threads), [], 0, 0, 0, 0, None, throttled=False)
 
 
 def next_work(work: Work) -> Work:
