@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -73,6 +73,8 @@ class ToolCall:
     arguments: str
 
 
+MAX_MEDIA_KEPT = 1 << 20
+"""Bytes of a request's media that are kept until its end, to be prepared once more."""
 Base64 = str | memoryview
 """Long data is a view into the received message: a copy would block the loop."""
 
@@ -271,6 +273,24 @@ class Generate:
             return False
         last = self.prompt[-1]
         return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+    @property
+    def has_media(self) -> bool:
+        """Whether it has images, sounds or videos to decode."""
+        return isinstance(self.prompt, tuple) and any(turn.attachments for turn in self.prompt)
+
+    def with_small_media(self) -> Generate:
+        """It without media that would take megabytes until its end; others are views into the whole message no more."""
+        if not isinstance(self.prompt, tuple) or not self.has_media:
+            return self
+        small = sum(len(one.media.data) for turn in self.prompt for one in turn.attachments) <= MAX_MEDIA_KEPT
+        turns = (replace(t, attachments=tuple(map(_alone, t.attachments)) if small else ()) for t in self.prompt)
+        return replace(self, prompt=tuple(turns))
+
+
+def _alone(one: Attachment) -> Attachment:
+    data = one.media.data
+    return one if isinstance(data, str) else replace(one, media=replace(one.media, data=memoryview(bytes(data))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,6 +305,11 @@ class ListedModel:
     """When it had work last, in seconds since 1970; ``None``: not since the start."""
     info: ModelInfo | None
     """``None`` where it has not been loaded since the start."""
+    takes: Sequence[str] | None = None
+    """What it takes besides text, of "image", "audio" and "video"; ``None`` where that is known once it is loaded."""
+    room_bytes: int | None = None
+    """The memory that it could have at the latest look, if all models that are not pinned were unloaded; ``None``
+    where it is loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from world import DaemonWorld
 from umaserve.daemon.relay_backend import DaemonBackend
 from umaserve.dialects.chat import conversation as chat
 from umaserve.dialects.chat.conversation import OURS, ChatDialect
-from umaserve.dialects.chat.request import MODES, joined
+from umaserve.dialects.chat.request import MODES
+from umaserve.dialects.content import joined
 from umaserve.dialects.dialect import Dialect, Reply
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError

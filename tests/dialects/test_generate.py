@@ -21,12 +21,15 @@ from umaserve.dialects.generate.rest import GenerateBody
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import (
+    Attachment,
+    Audio,
     Cancel,
     ChatTurn,
     Command,
     Feedback,
     Generate,
     Grammar,
+    Image,
     Modify,
     Pause,
     Priority,
@@ -36,6 +39,7 @@ from umaserve.messages import (
     Sampling,
     Steering,
     Syntax,
+    Video,
 )
 from umaserve.outputs import (
     FeedbackKept,
@@ -279,7 +283,7 @@ def test_a_prompt_of_messages_is_for_the_chat_template() -> None:
         ({"prompt": ""}, "prompt: expected a non-empty string, got an empty one"),
         ({"prompt": []}, "prompt: expected 1 to 1024 messages, got 0"),
         ({"prompt": [{}] * 1025}, "prompt: expected 1 to 1024 messages, got 1025"),
-        ({"prompt": [{"role": "user"}]}, "prompt[0].content: expected a string, got null"),
+        ({"prompt": [{"role": "user"}]}, "prompt[0].content: expected a string or an array of content, got null"),
         ({"model": "llama-7b"}, 'model: expected "tiny" or "default", got "llama-7b"'),
         ({"model": "m" * 257}, "model: expected a string of at most 256 bytes, got 257 bytes"),
         ({"parameters": []}, "parameters: expected an object, got an array"),
@@ -589,6 +593,55 @@ def test_modifications_become_current_once_they_hold() -> None:
     assert modify(asked, seed=1).request == dataclasses.replace(
         again.request, sampling=Sampling(temperature=0.9, top_k=3, seed=1)
     )
+
+
+SEEN = {"type": "image", "data": "aGk="}
+
+
+def test_messages_may_have_media() -> None:
+    films = [{"type": "audio", "data": "b", "sample_rate": 8000}, {"type": "video", "data": "c", "stack_frames": 2}]
+    content = [SEEN, {"type": "text", "text": "What?"}, {"type": "audio", "data": "a"}, *films]
+    (turn,) = configured(prompt=[{"role": "user", "content": content}]).prompt
+    field = "prompt[0].content[{}].data"
+    assert (turn.role, turn.content) == ("user", "What?")
+    assert turn.attachments == (
+        Attachment(0, Image("aGk=", field.format(0))),
+        Attachment(5, Audio("a", field.format(2))),
+        Attachment(5, Audio("b", field.format(3), 8000)),
+        Attachment(5, Video("c", field.format(4), stack_frames=2)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "prompt[0].content: expected an array of 1 to 256 items, got 0"),
+        ([{"type": "image"}], "prompt[0].content[0].data: expected a non-empty string, got null"),
+        ([{"type": "image_url"}], 'type: expected "text" or "image" or "audio" or "video", got "image_url"'),
+        ([SEEN] * 65, "prompt: expected at most 64 images, sounds and videos in all, got 65"),
+    ],
+)
+def test_media_that_are_refused(content: list[object], message: str) -> None:
+    error = refusal(dialect(), "config", prompt=[{"role": "user", "content": content}])
+    assert error.fault is Fault.BAD_REQUEST
+    assert error.message.endswith(message)
+
+
+@pytest.mark.parametrize(("n_bytes", "kept"), [(1 << 20, True), ((1 << 20) + 1, False)])
+def test_large_media_are_not_kept_to_be_asked_again(n_bytes: int, kept: bool) -> None:
+    prompt = [{"role": "user", "content": [{"type": "image", "data": "a" * n_bytes}]}]
+    asked = dialect()
+    first = tell(asked, "config", prompt=prompt)
+    assert isinstance(first, Generate)
+    assert len(first.prompt[0].attachments[0].media.data) == n_bytes
+    assert (asked.held_bytes > n_bytes) == kept
+    sent(asked, DONE)
+    if kept:
+        again = control(asked, "regenerate")
+        assert isinstance(again, Generate)
+        assert again.has_media
+    else:
+        assert "too large to be kept" in refusal(asked, "control", action="regenerate").message
 
 
 def test_a_modification_builds_on_one_that_is_not_acknowledged_yet() -> None:

@@ -1259,7 +1259,8 @@ def test_a_refusal_of_http_has_the_same_shape(status: int, kind: str) -> None:
 
 
 def test_models() -> None:
-    answer = json.loads(models([listed(MODEL_INFO)], 1700000000))
+    answer = json.loads(models([listed(MODEL_INFO)], 1700000000, RequestLimits(64, max_message_bytes=99)))
+    assert answer["limits"] == {"message_bytes": 99, "media": 64}
     assert answer["object"] == "list"
     [item] = answer["data"]
     assert item == json.loads(model(listed(MODEL_INFO), 1700000000))
@@ -1290,6 +1291,15 @@ def test_models() -> None:
 )
 def test_a_models_state(state: ModelState, status: Wanted) -> None:
     assert json.loads(model(listed(MODEL_INFO, state=state, progress=1 / 3), 0))["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("takes", "modalities"), [((), ["text"]), (("image", "video"), ["text", "image", "video"]), (None, None)]
+)
+def test_what_a_model_takes(takes: tuple[str, ...] | None, modalities: list[str] | None) -> None:
+    told = json.loads(model(listed(MODEL_INFO, takes=takes, room_bytes=7), 0))
+    assert told.get("architecture") == (modalities and {"input_modalities": modalities})
+    assert told["available"] == 7
 
 
 def test_when_a_model_was_last_used() -> None:

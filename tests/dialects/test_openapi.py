@@ -62,7 +62,7 @@ WITH_MEDIA = {
     "/v1/responses",
     "/v1/responses/input_tokens",
 }
-WITH_MEDIA |= {"/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate"}
+WITH_MEDIA |= {"/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/v1/generate"}
 
 
 @pytest.fixture(scope="module")

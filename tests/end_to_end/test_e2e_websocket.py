@@ -295,11 +295,7 @@ BREACHES = {
     "a close reason that is no text": (1007, masked(Opcode.CLOSE, (1000).to_bytes(2, "big") + b"\xff")),
     "text that is not UTF-8": (1007, masked(Opcode.TEXT, b"\xc3\x28")),
     "half a character at the end": (1007, masked(Opcode.TEXT, b"\xe6\x97")),
-    "a message too long": (1009, b"\x81\xff" + (MIB + 1).to_bytes(8, "big") + bytes(4)),
-    "fragments that are too long together": (
-        1009,
-        masked(Opcode.TEXT, b"x" * MIB, fin=False) + masked(Opcode.CONT, b"x"),
-    ),
+    "a message too long": (1009, b"\x81\xff" + (128 * MIB + 1).to_bytes(8, "big") + bytes(4)),
     "a length of 2**63": (1002, b"\x81\xff" + (2**63).to_bytes(8, "big") + bytes(4)),
 }
 
@@ -311,6 +307,11 @@ def test_a_breach_is_answered_with_its_close_code_and_the_end(daemon: Daemon, pa
     with RawClient(daemon) as client:
         client.upgrade(path).send(data)
         assert client.receive_close() == code
+
+
+def test_fragments_may_not_be_too_long_together(echo: RawClient):
+    echo.send(masked(Opcode.TEXT, b"x" * MIB, fin=False), masked(Opcode.CONT, b"x"))
+    assert echo.receive_close() == 1009
 
 
 def test_what_came_whole_before_a_breach_is_still_answered(echo: RawClient):

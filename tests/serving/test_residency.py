@@ -21,6 +21,7 @@ from umaserve.serving.residency import (
     MIN_STAY_S,
     RETRY_S,
     gather_s,
+    most_bytes,
     patience_s,
     plan,
     retry_pause_s,
@@ -209,6 +210,7 @@ def test_requests_that_can_never_be_served_are_refused():
     assert "takes 7 MiB" in refused["a"]
     assert "5 MiB can be had" in refused["a"]
     assert not moves(wanted("a", 5 * MIB), *models, free=MIB).refuse
+    assert most_bytes(Snapshot(NOW, models, MIB)) == 5 * MIB
 
 
 def test_one_that_will_not_fit_beside_a_pinned_one_that_is_loaded_now_is_refused_now():

@@ -67,6 +67,7 @@ class Models:
         self._admission = admission
         self._metrics = metrics
         self._reserve_bytes = catalogue.default.config.memory_reserve
+        self._room_bytes: int | None = None
         self._look_at: float = math.inf
         self._timer: Timer | None = None
         self._wanted = wanted
@@ -130,6 +131,8 @@ class Models:
             needed_bytes=host.loading.needed_bytes,
             last_used_at=None if used == -math.inf else used + since_1970,
             info=host.info,
+            takes=_takes(host),
+            room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
         )
 
     def ask(self, name: str, query: Query, render: Render, answered: Answered) -> Question:
@@ -229,7 +232,8 @@ class Models:
         self._follow_catalogue()
         now = self._loop.now()
         models = [host.look(now) for host in self]
-        moves = residency.plan(self._snapshot(now, models))
+        snapshot = self._snapshot(now, models)
+        moves, self._room_bytes = residency.plan(snapshot), max(0, residency.most_bytes(snapshot))
         for host in self:
             if host.state is State.LOADED:
                 host.sessions.holds_back = host.name in moves.hold
@@ -349,6 +353,14 @@ class Models:
             **{name: int(now[name]) for name in _OF_EACH},
             **host.totals(),
         }
+
+
+def _takes(host: ModelHost) -> Sequence[str] | None:
+    """As ``ListedModel.takes``."""
+    if host.info is None:
+        return None if host.spec.config.mmproj else ()
+    kinds = (("image", host.info.sees), ("audio", host.info.hears), ("video", host.info.sees))
+    return tuple(kind for kind, taken in kinds if taken)
 
 
 def _together(one: int | float | str, other: int | float | str) -> int | float | str:

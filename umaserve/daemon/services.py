@@ -59,7 +59,7 @@ class Services:
         if voice is not None and self.ref_audio is not None:
             voice = replace(voice, reference=self.ref_audio.audio, reference_path=self.ref_audio.path)
         return Facts(
-            limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None),
+            limits=RequestLimits(config.max_prompt_bytes, config.max_tokens or None, config.max_chat_bytes),
             model=self.models.info,
             models=self.models.listed,
             load=self.models.load,

@@ -3,12 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from umaserve.messages import Attachment, ChatTurn, Media
-from umaserve.wire.fields import out_of_range
+from umaserve.messages import Attachment, Audio, ChatTurn, Image, Media, Video
+from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
 
 MAX_MEDIA = 64
 """Images, recordings and videos of one conversation."""
+
+MAX_ITEMS = 256
+MAX_SLICES = 64
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 384_000
+MAX_STACKED_FRAMES = 16
+KINDS = ("text", "image", "audio", "video")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Options for images and the frames of videos."""
+
+    max_slices: int | None = None
+    numbered: bool | None = None
+    omni: bool = False
+
+
+def turn_with_media(fields: Fields, role: str, look: Look, sample_rate: int | None) -> ChatTurn:
+    """A turn whose ``content`` is a string or an array of ``KINDS``, as ``/ws/chat`` and ``/generate`` have it.
+    ``sample_rate`` is that of samples which don't say theirs; ``None``: those are files."""
+    value, path = fields.values.get("content"), fields.name("content")
+    if isinstance(value, str):
+        return ChatTurn(role, value)
+    if not isinstance(value, list):
+        raise bad_request(path, "a string or an array of content", value)
+    items = array(value, path, 1, MAX_ITEMS, "items")
+    # Each text becomes a line of its own, since clients end none with white space.
+    read = [_item(Fields.of(item, f"{path}[{i}]"), look, sample_rate) for i, item in enumerate(items)]
+    content, attachments = joined(read, "\n")
+    return ChatTurn(role, content, attachments=attachments)
+
+
+def _item(fields: Fields, look: Look, sample_rate: int | None) -> str | Media:
+    """One item of a content list. ``data`` is decoded and checked later, not on the loop's thread."""
+    kind = fields.required_one_of("type", KINDS)
+    if kind == "text":
+        return string(fields.values.get("text"), fields.name("text"), empty=True)
+    field = fields.name("data")
+    data = media_data(fields.values.get("data"), field)
+    if kind == "image":
+        return Image(data, field, look.max_slices, look.numbered)
+    if kind == "audio":
+        return Audio(data, field, fields.integer("sample_rate", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE) or sample_rate)
+    stack_frames = fields.integer("stack_frames", 1, MAX_STACKED_FRAMES) or 1
+    return Video(data, field, look.omni, stack_frames, look.max_slices)
 
 
 def joined(parts: Sequence[str | Media], between: str) -> tuple[str, tuple[Attachment, ...]]:

@@ -64,6 +64,8 @@ class RequestLimits:
     max_prompt_bytes: int
     max_tokens: int | None = None
     """The operator's cap on the tokens of an answer; ``None``: only the context limits it."""
+    max_message_bytes: int = 128 << 20
+    """Of a message or body that may have media."""
 
 
 def max_tokens(fields: Fields, key: str, limits: RequestLimits, default: int | None = None) -> int | None:

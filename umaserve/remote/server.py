@@ -18,7 +18,6 @@ from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, f
 from umaserve.remote.frames import Frame
 from umaserve.remote.sounds import SAMPLES, SOUND
 from umaserve.remote.values import Codec, Coder, Malformed, Tail
-from umaserve.serving.preparing import has_media
 from umaserve.serving.ticks import Allowance, Capacity, Chunk, Engine, Listing, Prepared, Sampler, Tick, TickResult
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import Samples, Voice
@@ -76,7 +75,7 @@ class Calls:
         return Loaded(engine.capacity, engine.end_tokens, engine.pieces, engine.info, languages)
 
     def prepare(self, request: Generate, tenant: str, generated: Sequence[int], ask: Ask) -> Prepared:
-        if has_media(request):
+        if request.has_media:
             # The daemon has a thread for these alone.
             be_nice(MEDIA_NICE)
         prepared = self._engine.prepare(request, tenant, lambda: ask(0.0), generated)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, ChatTurn, Detokenize, Generate, Infill, MixedText, TokenIds
+from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
 from umaserve.outputs import Detokenized
 from umaserve.serving.answer_text import text_of
 from umaserve.serving.content_filter import ContentFilter
@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 MAX_MEDIA_AHEAD = 4
 """Prompts with media that are prepared but not started: their pixels and spectra take more memory than their files."""
 
-
-MAX_MEDIA_KEPT = 1 << 20
-"""Bytes of attachments that a request keeps until its end, for another engine to prepare if this one is lost."""
 
 Ready = tuple[Prepared, Repetition | None]
 
@@ -106,7 +103,7 @@ class Preparing:
         assert session.request is not None
         if isinstance(result, tuple):
             prepared, repetition = result
-            session.request = _with_small_media(session.request)
+            session.request = session.request.with_small_media()
             text = session.text
             if text is None:
                 filtered = None if self._filter is None else self._filter.stream()
@@ -167,14 +164,9 @@ class Preparing:
         return answer.text
 
 
-def has_media(request: Generate) -> bool:
-    """Whether ``request`` has images, audio or video to decode."""
-    return isinstance(request.prompt, tuple) and any(turn.attachments for turn in request.prompt)
-
-
 def _has_media(session: Session) -> bool:
     assert session.request is not None
-    return has_media(session.request)
+    return session.request.has_media
 
 
 def _is_other_choice(session: Session, first: Session) -> bool:
@@ -199,24 +191,3 @@ def _spans_ahead(session: Session) -> Sequence[Span]:
 def lacks_media(session: Session) -> bool:
     """Whether it can't be prepared again, since its attachments were too large to be kept."""
     return session.before is not None and bool(session.before.spans) and not _has_media(session)
-
-
-def _with_small_media(request: Generate) -> Generate:
-    """The request without its attachments if these would take megabytes until the answer's end; else with them alone,
-    where they are views into the whole message."""
-    if not has_media(request):
-        return request
-    assert isinstance(request.prompt, tuple)
-    size = sum(len(one.media.data) for turn in request.prompt for one in turn.attachments)
-
-    def kept(turn: ChatTurn) -> ChatTurn:
-        return replace(turn, attachments=() if size > MAX_MEDIA_KEPT else tuple(map(_alone, turn.attachments)))
-
-    return replace(request, prompt=tuple(map(kept, request.prompt)))
-
-
-def _alone(attachment: Attachment) -> Attachment:
-    media = attachment.media
-    if isinstance(media.data, str):
-        return attachment
-    return replace(attachment, media=replace(media, data=memoryview(bytes(media.data))))

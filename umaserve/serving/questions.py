@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import CountPrompt, Embed, MixedText, Pair, Query, TokenIds, Tokenize
 from umaserve.outputs import Answer, Embedded, Tokenized
-from umaserve.serving.preparing import has_media
 from umaserve.serving.ticks import Engine, EngineLost, JobQueue
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ class Questions:
             self._embedding.append(question)
             self._embed_next()
         else:
-            media = isinstance(query, CountPrompt) and has_media(query.request)
+            media = isinstance(query, CountPrompt) and query.request.has_media
             thread = self._preparing_media if media else self._preparing
             thread.submit(lambda: self._work(question), lambda result: self._end(question, result))
 

@@ -66,6 +66,13 @@ def retry_pause_s(failures: int) -> float:
     return min(RETRY_S * 2.0 ** min(failures - 1, 16), MAX_RETRY_S)
 
 
+def most_bytes(snapshot: Snapshot) -> int:
+    """What would be free if all models that are not pinned were unloaded; a model that needs more can't be loaded."""
+    free = snapshot.available_bytes - snapshot.promised_bytes - snapshot.reserve_bytes
+    taken = (State.LOADING, State.LOADED, State.UNLOADING)
+    return free + _total(one for one in snapshot.models if one.state in taken and not one.pinned)
+
+
 def plan(snapshot: Snapshot) -> Moves:
     """What to load, unload and refuse now."""
     planning = _Planning(snapshot)
@@ -91,8 +98,7 @@ class _Planning:
         )
         self._room = snapshot.available_bytes - snapshot.promised_bytes - snapshot.reserve_bytes
         """Free now."""
-        self._most = self._room + _total(one for one in (*loading, *loaded, *unloading) if not one.pinned)
-        """Free if all that are not pinned were unloaded."""
+        self._most = most_bytes(snapshot)
         self._left = self._room + _total(unloading)
         """Free once all that was chosen is unloaded, and those so far in the order are loaded."""
         self._stays = [one for one in loaded if not one.pinned]

@@ -30,7 +30,7 @@ from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.observer import log_difference, observe_delivery, observe_start
 from umaserve.serving.planning import Planning, Targets
-from umaserve.serving.preparing import Preparing, has_media, lacks_media
+from umaserve.serving.preparing import Preparing, lacks_media
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
@@ -143,7 +143,7 @@ class Scheduler:
             problem = "the engine crashed, and the request's media are too large to be kept: send it again"
             self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "request", problem, retry_after_s=0.0))
             return
-        media = session.request is not None and has_media(session.request)
+        media = session.request is not None and session.request.has_media
         (self._preparing_media if media else self._preparing).add([session])
 
     def deliver(self) -> None:

@@ -149,7 +149,7 @@ class Config:
         128 * MIB,
         size(64, GIB),
         "limits",
-        "largest message of /ws/chat, and body of a path that takes media, such as /v1/chat/completions",
+        "largest message of /ws/chat and /generate, and body of a path that takes media, such as /v1/chat/completions",
     )
     max_prompt_bytes: int = setting(256 * KIB, size(1, GIB), "limits", "largest prompt, in bytes of UTF-8")
     max_tokens: int = setting(

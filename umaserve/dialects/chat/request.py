@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from umaserve.dialects.content import check_media, joined
+from umaserve.dialects.content import MAX_SLICES, Look, check_media, turn_with_media
 from umaserve.dialects.parameters import MAX_TURNS, RequestLimits, check_prompt_bytes, max_tokens, model_name, sampling
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Audio, ChatTurn, Generate, Image, Media, Sampling, Speaking, Video
+from umaserve.messages import Audio, ChatTurn, Generate, Sampling, Speaking
 from umaserve.outputs import VoiceInfo
-from umaserve.wire.fields import Fields, array, bad_request, media_data, out_of_range, string
+from umaserve.wire.fields import Fields, array, out_of_range, string
 
 DEFAULTS = Sampling(temperature=0.7, top_p=0.8)
 """The contract's defaults; the others are this server's own."""
 
 DEFAULT_NEW_TOKENS = 512
 MIN_LENGTH_PENALTY, MAX_LENGTH_PENALTY = 0.1, 10.0
-MAX_ITEMS = 256
-MAX_SLICES = 64
-MIN_SAMPLE_RATE, SAMPLE_RATE, MAX_SAMPLE_RATE = 1000, 16_000, 384_000
-"""Samples per second of recordings; the middle one is the default."""
+SAMPLE_RATE = 16_000
+"""Samples per second of recordings that don't say theirs."""
 MAX_VOICE_S = 60
-MAX_STACKED_FRAMES = 16
 MAX_LANGUAGE_BYTES = 64
 ROLES = ("system", "user", "assistant")
-KINDS = ("text", "image", "audio", "video")
 NO_VOICE = "since this daemon has no voice: its operator can pip install 'umaserve[speech]'"
 
 _SPOKEN = "Your answers are read aloud: write plain sentences, without lists, headings, tables, code or emoji."
@@ -78,15 +74,6 @@ def read_request(fields: Fields, limits: RequestLimits, voice: VoiceInfo | None,
 # -- messages ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Options for images and the frames of videos."""
-
-    max_slices: int | None
-    numbered: bool
-    omni: bool
-
-
 def _turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     messages = array(fields.values.get("messages"), "messages", 1, MAX_TURNS, "messages")
     look = _look(fields)
@@ -96,41 +83,17 @@ def _turns(fields: Fields, limits: RequestLimits) -> tuple[ChatTurn, ...]:
     return turns
 
 
-def _look(fields: Fields) -> _Look:
+def _look(fields: Fields) -> Look:
     image = fields.object("image") or Fields({})
-    return _Look(
+    return Look(
         image.integer("max_slice_nums", 1, MAX_SLICES),
         image.boolean("use_image_id", True),
         fields.boolean("omni_mode", False),
     )
 
 
-def _turn(fields: Fields, look: _Look) -> ChatTurn:
-    role = fields.required_one_of("role", ROLES)
-    value, path = fields.values.get("content"), fields.name("content")
-    if isinstance(value, str):
-        return ChatTurn(role, value)
-    if not isinstance(value, list):
-        raise bad_request(path, "a string or an array of content", value)
-    items = array(value, path, 1, MAX_ITEMS, "items")
-    # Each text becomes a line of its own, since clients end none with white space.
-    content, attachments = joined([_item(Fields.of(item, f"{path}[{i}]"), look) for i, item in enumerate(items)], "\n")
-    return ChatTurn(role, content, attachments=attachments)
-
-
-def _item(fields: Fields, look: _Look) -> str | Media:
-    """One item of a content list. ``data`` is decoded and checked later, not on the loop's thread."""
-    kind = fields.required_one_of("type", KINDS)
-    if kind == "text":
-        return string(fields.values.get("text"), fields.name("text"), empty=True)
-    field = fields.name("data")
-    data = media_data(fields.values.get("data"), field)
-    if kind == "image":
-        return Image(data, field, look.max_slices, look.numbered)
-    if kind == "audio":
-        return Audio(data, field, fields.integer("sample_rate", MIN_SAMPLE_RATE, MAX_SAMPLE_RATE) or SAMPLE_RATE)
-    stack_frames = fields.integer("stack_frames", 1, MAX_STACKED_FRAMES) or 1
-    return Video(data, field, look.omni, stack_frames, look.max_slices)
+def _turn(fields: Fields, look: Look) -> ChatTurn:
+    return turn_with_media(fields, fields.required_one_of("role", ROLES), look, SAMPLE_RATE)
 
 
 # -- speech ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
 from umaserve.outputs import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
-from umaserve.wire.fields import Fields, bad_request, number, parse_json, string
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, number, parse_json, string
 from umaserve.wire.websocket import CloseCode
 
 MAX_FEEDBACK_BYTES = 8 * 1024
@@ -82,7 +82,7 @@ class GenerateDialect:
 
     def receive(self, payload: bytes) -> Command | None:
         """The command in ``payload``, ``None`` if there is nothing to do; raises ``RequestError``."""
-        values = parse_json(payload)
+        values = parse_json(payload, MAX_VALUES)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
         self._check_key(values.get("auth"))
@@ -187,6 +187,9 @@ class GenerateDialect:
                 return self._modify(fields, generation)
 
     def _regenerate(self, generation: Generation) -> Generate | Replace:
+        if generation.lacks_media:
+            problem = "expected a config with all messages again, since the media were too large to be kept"
+            raise RequestError(Fault.BAD_REQUEST, "action", problem)
         request = dataclasses.replace(self._asked or generation.request, id=self._new_id())
         self._generation = Generation(request, generation.options, self._model, keep_tokens=self._resumable)
         self._asked = None

@@ -70,8 +70,10 @@ class Generation:
     def __init__(
         self, request: Generate, options: Options, model: Callable[[str], ModelInfo | None], *, keep_tokens: bool
     ) -> None:
-        self.request = request
+        self.request = request.with_small_media()
         """As received, with the modifications that are in effect."""
+        self.lacks_media = request.has_media and not self.request.has_media
+        """Whether it can't be asked for again, since its media were too large to be kept."""
         self.options = options
         self._model = model
         self._echo = request.prompt if options.echo_prompt and isinstance(request.prompt, str) else ""
@@ -99,9 +101,11 @@ class Generation:
         prompts = [turn.content for turn in prompt] if isinstance(prompt, tuple) else [str(prompt)]
         texts = [self._text, self._thoughts, *prompts, "" if sampling.grammar is None else sampling.grammar.text]
         texts.append(str(self.request.chat_template_kwargs))
+        media = [one.media.data for turn in prompt for one in turn.attachments] if isinstance(prompt, tuple) else []
         scored = 0 if self.request.logprobs is None else 1 + self.request.logprobs
         return (
             4 * sum(map(len, texts))
+            + sum(map(len, media))
             + len(self._kept or ()) * (TOKEN_BYTES + scored * SCORED_BYTES)
             + len(sampling.logit_bias) * BIAS_BYTES
             + sum(map(len, self._ending))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from umaserve.dialects import grammars
+from umaserve.dialects.content import Look, check_media, turn_with_media
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import (
     MAX_TURNS,
@@ -16,9 +17,9 @@ from umaserve.dialects.parameters import (
     lora,
     max_tokens,
     model_name,
+    role,
     sampling,
     stops,
-    turn,
     with_targets,
     with_template_kwargs,
     with_thoughts,
@@ -129,9 +130,14 @@ def _prompt(value: object, limits: RequestLimits) -> str | tuple[ChatTurn, ...]:
         raise bad_request("prompt", "a non-empty string or an array of messages", value)
     if not 1 <= len(value) <= MAX_TURNS:
         raise out_of_range("prompt", f"1 to {MAX_TURNS} messages", len(value))
-    turns = tuple(turn(item, f"prompt[{i}]") for i, item in enumerate(value))
+    turns = tuple(_turn(Fields.of(item, f"prompt[{i}]")) for i, item in enumerate(value))
     check_prompt_bytes(sum(len(turn.content.encode()) for turn in turns), limits)
+    check_media(turns, "prompt")
     return turns
+
+
+def _turn(fields: Fields) -> ChatTurn:
+    return turn_with_media(fields, role(fields), Look(), None)
 
 
 def _logprobs(options: Fields) -> int | None:

@@ -14,7 +14,7 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.outputs import FeedbackKept, Finished, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
-from umaserve.wire.fields import Fields, bad_request, parse_json
+from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, parse_json
 
 _HTTP_FAULTS = {408: Fault.TIMED_OUT, 500: Fault.DECODE_FAILED}
 """HTTP statuses that don't mean a bad request."""
@@ -57,7 +57,7 @@ class GenerateBody:
 
     def receive(self, body: bytes) -> list[Generate]:
         """The one request in ``body``; raises ``RequestError``."""
-        values = parse_json(body)
+        values = parse_json(body, MAX_VALUES)
         if not isinstance(values, dict):
             raise bad_request("payload", "an object", values)
         request, options = read_body(Fields(values), self._limits, self._models(), self._new_id)

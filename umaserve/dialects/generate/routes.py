@@ -26,12 +26,12 @@ def _body(facts: Facts) -> GenerateBody:
 
 DIALECT = HttpDialect(
     "generate",
-    {"/generate": Route("GET", Conversation(_conversation, resumable=True))},
+    {"/generate": Route("GET", Conversation(_conversation, resumable=True, media=True))},
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
 )
 REST_DIALECT = HttpDialect(
     "rest",
-    {"/v1/generate": Route("POST", TextReply(_body))},
+    {"/v1/generate": Route("POST", TextReply(_body, media=True))},
     ERRORS,
 )

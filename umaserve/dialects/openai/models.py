@@ -7,16 +7,21 @@ from typing import Any
 
 import orjson
 
+from umaserve.dialects.content import MAX_MEDIA
+from umaserve.dialects.parameters import RequestLimits
 from umaserve.outputs import ListedModel, ModelState
 
 _STATUS = {ModelState.LOADED: "loaded", ModelState.LOADING: "loading"}
 """llama-server's words for all states but its "unloaded"."""
 
 
-def models(all_: Sequence[ListedModel], created: int) -> bytes:
+def models(all_: Sequence[ListedModel], created: int, limits: RequestLimits) -> bytes:
     """The body of ``GET /v1/models``; ``created`` in seconds since 1970."""
+    told = {"message_bytes": limits.max_message_bytes, "media": MAX_MEDIA}
     # Codex reads ``models``: without it an error, and what it is told there replaces its own instructions.
-    return orjson.dumps({"object": "list", "data": [_model(one, created) for one in all_], "models": []})
+    return orjson.dumps(
+        {"object": "list", "data": [_model(one, created) for one in all_], "models": [], "limits": told}
+    )
 
 
 def model(one: ListedModel, created: int) -> bytes:
@@ -40,6 +45,11 @@ def _model(one: ListedModel, created: int) -> dict[str, Any]:
         told["status"]["failed"] = True
     if one.state is ModelState.LOADING:
         told["status"]["progress"] = round(one.progress, 3)
+    if one.takes is not None:
+        # As OpenRouter tells it.
+        told["architecture"] = {"input_modalities": ["text", *one.takes]}
+    if one.room_bytes is not None:
+        told["available"] = one.room_bytes
     if one.last_used_at is not None:
         told["last_used"] = int(one.last_used_at)
     if one.description:

@@ -84,7 +84,7 @@ def _count(body: bytes, facts: Facts) -> Asked:
 
 
 def _models(facts: Facts, _request: Request) -> tuple[int, str, bytes]:
-    return 200, JSON, models.models(listed(facts), facts.started_at)
+    return 200, JSON, models.models(listed(facts), facts.started_at, facts.limits)
 
 
 def _model(facts: Facts, request: Request) -> tuple[int, str, bytes]:

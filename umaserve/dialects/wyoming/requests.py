@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from umaserve.dialects.chat.request import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, NO_VOICE
+from umaserve.dialects.chat.request import NO_VOICE
+from umaserve.dialects.content import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Speaking
