@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(*command: str | Path) -> str:
     """What a program prints, where it is installed."""
     if shutil.which(command[0]) is None:
-        pytest.skip(f"there is no {command[0]}: scripts/shells installs it")
+        pytest.skip(f"there is no {command[0]}: scripts/peers installs it")
     done = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
         env=os.environ | {"LC_ALL": "C.UTF-8"},

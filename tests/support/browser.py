@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 DRIVER = shutil.which("chromedriver")
 BROWSER = shutil.which("chromium")
-MISSING = "there is no Debian chromium with chromium-driver here: scripts/browser installs them"
+MISSING = "there is no Debian chromium with chromium-driver here: scripts/peers installs them"
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
