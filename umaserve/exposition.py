@@ -56,6 +56,7 @@ HELP = {
     "disk_cache_bytes": "Disk space of computed prompts.",
     "disk_cache_hits_total": "Computed prompts that were read from disk.",
     "disk_cache_tokens_total": "Their tokens.",
+    "disk_cache_errors_total": "Computed prompts that could not be read from or written to disk.",
     "spoken_answers": "Answers that are being spoken.",
     "speech_seconds_total": "Seconds of speech made.",
     "detached_generations": "Generations kept for WebSocket clients that lost their connection.",

@@ -97,6 +97,8 @@ class ServingMetrics:
         self.prefix_reused_tokens = 0
         self.disk_cache_hits = 0
         """Sequences read from disk."""
+        self.disk_cache_errors = 0
+        """Sequences that could not be read or written."""
         self.disk_cache_tokens = 0
         """Their tokens."""
         self.prompt_s = 0.0
@@ -212,6 +214,7 @@ class ServingMetrics:
             "prefix_reused_tokens_total": self.prefix_reused_tokens,
             "disk_cache_hits_total": self.disk_cache_hits,
             "disk_cache_tokens_total": self.disk_cache_tokens,
+            "disk_cache_errors_total": self.disk_cache_errors,
             "prompt_seconds_total": round(self.prompt_s, 3),
             "generation_seconds_total": round(self.generation_s, 3),
             "recomputed_tokens_total": self.recomputed_tokens,

@@ -17,6 +17,8 @@ from daemon import ANSWER_S, Daemon
 from http_wire import Http, Response, encode, events
 from prometheus_client.parser import text_string_to_metric_families
 
+from umaserve.settings.model_files import default_model
+
 SHORT = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
 LONG = SHORT | {"max_tokens": 500}
 JSON_HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -363,7 +365,8 @@ def test_the_request_that_is_smuggled_above_would_be_served_by_itself(daemon: Da
 def test_a_client_that_leaves_ends_its_request_within_a_tick(daemon: Daemon, path: str, body: dict):
     before = ended(daemon)
     dialect = "rest" if path == "/v1/generate" else "openai"
-    name = f"umaserve_requests_total{[('dialect', dialect), ('end', 'abandoned')]}"
+    model = Path(default_model()).stem
+    name = f"umaserve_requests_total{[('dialect', dialect), ('end', 'abandoned'), ('model', model)]}"
     count = counted(daemon).get(name, 0)
     with Http(daemon.http) as http:
         http.send(encode("POST", path, body))

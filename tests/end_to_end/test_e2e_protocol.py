@@ -242,6 +242,7 @@ METRICS = [
     "kv_cells_total",
     "host_cache_bytes",
     "disk_cache_bytes",
+    "disk_cache_errors_total",
     "disk_cache_hits_total",
     "disk_cache_tokens_total",
     "threads",

@@ -61,6 +61,7 @@ def test_a_changed_or_cut_file_is_refused_and_removed(tmp_path_factory: pytest.T
     file.write_bytes(data.draw(st.sampled_from([bytes(flipped), whole[:at], whole + b"\0"])))
     assert fetched(on, file.name) is None
     assert not file.exists()
+    assert [on.look().errors for _ in range(2)] == [1, 0]
 
 
 def test_files_of_others_are_neither_read_nor_removed(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_files_of_others_are_neither_read_nor_removed(tmp_path: Path) -> None:
     file.chmod(0o620)
     (tmp_path / "kv" / "notes").write_text("mine")
     assert fetched(on, file.name) is None
+    assert on.look().errors == 1
     assert sorted(os.listdir(tmp_path / "kv")) == sorted([file.name, "notes"])
     (tmp_path / "kv").chmod(0o777)
     with pytest.raises(PermissionError):

@@ -32,7 +32,7 @@ from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.snapshot import AGING_S
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK
-from umaserve.serving.ticks import Copy, Divide, Load, Outcome, Release, Save, Tick, TickResult
+from umaserve.serving.ticks import Copy, Divide, Listing, Load, Outcome, Release, Save, Tick, TickResult
 from umaserve.serving.turns import REMEMBERED
 
 LONG = "a prompt that needs more than one tick, since a batch is shorter than it is"
@@ -1755,3 +1755,12 @@ def test_a_result_that_cannot_be_taken_fails_its_tick_and_nobody_else(world: Sch
     world.turn_until(lambda: client.end)
     assert client.end is Fault.DECODE_FAILED
     world.finish()
+
+
+def test_errors_of_the_disk_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SchedulerWorld(host_bytes=20_000, keeps=True)
+    monkeypatch.setattr(world.engine, "look", lambda: Listing(errors=2))
+    world.turn()
+    world.disk.step()
+    world.turn()
+    assert world.scheduler.metrics.snapshot()["disk_cache_errors_total"] == 2

@@ -11,6 +11,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from umaserve.engine import disk_file
 from umaserve.engine.disk_file import Damaged, Kind
@@ -42,6 +43,8 @@ class DiskFolder:
         self._told: dict[str, int] = {}
         """Names that listings have told, with their numbers of tokens."""
         self._complained: set[str] = set()
+        self._errors = 0
+        """Since the last listing."""
         self._parts = itertools.count()
         os.makedirs(path, mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,6 +55,11 @@ class DiskFolder:
 
     def look(self) -> Listing:
         """What has changed since the last call."""
+        listing = self._list()
+        errors, self._errors = self._errors, 0
+        return replace(listing, errors=errors)
+
+    def _list(self) -> Listing:
         found: dict[str, os.stat_result] = {}
         with self._complaining():
             found = self._files()
@@ -190,8 +198,10 @@ class DiskFolder:
             self._told.pop(name, None)  # Another daemon has removed it.
         except Damaged as error:
             self._told.pop(name, None)
+            self._errors += 1
             log.warning("kv_cache: %s is removed: %s", name, error)
         except OSError as error:
+            self._errors += 1
             why = error.strerror or str(error)
             if why not in self._complained:
                 self._complained.add(why)

@@ -122,8 +122,10 @@ class DiskCache:
         self._looks = False
         self._look_at = self._now() + LOOK_S
         if isinstance(result, BaseException):
+            self._metrics.disk_cache_errors += 1
             log.error("the sequences on disk can't be listed", exc_info=result)
             return
+        self._metrics.disk_cache_errors += result.errors
         for name in result.gone:
             self._forget(self._keys.get(name))
         for kept in result.new:
@@ -199,6 +201,7 @@ class DiskCache:
         def fetched(result: tuple[bool, float] | BaseException) -> None:
             self._fetching = None
             if isinstance(result, BaseException):
+                self._metrics.disk_cache_errors += 1
                 log.error("a sequence on disk can't be read", exc_info=result)
                 result = False, 0.0
             whole, seconds = result
@@ -296,6 +299,7 @@ class DiskCache:
             self._writing = None
             self._decided.add(key)
             if isinstance(result, BaseException):
+                self._metrics.disk_cache_errors += 1
                 log.error("a sequence can't be written to disk", exc_info=result)
             elif result is not None:
                 for other in replaced:

@@ -285,6 +285,8 @@ class Listing:
     """Of all sequences on disk."""
     more: bool = False
     """Whether there are more new ones, for the next listing."""
+    errors: int = 0
+    """How often something could not be read or written since the last one."""
 
 
 YieldPoint = Callable[[], None]
