@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from standin import StandInEngine
@@ -17,13 +19,16 @@ from umaserve.daemon import model_loading
 from umaserve.daemon import models as models_module
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
-from umaserve.errors import Fault, ModelError, RequestError, TooLarge
+from umaserve.daemon.text_exchange import TextExchange
+from umaserve.dialects.http import ErrorReply
+from umaserve.errors import Fault, ModelAwaited, ModelError, RequestError, TooLarge
 from umaserve.exposition import MODEL_HELP, MODEL_STATES
 from umaserve.messages import Generate, Pause, Resume, Tokenize
 from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
+from umaserve.serving.questions import Question
 from umaserve.serving.rates import Rates
 from umaserve.serving.residency_snapshot import State
 from umaserve.serving.sessions import Caller, Session
@@ -165,6 +170,12 @@ class ModelsWorld(World):
         request = Generate("r", prompt, max_tokens, model=model)
         self.sessions.request(client.session, request, self.loop.now())
         return client
+
+    def question(self, model: str, answers: list[bytes | RequestError]) -> Question:
+        query = Tokenize("one two", special=False)
+        question = Question(query, lambda _answer: b"made", answers.append, self.loop.now())
+        self.models.ask(model, question)
+        return question
 
     def close(self) -> None:
         for thread in self.models.threads.all:
@@ -461,7 +472,7 @@ def test_the_operator_unloads_a_model_once_its_answers_have_ended(new_world: New
     world.turn(0.01)
     late = world.ask("chat")
     answers: list[bytes | RequestError] = []
-    world.models.ask("chat", Tokenize("one two", special=False), lambda _answer: b"made", answers.append)
+    world.question("chat", answers)
     with pytest.raises(RequestError, match="being unloaded already") as refused:
         world.models.unload("chat")
     assert refused.value.fault is Fault.BUSY
@@ -525,9 +536,8 @@ def test_questions_and_unread_requests_wait_no_longer_than_requests_may_take(new
     stream = world.ask("chat", max_tokens=150)
     answers: list[bytes | RequestError] = []
     read: list[RequestError | None] = []
-    gone = world.models.ask("code", Tokenize("one", special=False), lambda _answer: b"", answers.append)
-    gone.forgotten = True
-    world.models.ask("code", Tokenize("one two", special=False), lambda _answer: b"made", answers.append)
+    world.question("code", answers).forgotten = True
+    world.question("code", answers)
     world.models.when_loaded("code", read.append)
     world.turn()
     world.sessions.expire(5.0)
@@ -540,10 +550,65 @@ def test_questions_and_unread_requests_wait_no_longer_than_requests_may_take(new
     assert len(answers) == len(read) == 1
 
 
+class UnreadBody:
+    """A body that can't be read before its model is loaded, and its reply."""
+
+    streaming, done, ping, headers, whole_type = False, False, None, (), "text/plain"
+
+    def __init__(self, models: Models) -> None:
+        self.replies: list[RequestError] = []
+        self._models = models
+
+    def receive(self, body: bytes) -> list[Generate]:
+        if self._models.info("code") is None:
+            raise ModelAwaited("code")
+        return [Generate("r", body.decode(), max_tokens=1000, model="code")]
+
+    def send(self, _index: int, _output: Output) -> list[bytes]:
+        return []
+
+    def error(self, error: RequestError) -> ErrorReply:
+        self.replies.append(error)
+        return ErrorReply(504, b"")
+
+
+def test_the_time_that_a_request_waits_unread_counts(new_world: NewWorld) -> None:
+    world = new_world(3 * GIB, {"chat": 2 * GIB, "code": 2 * GIB})
+    stream = world.ask("chat", max_tokens=150)
+    body, responder = UnreadBody(world.models), Mock()
+    services = SimpleNamespace(loop=world.loop, sessions=world.sessions, models=world.models, speech=None)
+    exchange = TextExchange(services, responder, body, CALLER, Mock(), {})
+    exchange.start(b"one two")
+    world.turn(4.0)
+    world.until(lambda: world.loaded() == ["code"])
+    assert stream.end is FinishReason.LENGTH
+    world.until(lambda: any(True for _ in world.sessions.running()))
+    world.sessions.expire(60.0)
+    world.turn(0.5)
+    assert not body.replies
+    world.sessions.expire(4.4)
+    world.turn()
+    assert [error.fault for error in body.replies] == [Fault.TIMED_OUT]
+    responder.respond.assert_called_once()
+
+
+def test_the_time_of_a_question_counts_from_its_arrival(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
+    query = Tokenize("one two", special=False)
+    arrived_at = world.loop.now()
+    world.turn(4.0)
+    answers: list[bytes | RequestError] = []
+    world.models.ask("code", Question(query, lambda _answer: b"made", answers.append, arrived_at))
+    world.sessions.expire(4.4)
+    assert not answers
+    world.sessions.expire(3.9)
+    assert [error.fault for error in answers if isinstance(error, RequestError)] == [Fault.TIMED_OUT]
+
+
 def test_a_question_waits_for_its_model(new_world: NewWorld) -> None:
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
     answers: list[bytes | RequestError] = []
-    world.models.ask("code", Tokenize("one two", special=False), lambda _answer: b"made", answers.append)
+    world.question("code", answers)
     assert answers == []
     world.until(lambda: answers)
     assert answers == [b"made"]

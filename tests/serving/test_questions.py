@@ -51,7 +51,9 @@ class QuestionWorld:
             self.rendered.append(answer)
             return repr(answer).encode()
 
-        return self.questions.ask(query, render or note, lambda answer: self.answers.append((name, answer)))
+        question = Question(query, render or note, lambda answer: self.answers.append((name, answer)))
+        self.questions.ask(question)
+        return question
 
     def embed(self, *inputs: str | TokenIds, name: str = "") -> Question:
         return self.ask(Embed(inputs), name)

@@ -45,7 +45,12 @@ class HttpWorld(DaemonWorld):
         super().__init__(config, voice=voice)
         self.asked: list[Question] = []
         ask = self.questions.ask
-        self.questions.ask = lambda *arguments: self.asked.append(ask(*arguments)) or self.asked[-1]
+
+        def note(question: Question) -> None:
+            ask(question)
+            self.asked.append(question)
+
+        self.questions.ask = note
         self.lost: list[Client] = []
         self.site = DaemonSite(self.services, Gate(Names("", (), (), (PAGE,)), None, self.loop.now))
         self.client, self.connection = self.join(peer)

@@ -11,11 +11,10 @@ from standin import StandInEngine, StandInVoice, SteppedWorker
 from umaserve.daemon.detached import Detached
 from umaserve.daemon.services import Services
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.messages import Query
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.outputs import ListedModel, Metrics, ModelInfo, ModelState
-from umaserve.serving.questions import Answered, Question, Questions, Render
+from umaserve.serving.questions import Question, Questions
 from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
@@ -76,8 +75,8 @@ class StandInModels:
         state = ModelState.LOADED if self._world.loaded else ModelState.LOADING
         return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info(""))]
 
-    def ask(self, _name: str, query: Query, render: Render, answered: Answered) -> Question:
-        return self._world.questions.ask(query, render, answered)
+    def ask(self, _name: str, question: Question) -> None:
+        self._world.questions.ask(question)
 
 
 class DaemonWorld(World):

@@ -15,11 +15,10 @@ from umaserve.daemon.model_loading import MAX_PAUSE_S, ModelLoading
 from umaserve.daemon.model_waiting import Then, Waiting
 from umaserve.daemon.surroundings import Surroundings
 from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge
-from umaserve.messages import Query
 from umaserve.outputs import Loading, ModelInfo
 from umaserve.remote.process import End
 from umaserve.serving import residency_snapshot as residency
-from umaserve.serving.questions import Answered, Question, Render, too_many_questions
+from umaserve.serving.questions import Question, too_many_questions
 from umaserve.serving.residency_snapshot import State
 from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.ticks import Engine, EngineLost
@@ -264,15 +263,14 @@ class ModelHost:
 
     # -- serving -------------------------------------------------------------------------------------------------
 
-    def ask(self, query: Query, render: Render, answered: Answered) -> Question:
+    def ask(self, question: Question) -> None:
         """As ``Questions.ask``, also before the model is loaded."""
         if self.loaded is not None and not self.sessions.holds_back:
-            return self.loaded.questions.ask(query, render, answered)
+            self.loaded.questions.ask(question)
+            return
         if len(self._waiting.questions) >= self.spec.config.max_queue:
             raise too_many_questions(self.spec.config.max_queue)
-        question = Question(query, render, answered)
         self._waiting.add([question])
-        return question
 
     def when_loaded(self, then: Then) -> Callable[[], None]:
         """As ``Waiting.when_loaded``, also if it is loaded: then in the next turn."""
@@ -372,7 +370,7 @@ class ModelHost:
         self._waiting.fail_all(error)
 
     def expire(self, seconds: float) -> None:
-        """Fail the requests that have taken longer, and questions that have waited longer for the model."""
+        """Fail the requests that have taken longer, and questions asked longer ago that wait for the model."""
         self.sessions.expire(seconds)
         self._waiting.expire(seconds)
 

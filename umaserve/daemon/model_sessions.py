@@ -34,16 +34,24 @@ class ModelSessions:
     def open(self, sink: Sink, caller: Caller) -> Session:
         return self._models.default.sessions.open(sink, caller)
 
-    def request(self, session: Session, request: Generate, now: float, *, admitted: bool = False) -> None:
+    def request(
+        self,
+        session: Session,
+        request: Generate,
+        now: float,
+        *,
+        admitted: bool = False,
+        arrived_at: float | None = None,
+    ) -> None:
         try:
             host = self._models.choose(request.model)
         except RequestError as error:
             error.request_id = request.id
-            session.request, session.requested_at = request, now
+            session.request, session.requested_at = request, now if arrived_at is None else arrived_at
             self._ended(session, error.fault.name.lower())
             raise
         session.model = host.name
-        host.sessions.request(session, request, now, admitted=admitted)
+        host.sessions.request(session, request, now, admitted=admitted, arrived_at=arrived_at)
         self._models.see_to(host)
 
     def admit(self, caller: Caller, now: float) -> None:

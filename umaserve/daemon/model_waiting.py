@@ -15,11 +15,11 @@ _OPERATOR = object()
 
 
 class Waiting:
-    """Each with the time of ``clock`` since when it waits."""
+    """Questions wait since they were asked, however often they come here; times are those of ``clock``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now = clock
-        self._questions: dict[Question, float] = {}
+        self._questions: dict[Question, None] = {}
         self._unread: dict[object, tuple[Then, float]] = {}
 
     def __len__(self) -> int:
@@ -33,11 +33,11 @@ class Waiting:
     @property
     def since(self) -> float:
         """Since when the first of them waits; ``inf`` where none does."""
-        asked = [self._questions[question] for question in self.questions]
+        asked = [question.asked_at for question in self.questions]
         return min([*asked, *(since for _, since in self._unread.values())], default=math.inf)
 
     def add(self, questions: Iterable[Question]) -> None:
-        self._questions |= dict.fromkeys(questions, self._now())
+        self._questions |= dict.fromkeys(questions)
 
     def when_loaded(self, then: Then) -> Callable[[], None]:
         """``then`` is called once the model is loaded, or with the error. Returns what forgets it again."""
@@ -67,7 +67,7 @@ class Waiting:
     def expire(self, seconds: float) -> None:
         """Fail those that have waited longer."""
         before = self._now() - seconds
-        late = [question for question, since in self._questions.items() if since < before]
+        late = [question for question in self._questions if question.asked_at < before]
         unread = [me for me, (_, since) in self._unread.items() if since < before and me is not _OPERATOR]
         self._fail(late, unread, RequestError(Fault.TIMED_OUT, "request", f"it took more than {seconds:g} s"))
 

@@ -14,7 +14,6 @@ from umaserve.daemon.loaded_model import LoadedModel
 from umaserve.daemon.model_host import ModelHost
 from umaserve.daemon.surroundings import Surroundings
 from umaserve.errors import Fault, ModelNotFound, RequestError
-from umaserve.messages import Query
 from umaserve.metrics import ServingMetrics
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
@@ -23,7 +22,7 @@ from umaserve.serving import residency
 from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.neighbours import Neighbours
-from umaserve.serving.questions import Answered, Question, Render
+from umaserve.serving.questions import Question
 from umaserve.serving.residency_snapshot import Model, Snapshot, State
 from umaserve.serving.sessions import Caller, Session, SessionManager
 from umaserve.settings.models import Catalogue, ModelSpec
@@ -135,12 +134,11 @@ class Models:
             room_bytes=None if state in (State.LOADED, State.UNLOADING) else self._room_bytes,
         )
 
-    def ask(self, name: str, query: Query, render: Render, answered: Answered) -> Question:
+    def ask(self, name: str, question: Question) -> None:
         """Ask the model that is meant by ``name``; as ``Questions.ask``."""
         host = self.choose(name)
-        question = host.ask(query, render, answered)
+        host.ask(question)
         self.see_to(host)
-        return question
 
     def when_loaded(self, name: str, then: Callable[[RequestError | None], None]) -> Callable[[], None]:
         """As ``ModelHost.when_loaded``, of the model that is meant by ``name``."""

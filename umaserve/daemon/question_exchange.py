@@ -62,7 +62,9 @@ class QuestionExchange:
         models = self._services.models
         try:
             asked = self._endpoint.parse(content, self._facts)
-            self._question = models.ask(asked.model, asked.query, asked.render, self._answered)
+            question = Question(asked.query, asked.render, self._answered, self._asked_at)
+            models.ask(asked.model, question)
+            self._question = question
         except ModelAwaited as awaited:
             self._forget = models.when_loaded(awaited.model, loaded)
         except RequestError as error:

@@ -57,15 +57,18 @@ class TextExchange:
         """Headers of the reply besides the body's."""
         self._begun = self._ended = False
         self._ping: Timer | None = None
+        self._arrived_at: float | None = None
         self._forget: Callable[[], None] | None = None
         """While it waits for a model, without which its body can't be read."""
 
     def start(self, content: bytes) -> None:
         """Read the request's body and start what it asks for."""
+        now = self._loop.now()
+        self._arrived_at = now if self._arrived_at is None else self._arrived_at
         try:
             requests = [with_headers(request, self._request_headers) for request in self._body.receive(content)]
             if not requests:
-                self._manager.admit(self._caller, self._loop.now())
+                self._manager.admit(self._caller, now)
                 self.abandon()
                 self._respond()
                 return
@@ -76,7 +79,13 @@ class TextExchange:
                 self._sessions.append(self._manager.open(sink, self._caller))
             # One request of its sender's, whatever the number of choices that it asks for.
             for index, (session, request) in enumerate(zip(self._sessions, requests, strict=True)):
-                self._manager.request(session, replace(request, spoken=None), self._loop.now(), admitted=index > 0)
+                self._manager.request(
+                    session,
+                    replace(request, spoken=None),
+                    now,
+                    admitted=index > 0,
+                    arrived_at=self._arrived_at,
+                )
                 if request.spoken is not None:
                     self._speak(session, request.spoken)
             self._ping_later()

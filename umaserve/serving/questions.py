@@ -34,6 +34,8 @@ class Question:
     query: Query
     render: Render
     answered: Answered
+    """Gets the rendered answer in a later turn."""
+    asked_at: float = 0.0
     forgotten: bool = False
     begun: bool = False
     """Whether the engine has it in work, or had."""
@@ -68,13 +70,11 @@ class Questions:
     def idle(self) -> bool:
         return not self._asked
 
-    def ask(self, query: Query, render: Render, answered: Answered) -> Question:
-        """``answered`` gets the rendered answer in a later turn. Raises ``RequestError`` if too many wait."""
+    def ask(self, question: Question) -> None:
+        """Raises ``RequestError`` if too many wait."""
         if len(self._asked) >= self._max_questions:
             raise too_many_questions(self._max_questions)
-        question = Question(query, render, answered)
         self._start(question)
-        return question
 
     def ask_again(self, questions: Iterable[Question]) -> None:
         """Those that had no answer yet when an earlier engine was lost. One that two were lost with fails."""

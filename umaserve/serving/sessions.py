@@ -202,19 +202,29 @@ class SessionManager:
         self.totals.sessions += 1
         return Session(next(self._ids), sink, caller)
 
-    def request(self, session: Session, request: Generate, now: float, *, admitted: bool = False) -> None:
-        """Start ``request``; raises ``RequestError`` if it is refused. ``admitted``: it was, as a part of another."""
+    def request(
+        self,
+        session: Session,
+        request: Generate,
+        now: float,
+        *,
+        admitted: bool = False,
+        arrived_at: float | None = None,
+    ) -> None:
+        """Start ``request``; raises ``RequestError`` if it is refused. ``admitted``: it was, as a part of another.
+        ``arrived_at``: where it could not be read before ``now``."""
+        arrived_at = now if arrived_at is None else arrived_at
         try:
             if not admitted:
                 self.admit(session.caller, now)
         except RequestError as error:
             error.request_id = request.id
-            session.request, session.requested_at = request, now
+            session.request, session.requested_at = request, arrived_at
             self._ended(session, error.fault.name.lower())
             raise
         self._move(session, Event.REQUEST)
         session.request = replace(request, priority=max(request.priority, session.caller.priority))
-        session.requested_at = session.waits_since = now
+        session.requested_at = session.waits_since = arrived_at
         self._running[session.id] = session
         self._arrived[session.id] = session
 
