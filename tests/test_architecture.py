@@ -82,6 +82,7 @@ FOREIGN = {
     "asyncio": {"client"},
     "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},
+    "huggingface_hub": {"commands"},
     "PIL": {"media"},
     "soxr": {"media"},
     "av": {"media"},

@@ -36,7 +36,8 @@ commands ("umaserve COMMAND --help" explains each):
   chat      have a conversation, with images, sound and speech
   metrics   print the metrics of a running daemon
   keys      make, list and revoke API keys
-  models    list models; load and unload those of a running daemon
+  pull      download a model
+  models    list, remove, load and unload models
   tune      measure which settings are fastest on this machine
   doctor    say what is wrong with this machine, and what to do
 
@@ -105,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "metrics": _metrics,
         "keys": _keys,
         "models": _models,
+        "pull": _pull,
         "tune": _tune,
         "doctor": _doctor,
     }
@@ -154,6 +156,8 @@ def _models(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in served_models.COMMANDS:
         parser = Parser("umaserve models", description=served_models.DESCRIPTION)
         return served_models.run(parser, arguments, _write)
+    if arguments and arguments[0] == "remove":
+        return models_cli.remove(arguments[1:], _write)
     read_catalogue = _catalogue("umaserve models", "[FLAGS]", models_cli.DESCRIPTION, arguments, models_cli.FIRST)
     if read_catalogue is not None:
         _write(models_cli.listing(read_catalogue()))
@@ -304,6 +308,13 @@ def _metrics(arguments: Sequence[str]) -> int:
 def _keys(arguments: Sequence[str]) -> int:
     parser = Parser("umaserve keys", description=keys_cli.DESCRIPTION)
     return keys_cli.run(parser, arguments)
+
+
+def _pull(arguments: Sequence[str]) -> int:
+    # Imported here: no other command downloads anything.
+    from umaserve.commands import pull as pull_cli
+
+    return pull_cli.run(arguments, _write)
 
 
 def _tune(arguments: Sequence[str]) -> int:

@@ -44,9 +44,15 @@ def name_of(path: str) -> str:
     return part["name"] if part else stem
 
 
+def quantization(name: str) -> str:
+    """How a model's weights are quantized, as its name says at its end; empty where it doesn't."""
+    found = _QUANTIZATION.search(name)
+    return found[0][1:] if found else ""
+
+
 def size_of(path: str) -> int:
     """The bytes of a model's file, or of all its parts; raises OSError, also for what is no file."""
-    return sum(map(_size, _parts(path)))
+    return sum(map(_size, parts(path)))
 
 
 def in_folder(folder: str) -> tuple[list[ModelFile], list[str]]:
@@ -134,7 +140,8 @@ def _files(folder: str) -> list[str]:
         return [entry.name for entry in entries if entry.is_file()]
 
 
-def _parts(path: str) -> list[str]:
+def parts(path: str) -> list[str]:
+    """The files of the model whose (first) file is ``path``."""
     folder, file = os.path.split(path)
     part = _PART.fullmatch(file.removesuffix(_ENDING))
     if part is None:

@@ -1,0 +1,140 @@
+"""``umaserve pull`` from a hub on loopback, and ``umaserve models remove``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from standin_hub import StandinHub, standin_hub
+
+from umaserve.commands.hub import Offer, RemoteFile, Repository, offers
+from umaserve.commands.pull import chosen, listing
+from umaserve.errors import ConfigError
+
+MODEL = b"GGUF" + bytes(300_000)
+PROJECTOR = b"GGUF" + bytes(1000)
+
+
+@pytest.fixture
+def hub() -> Iterator[StandinHub]:
+    with standin_hub() as hub:
+        hub.repositories["org/Seer-GGUF"] = {
+            "README.md": b"# Seer",
+            "Seer-Q4_K_M.gguf": MODEL,
+            "Seer-Q8_0.gguf": MODEL + MODEL,
+            "mmproj-F16.gguf": PROJECTOR,
+        }
+        yield hub
+
+
+def umaserve(hub: StandinHub, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_ETAG_TIMEOUT": "5"}
+    environ |= {"UMA_MODELS_DIR": str(tmp_path / "models")}
+    command = [sys.executable, "-m", "umaserve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+
+
+def test_a_model_is_pulled_with_its_projector_and_removed(hub: StandinHub, tmp_path: Path) -> None:
+    pulled = umaserve(hub, tmp_path, "pull", "hf.co/org/Seer-GGUF")
+    assert pulled.returncode == 0, pulled.stderr
+    assert "--model Seer-Q4_K_M" in pulled.stdout
+    folder = tmp_path / "models" / "Seer-Q4_K_M"
+    assert {path.name for path in folder.iterdir()} == {"Seer-Q4_K_M.gguf", "mmproj-F16.gguf"}
+    assert (folder / "Seer-Q4_K_M.gguf").read_bytes() == MODEL
+    listed = umaserve(hub, tmp_path, "models", "--model", "Seer-Q4_K_M").stdout
+    assert listed.split()[:2] == ["*", "Seer-Q4_K_M"]
+    assert f"with {folder}/mmproj-F16.gguf" in listed
+    assert "is there already" in umaserve(hub, tmp_path, "pull", "org/Seer-GGUF:q4_k_m").stderr
+    assert umaserve(hub, tmp_path, "models", "remove", "Seer").returncode == 2
+    removed = umaserve(hub, tmp_path, "models", "remove", "Seer-Q4_K_M")
+    assert removed.returncode == 0, removed.stderr
+    assert not folder.exists()
+
+
+def test_an_interrupted_download_goes_on_where_it_was(hub: StandinHub, tmp_path: Path) -> None:
+    chunk = huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE
+    content = b"GGUF" + os.urandom(chunk + 100_000)
+    hub.repositories["org/Large"] = {"Large-Q8_0.gguf": content}
+    hub.cut["Large-Q8_0.gguf"] = chunk + 50_000
+    pulled = umaserve(hub, tmp_path, "pull", "org/Large")
+    assert pulled.returncode == 0, pulled.stderr
+    assert (tmp_path / "models/Large-Q8_0/Large-Q8_0.gguf").read_bytes() == content
+    assert hub.ranges == [f"bytes={chunk}-"]
+
+
+def test_a_damaged_file_is_not_kept(hub: StandinHub, tmp_path: Path) -> None:
+    hub.damaged.add("Seer-Q4_K_M.gguf")
+    pulled = umaserve(hub, tmp_path, "pull", "org/Seer-GGUF")
+    assert (pulled.returncode, "damaged on the way" in pulled.stderr) == (2, True)
+    assert not list((tmp_path / "models").glob("*.gguf"))
+    assert not list((tmp_path / "models").glob("*/*.gguf"))
+    hub.damaged.clear()
+    assert umaserve(hub, tmp_path, "pull", "org/Seer-GGUF").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/none", "no such repository"),
+        ("org/closed", "accept its terms"),
+        ("not a name", "expected hf.co/ORG/REPOSITORY"),
+        ("org/Seer-GGUF:Q5_K_M", "no model has Q5_K_M, did you mean Q4_K_M?"),
+        ("org/text", "no GGUF files"),
+    ],
+)
+def test_what_cannot_be_had_is_said(hub: StandinHub, tmp_path: Path, name: str, expected: str) -> None:
+    hub.gated.add("org/closed")
+    hub.repositories["org/text"] = {"README.md": b"text"}
+    pulled = umaserve(hub, tmp_path, "pull", name)
+    assert pulled.returncode == 2
+    assert expected in pulled.stderr
+    assert len(pulled.stderr.splitlines()) == 1
+
+
+def test_an_unreachable_hub_is_said(tmp_path: Path) -> None:
+    pulled = umaserve(StandinHub("http://127.0.0.1:1"), tmp_path, "pull", "org/name")
+    assert (pulled.returncode, "the hub can't be asked" in pulled.stderr) == (2, True)
+
+
+def test_all_quantizations_are_listed_with_whether_they_fit(hub: StandinHub, tmp_path: Path) -> None:
+    header, small, large = umaserve(hub, tmp_path, "pull", "--list", "org/Seer-GGUF").stdout.splitlines()
+    assert header.split() == ["QUANTIZATION", "SIZE", "NAME"]
+    assert small.split() == ["Q4_K_M", "0.0", "GB", "fits", "Seer-Q4_K_M"]
+    assert large.split()[0] == "Q8_0"
+    assert not (tmp_path / "models").exists()
+
+
+def test_models_in_parts_and_in_folders_are_offered_whole() -> None:
+    parts = tuple(RemoteFile(f"BF16/Big-BF16-0000{number}-of-00002.gguf", 9, "") for number in (1, 2))
+    files = (*parts, RemoteFile("Big-Q4_0.gguf", 3, ""), RemoteFile("mmproj-BF16.gguf", 1, ""))
+    small, big = offers(Repository("org/Big", "main", files))
+    assert (small.name, small.quantization, small.size_bytes) == ("Big-Q4_0", "Q4_0", 4)
+    assert (big.name, big.quantization, big.size_bytes) == ("Big-BF16", "BF16", 19)
+    assert [file.path for file in big.files] == ["mmproj-BF16.gguf", *(part.path for part in parts)]
+    assert "too large" in listing([small, big], 10)
+
+
+def test_without_a_usual_quantization_one_must_be_named() -> None:
+    found = [Offer(f"M-{kind}", kind, ()) for kind in ("Q2_K", "Q8_0")]
+    with pytest.raises(ConfigError, match="name one after a colon: Q2_K, Q8_0"):
+        chosen(found, "")
+    assert chosen(found[:1], "").quantization == "Q2_K"
+    assert chosen(found, "M-Q8_0").quantization == "Q8_0"
+
+
+def test_what_exceeds_the_memory_is_not_pulled(hub: StandinHub, tmp_path: Path) -> None:
+    huge = [Offer("M-Q8_0", "Q8_0", (RemoteFile("M-Q8_0.gguf", 1 << 60, ""),))]
+    assert "too large" in listing(huge, 1 << 30)
+    standins = tmp_path / "sitecustomize.py"
+    standins.write_text("import umaserve.system.memory as memory\nmemory.available_bytes = lambda *_: 1 << 18\n")
+    environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    environ["PYTHONPATH"] = f"{tmp_path}:{environ.get('PYTHONPATH', '')}"
+    command = [sys.executable, "-m", "umaserve", "pull", "org/Seer-GGUF", "--models-dir", str(tmp_path / "models")]
+    refused = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+    assert (refused.returncode, "--list shows all" in refused.stderr) == (2, True)
+    assert subprocess.run([*command, "--anyway"], capture_output=True, env=environ, timeout=120).returncode == 0

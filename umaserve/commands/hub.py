@@ -1,0 +1,134 @@
+"""What a repository of the Hugging Face Hub offers, and its files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from umaserve.errors import ConfigError
+from umaserve.settings.model_files import grouped, parts, quantization
+from umaserve.settings.sources import printable
+
+_HOSTS = ("https://", "http://", "huggingface.co/", "hf.co/")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PROJECTOR = "mmproj"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """``sha256``: in hexadecimal; empty where the hub has none."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that can be had: its files, the projector's first."""
+
+    name: str
+    quantization: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One revision of a repository."""
+
+    name: str
+    revision: str
+    files: tuple[RemoteFile, ...]
+
+    def fetched(self, file: RemoteFile, folder: Path) -> Path:
+        """Download a file into ``folder``, going on where an earlier download ended, and check it. Raises
+        ConfigError."""
+        library = _library()
+        try:
+            path = Path(library.hf_hub_download(self.name, file.path, revision=self.revision, local_dir=folder))
+        except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
+            advice = "run the same command again, it goes on where it was"
+            raise ConfigError(f"{self.name}: {file.path}: {_one_line(error)}: {advice}") from None
+        if file.sha256:
+            with path.open("rb") as content:
+                found = hashlib.file_digest(content, "sha256").hexdigest()
+            if found != file.sha256:
+                path.unlink()
+                raise ConfigError(f"{self.name}: {file.path}: damaged on the way: run the same command again")
+        return path
+
+
+def opened(name: str) -> Repository:
+    """The newest revision of ORG/REPOSITORY, with or without the hub's address before it. Raises ConfigError."""
+    library = _library()
+    short = name
+    for host in _HOSTS:
+        short = short.removeprefix(host)
+    if not _NAME.fullmatch(short):
+        raise ConfigError(f"{printable(name)}: expected hf.co/ORG/REPOSITORY, such as hf.co/Qwen/Qwen3-8B-GGUF")
+    if not sys.stderr.isatty():
+        library.utils.disable_progress_bars()
+    try:
+        found = library.HfApi().model_info(short, files_metadata=True)
+    except library.errors.GatedRepoError:
+        advice = f"accept its terms at https://huggingface.co/{short}, and set HF_TOKEN to a token of yours"
+        raise ConfigError(f"{short}: who wants it must accept terms: {advice}") from None
+    except library.errors.RepositoryNotFoundError:
+        raise ConfigError(f"{short}: no such repository; or it is private: set HF_TOKEN") from None
+    except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
+        raise ConfigError(f"{short}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
+    files = (
+        RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else "") for one in found.siblings or ()
+    )
+    return Repository(short, found.sha or "main", tuple(files))
+
+
+def offers(repository: Repository) -> list[Offer]:
+    """The models in a repository, each with the projector that goes with it, by size."""
+    folders: dict[str, dict[str, RemoteFile]] = defaultdict(dict)
+    for file in repository.files:
+        folder, _, name = file.path.rpartition("/")
+        folders[folder][name] = file
+    # A projector at the top is for the models in all folders.
+    common = {name: file for name, file in folders[""].items() if _PROJECTOR in name.lower()}
+    found = []
+    for files in folders.values():
+        beside = {**common, **files}
+        for model in grouped(sorted(beside))[0]:
+            if model.path not in files:
+                continue
+            projector = model.mmproj or _projector(sorted(beside))
+            names = ([projector] if projector else []) + parts(model.path)
+            found.append(Offer(model.name, quantization(model.name), tuple(beside[name] for name in names)))
+    return sorted(found, key=lambda offer: offer.size_bytes)
+
+
+def _projector(names: Sequence[str]) -> str:
+    """In 16 bits if there is one; empty where the repository has none."""
+    projectors = [name for name in names if _PROJECTOR in name.lower() and name.endswith(".gguf")]
+    wanted = (name for kind in ("-f16", "bf16", "") for name in projectors if kind in name.lower())
+    return next(wanted, "")
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ImportError:
+        raise ConfigError("pull needs a library: pip install 'umaserve[hub]'") from None
+    return huggingface_hub
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,127 @@
+"""``umaserve pull``: a model's files from the Hugging Face Hub into the folder of models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from umaserve.commands.hub import Offer, Repository, offers, opened
+from umaserve.commands.parser import Parser
+from umaserve.errors import ConfigError
+from umaserve.settings.daemon import SETTINGS
+from umaserve.settings.sources import nearest, printable
+from umaserve.system.memory import available_bytes
+
+USUAL = "Q4_K_M"
+"""What is taken where none is named: small, and close to the original."""
+STAGING = ".pulling"
+"""A folder in the folder of models for files that aren't whole yet; the daemon passes over it."""
+DESCRIPTION = f"""\
+Downloads a model from the Hugging Face Hub into the folder of models, with its projector if it has one. A download that
+was interrupted goes on where it was; each file is checked by its SHA-256.
+
+A repository mostly has a model in several quantizations. Name one after a colon; {USUAL} is taken if none is named and
+it is there. --list shows all, and which of them fit into this machine's memory.
+
+examples:
+  umaserve pull --list hf.co/bartowski/Qwen2.5-7B-Instruct-GGUF
+  umaserve pull hf.co/bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M --models-dir /srv/models
+  umaserve --models-dir /srv/models --model Qwen2.5-7B-Instruct-Q4_K_M
+
+For a repository that isn't public, set HF_TOKEN.
+"""
+
+Write = Callable[[str], None]
+
+
+def run(arguments: Sequence[str], write: Write) -> int:
+    """Download and return the exit status. Raises ConfigError, also for what can't be had."""
+    parser = Parser("umaserve pull", description=DESCRIPTION)
+    parser.add_argument("model", metavar="hf.co/ORG/REPOSITORY[:QUANTIZATION]", help="what to download")
+    parser.add_argument("--list", action="store_true", help="only list what the repository has")
+    parser.add_argument("--models-dir", metavar="PATH", help="where to (default: $UMA_MODELS_DIR, else one of yours)")
+    parser.add_argument("--anyway", action="store_true", help="also what is larger than this machine's memory")
+    options = parser.parse_args(arguments)
+    name, _, quantization = options.model.partition(":")
+    flags = {} if options.models_dir is None else {"models_dir": options.models_dir}
+    folder = Path(SETTINGS.load(flags, os.environ).config.models_dir or _own_folder())
+    repository = opened(name)
+    found, left = offers(repository), available_bytes()
+    if not found:
+        raise ConfigError(f"{printable(name)}: it has no GGUF files: look for a repository of the same model with GGUF")
+    if options.list:
+        write(listing(found, left))
+        return 0
+    offer = chosen(found, quantization)
+    _check_size(offer, folder, left, anyway=options.anyway)
+    _download(repository, offer, folder)
+    write(f"{offer.name} is in {folder}. To serve it:\n  umaserve --models-dir {folder} --model {offer.name}\n")
+    return 0
+
+
+def listing(found: Sequence[Offer], left: int) -> str:
+    """A line for each; ``left``: the bytes of memory that are available."""
+    rows = [("QUANTIZATION", "SIZE", "", "NAME"), *(tuple(_cells(offer, left)) for offer in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in rows)
+
+
+def chosen(found: Sequence[Offer], quantization: str) -> Offer:
+    """The one that the user means. Raises ConfigError where that is none or several."""
+    wanted = quantization or (USUAL if len(found) > 1 else found[0].quantization)
+    matches = [offer for offer in found if wanted.lower() in (offer.quantization.lower(), offer.name.lower())]
+    if len(matches) == 1:
+        return matches[0]
+    known = [offer.quantization or offer.name for offer in found]
+    hint = nearest(wanted, known) if quantization else ""
+    problem = f"no model has {printable(wanted)}{hint}" if not matches else f"several models have {printable(wanted)}"
+    names = ", ".join(sorted(known if not matches else [offer.name for offer in matches]))
+    raise ConfigError(f"{problem}: name one after a colon: {names}")
+
+
+def _cells(offer: Offer, left: int) -> Iterator[str]:
+    yield offer.quantization
+    yield f"{offer.size_bytes / 1e9:.1f} GB"
+    yield "fits" if offer.size_bytes < left else "too large"
+    yield offer.name
+
+
+def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
+    """Before hours of downloading. Raises ConfigError."""
+    size = offer.size_bytes
+    if size >= left and not anyway:
+        found = f"{offer.name} has {size >> 20} MiB, and {left >> 20} MiB of memory are available"
+        raise ConfigError(f"{found}: choose a stronger quantization (--list shows all), or give --anyway")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}: name a folder of yours with --models-dir") from None
+    if size >= free:
+        raise ConfigError(f"{offer.name} has {size >> 20} MiB, and {folder} has {free >> 20} MiB free: make room")
+    fits = f"{left >> 20} MiB of memory are available"
+    print(f"{offer.name}: {size >> 20} MiB in {len(offer.files)} files; {fits}", file=sys.stderr)
+
+
+def _download(repository: Repository, offer: Offer, folder: Path) -> None:
+    staging, place = folder / STAGING / repository.name.replace("/", "--"), folder / offer.name
+    whole = []
+    for file in offer.files:
+        target = place / os.path.basename(file.path)
+        if target.exists() and target.stat().st_size == file.size_bytes:
+            print(f"{target.name} is there already", file=sys.stderr)
+        else:
+            whole.append((repository.fetched(file, staging), target))
+    place.mkdir(exist_ok=True)
+    # The model last: a daemon that sees it sees its projector too.
+    for path, target in whole:
+        os.replace(path, target)
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _own_folder() -> str:
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return os.path.join(data, "umaserve", "models")
