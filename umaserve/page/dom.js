@@ -33,7 +33,9 @@ const ICONS = {
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",
   send: "M12 20V5M5 12l7-7 7 7",
+  silent: "M11 5L6 9H3v6h3l5 4zM16 9.5l5 5M21 9.5l-5 5",
   sliders: "M4 8h9M17 8h3M15 6v4M4 16h3M11 16h9M9 14v4",
+  sound: "M11 5L6 9H3v6h3l5 4zM15.5 8.5a5 5 0 0 1 0 7M18.5 6a9 9 0 0 1 0 12",
   stop: "M7 7h10v10H7z",
   upload: "M12 15V4M7 9l5-5 5 5M5 20h14",
 };
@@ -59,6 +61,13 @@ export function fill(node, ...children) {
   if (wanted.length !== node.childNodes.length || wanted.some((child, i) => child !== node.childNodes[i])) {
     node.replaceChildren(...wanted);
   }
+}
+
+/** Gives people a file to keep. */
+export function saveFile(blob, name) {
+  const url = URL.createObjectURL(blob);
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
 function present(children) {

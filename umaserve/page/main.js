@@ -5,7 +5,7 @@ import { fill, h } from "./dom.js";
 import { createStore } from "./store.js";
 import { VIEWS } from "./views.js";
 
-const store = createStore({ view: null, models: [], keyWanted: false, problem: "" });
+const store = createStore({ view: null, models: [], voices: null, keyWanted: false, problem: "" });
 const api = createApi(sessionStorage, () => store.update((state) => (state.keyWanted = true)));
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
@@ -49,8 +49,10 @@ function loadStyle(href) {
 
 async function refreshModels() {
   try {
-    const { data } = await api.json("/v1/models");
-    store.update((state) => Object.assign(state, { models: data, problem: "" }));
+    // The voice is the daemon's, and stays.
+    const voiced = store.state.voices ? store.state : api.json("/v1/audio/voices");
+    const [{ data: models }, { voices }] = await Promise.all([api.json("/v1/models"), voiced]);
+    store.update((state) => Object.assign(state, { models, voices, problem: "" }));
   } catch (error) {
     if (error.status !== 401) store.update((state) => (state.problem = error.message));
   }

@@ -7,7 +7,7 @@ import { defaults, presets, savePreset } from "../answers/settings.js";
 const SAVE_MS = 3000;
 const NOTICE_MS = 8000;
 
-/** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}. */
+/** The chat's state. `run` is the answer being written: {conversation, answer, phase, note}, from character `from` on. */
 export function chatState(wide) {
   return {
     conversation: newConversation("", "", defaults()),
@@ -71,7 +71,7 @@ export function chatActions({ store, api, library, storage, wide }) {
   function run(conversation, answer) {
     if (state.run) return;
     const { probabilities } = state;
-    update(() => (state.run = { conversation, answer, phase: "waiting", note: "" }));
+    update(() => (state.run = { conversation, answer, phase: "waiting", note: "", from: answer.text.length }));
     const settings = { ...conversation.settings };
     generation = runAnswer({
       ...{ api, conversation, answer, settings, probabilities },

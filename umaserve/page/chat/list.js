@@ -1,6 +1,6 @@
 // The conversations that this browser keeps: to be found, opened, deleted, taken along and brought back.
 
-import { h, icon, iconButton } from "../dom.js";
+import { h, icon, iconButton, saveFile } from "../dom.js";
 
 const MAX_FILE_BYTES = 64 * 2 ** 20;
 
@@ -44,7 +44,6 @@ export function conversationList(store, actions) {
 }
 
 async function download(actions) {
-  const url = URL.createObjectURL(new Blob([await actions.exported()], { type: "application/json" }));
-  h("a", { href: url, download: `conversations-${new Date().toISOString().slice(0, 10)}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  const file = new Blob([await actions.exported()], { type: "application/json" });
+  saveFile(file, `conversations-${new Date().toISOString().slice(0, 10)}.json`);
 }

@@ -4,12 +4,11 @@ import { fill, h, icon, iconButton } from "../dom.js";
 import { AnswerText } from "../answers/answer_text.js";
 import { branches, path } from "../answers/conversation.js";
 import { figuresOf } from "../words.js";
-import { tokenChooser } from "./tokens.js";
 
 const NEAR_END_PX = 48;
 const SLOW_MS = 25;
 
-export function turnsView(store, actions) {
+export function turnsView(store, actions, speech) {
   const { state } = store;
   const list = h("ol.turns");
   const welcome = h("div.welcome", {}, h("h2", {}, "What shall we talk about?"), h("p", {}, WELCOME));
@@ -20,9 +19,9 @@ export function turnsView(store, actions) {
   let following = true;
   let shown = null;
   let later = 0;
+  let choosing = null;
 
   const answerOf = (element) => state.conversation.turns[element.closest("[data-turn]").dataset.turn];
-  tokenChooser(view, answerOf, (answer, index, text) => actions.branchAt(answer, index, text));
   scroller.addEventListener("scroll", () => {
     following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR_END_PX;
     if (following) toEnd.hidden = true;
@@ -46,7 +45,7 @@ export function turnsView(store, actions) {
     const turns = path(conversation);
     const kept = new Map();
     for (const turn of turns) {
-      const one = views.get(turn.id) ?? (turn.role === "user" ? userView(actions) : answerView(actions));
+      const one = views.get(turn.id) ?? (turn.role === "user" ? userView(actions) : answerView(actions, speech));
       one.show(turn, state);
       kept.set(turn.id, one);
     }
@@ -58,7 +57,13 @@ export function turnsView(store, actions) {
     return performance.now() - begun;
   }
 
+  async function chooseTokens() {
+    const { tokenChooser } = await import("./tokens.js");
+    tokenChooser(view, answerOf, actions.branchAt);
+  }
+
   store.subscribe(() => {
+    if (state.probabilities) choosing ??= chooseTokens();
     if (later) return;
     const took = render();
     // A huge block takes its time: then it is drawn less often, so that the page stays quick.
@@ -114,7 +119,7 @@ function turnEditor(turn, actions) {
   return h("div.editor", {}, area, h("div.row", {}, cancel, ask));
 }
 
-function answerView(actions) {
+function answerView(actions, speech) {
   const thoughts = h("div.text", { dir: "auto" });
   const folded = h("details.thoughts", { hidden: true }, h("summary", {}, "Thoughts"), thoughts);
   const text = h("div.text.markdown");
@@ -130,7 +135,8 @@ function answerView(actions) {
     show(turn, state) {
       const running = state.run?.answer === turn;
       const count = branches(state.conversation, turn).length;
-      const now = [state.versions.get(turn.id), state.probabilities, running && state.run.phase, !state.run, count];
+      const spoken = state.voiced && (state.spoken === turn ? "now" : "");
+      const now = [state.versions.get(turn.id), state.probabilities, spoken, running && state.run.phase, !state.run, count];
       const key = [...now, running && state.run.note].join();
       if (key === version) return;
       version = key;
@@ -144,7 +150,10 @@ function answerView(actions) {
       note.textContent = running ? state.run.note || PHASES[state.run.phase] : (turn.error ?? "");
       figures.textContent = figuresOf(turn, running);
       buttons.hidden = running;
-      if (!running) buttons.replaceChildren(...answerButtons(turn, state, actions));
+      if (running) return;
+      const focused = [...buttons.children].indexOf(document.activeElement);
+      buttons.replaceChildren(...answerButtons(turn, state, actions, speech));
+      buttons.children[focused]?.focus();
     },
   };
 }
@@ -164,13 +173,14 @@ function tokensBy(text, shaded) {
   text.setAttribute("aria-label", "Answer, token by token: the arrow keys walk, Enter shows the alternatives");
 }
 
-function answerButtons(turn, state, actions) {
+function answerButtons(turn, state, actions, speech) {
   const busy = { disabled: state.run !== null };
   return [
     ...walker(turn, state, actions),
     iconButton("redo", "Answer again", () => actions.regenerate(turn), busy),
     iconButton("go_on", "Continue this answer", () => actions.goOn(turn), busy),
     iconButton("copy", "Copy the answer", () => navigator.clipboard.writeText(turn.text)),
+    ...speech.buttons(turn),
     removal(turn, state, actions),
   ];
 }

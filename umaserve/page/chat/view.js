@@ -8,6 +8,7 @@ import { openLibrary } from "./library.js";
 import { conversationList } from "./list.js";
 import { modelPicker } from "./models.js";
 import { settingsPanel } from "./panel.js";
+import { chatSpeech } from "./speech.js";
 import { turnsView } from "./turns.js";
 
 export async function mount(root, app) {
@@ -16,6 +17,7 @@ export async function mount(root, app) {
   const { state } = store;
   const library = await openLibrary();
   const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
+  const speech = chatSpeech(app, store, actions);
   const writing = composer(store, actions);
 
   const toggle = (name, drawer, label) => {
@@ -26,8 +28,8 @@ export async function mount(root, app) {
   const veil = h("div.veil", { onclick: () => closeDrawers() });
   const add = iconButton("add", "New conversation (Alt+N)", () => begin());
   app.bar.start.replaceChildren(toggles.list);
-  app.bar.end.replaceChildren(modelPicker(app, store, actions), add, toggles.settings);
-  const main = h("main", {}, turnsView(store, actions), notice, writing.node);
+  app.bar.end.replaceChildren(modelPicker(app, store, actions), speech.node, add, toggles.settings);
+  const main = h("main", {}, turnsView(store, actions, speech), notice, writing.node);
   root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
 
   function begin() {
@@ -44,6 +46,7 @@ export async function mount(root, app) {
     if (event.key === "Escape" && !event.defaultPrevented) {
       if (!wide.matches && (state.open.list || state.open.settings)) closeDrawers();
       else if (run) actions.stop();
+      else speech.stop();
     } else if (event.altKey && event.code === "KeyN") begin();
     else if (event.altKey && event.code === "KeyP" && run) run.phase === "paused" ? actions.resume() : actions.pause();
     else if (event.altKey && event.code === "KeyS") actions.toggle("settings");
@@ -69,5 +72,6 @@ export async function mount(root, app) {
     removeEventListener("keydown", onkeydown);
     unsubscribe();
     actions.stop();
+    speech.stop();
   };
 }

@@ -1,0 +1,82 @@
+// The speech of answers: whether they are spoken as they are written, and which one is. What speaks is loaded with its
+// first use.
+
+import { fill, icon, iconButton, saveFile } from "../dom.js";
+
+const KEY = "umaserve.speech";
+const NO_VOICE = "This server has no voice. Whoever runs it can install one: pip install 'umaserve[speech]'";
+
+/** `state.spoken` is the answer that is read aloud, `state.voiced` whether any can be. */
+export function chatSpeech(app, store, actions) {
+  const { state } = store;
+  const [sound, silent] = [icon("sound"), icon("silent")];
+  const node = iconButton("silent", "", () => (state.voiced ? turn(!on) : actions.tell(NO_VOICE)));
+  let on = app.storage.getItem(KEY) === "on";
+  let reading = null;
+  let followed = null;
+  Object.assign(state, { spoken: null, voiced: false });
+
+  /** Reads an answer aloud from character `from` on, also while it grows. Resolves at the end. */
+  async function read(answer, from = 0) {
+    stop();
+    const { signal } = (reading = new AbortController());
+    const growing = () => state.run?.answer === answer;
+    store.update(() => (state.spoken = answer));
+    try {
+      const { readAloud } = await import("../voice/speech.js");
+      const source = () => ({ text: answer.text.slice(from), isOver: !growing() });
+      await readAloud(app.api, source, signal);
+    } catch (error) {
+      if (!signal.aborted) actions.tell(`This can't be read aloud: ${error.message}`);
+    }
+    if (!signal.aborted) store.update(() => (state.spoken = null));
+  }
+
+  function stop() {
+    reading?.abort();
+    store.update(() => (state.spoken = null));
+  }
+
+  async function save({ text }) {
+    actions.tell("The answer is being spoken into a file…");
+    try {
+      const { soundFile } = await import("../voice/speech.js");
+      saveFile(await soundFile(app.api, text), "answer.wav");
+      actions.tell("");
+    } catch (error) {
+      actions.tell(`This can't be spoken: ${error.message}`);
+    }
+  }
+
+  function buttons(answer) {
+    if (!state.voiced) return [];
+    const aloud = state.spoken === answer
+      ? iconButton("stop", "Stop reading", stop)
+      : iconButton("sound", "Read aloud", () => read(answer));
+    return [aloud, iconButton("save", "Save the speech", () => save(answer))];
+  }
+
+  /** Whether answers are spoken as they are written, which this browser keeps. */
+  function turn(wanted) {
+    on = wanted;
+    app.storage.setItem(KEY, on ? "on" : "off");
+    if (!on) stop();
+    else if (state.run) read(state.run.answer, state.run.answer.text.length);
+    store.update(() => {});
+  }
+
+  app.store.subscribe(({ voices }) => store.update(() => (state.voiced = voices?.length > 0)));
+  store.subscribe(() => {
+    const { run, voiced } = state;
+    const label = voiced ? "Speak answers" : `Speak answers: ${NO_VOICE}`;
+    node.ariaPressed = String(on && voiced);
+    node.ariaDisabled = String(!voiced);
+    node.ariaLabel = node.title = label;
+    fill(node, on && voiced ? sound : silent);
+    if (run === followed) return;
+    if (run && on && voiced) read(run.answer, run.from);
+    else if (followed?.answer === state.spoken && followed?.answer.end === "cancelled") stop();
+    followed = run;
+  });
+  return { node, buttons, read, stop, turn };
+}
