@@ -143,6 +143,7 @@ def test_an_answer_is_read_aloud_and_kept_as_a_file(browser: Browser, daemon: Da
             browser.shoot(f"speech-{scheme}")
     browser.press("Stop reading")
     browser.wait(lambda: browser.js("return window.context.state") == "closed")
+    browser.wait(lambda: not browser.one("[aria-label='Stop reading']"))
     browser.press("Save the speech")
     browser.wait(lambda: browser.js("return window.saved?.type") == "audio/wav")
     file = base64.b64decode(browser.module(SAVED).partition(",")[2])

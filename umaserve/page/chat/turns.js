@@ -1,7 +1,6 @@
 // The turns of the conversation that is shown. One reads in peace: the page follows the text only at its end.
 
 import { fill, h, icon, iconButton } from "../dom.js";
-import { AnswerText } from "../answers/answer_text.js";
 import { branches, path } from "../answers/conversation.js";
 import { figuresOf } from "../words.js";
 
@@ -20,6 +19,8 @@ export function turnsView(store, actions, speech) {
   let shown = null;
   let later = 0;
   let choosing = null;
+  let AnswerText = null;
+  let loading = null;
 
   const answerOf = (element) => state.conversation.turns[element.closest("[data-turn]").dataset.turn];
   scroller.addEventListener("scroll", () => {
@@ -45,7 +46,7 @@ export function turnsView(store, actions, speech) {
     const turns = path(conversation);
     const kept = new Map();
     for (const turn of turns) {
-      const one = views.get(turn.id) ?? (turn.role === "user" ? userView(actions) : answerView(actions, speech));
+      const one = views.get(turn.id) ?? (turn.role === "user" ? userView(actions) : answerView(actions, speech, drawer));
       one.show(turn, state);
       kept.set(turn.id, one);
     }
@@ -55,6 +56,12 @@ export function turnsView(store, actions, speech) {
     if (following) goToEnd();
     else if (scroller.scrollHeight > before && state.run) toEnd.hidden = false;
     return performance.now() - begun;
+  }
+
+  /** What draws an answer, which is loaded while the first one is awaited; until then null. */
+  function drawer(node) {
+    loading ??= import("../answers/answer_text.js").then((module) => store.update(() => ({ AnswerText } = module)));
+    return AnswerText && new AnswerText(node);
   }
 
   async function chooseTokens() {
@@ -119,7 +126,7 @@ function turnEditor(turn, actions) {
   return h("div.editor", {}, area, h("div.row", {}, cancel, ask));
 }
 
-function answerView(actions, speech) {
+function answerView(actions, speech, drawer) {
   const thoughts = h("div.text", { dir: "auto" });
   const folded = h("details.thoughts", { hidden: true }, h("summary", {}, "Thoughts"), thoughts);
   const text = h("div.text.markdown");
@@ -127,7 +134,7 @@ function answerView(actions, speech) {
   const figures = h("p.figures");
   const buttons = h("div.actions");
   const node = h("li.turn.answer", {}, h("h2.hidden", {}, "Answer"), folded, text, note, figures, buttons);
-  const drawn = new AnswerText(text);
+  let drawn = null;
   let version = "";
 
   return {
@@ -136,14 +143,15 @@ function answerView(actions, speech) {
       const running = state.run?.answer === turn;
       const count = branches(state.conversation, turn).length;
       const spoken = state.voiced && (state.spoken === turn ? "now" : "");
-      const now = [state.versions.get(turn.id), state.probabilities, spoken, running && state.run.phase, !state.run, count];
+      drawn ??= drawer(text);
+      const now = [drawn !== null, state.versions.get(turn.id), state.probabilities, spoken, running && state.run.phase, !state.run, count];
       const key = [...now, running && state.run.note].join();
       if (key === version) return;
       version = key;
       node.dataset.turn = turn.id;
       node.setAttribute("aria-busy", String(running));
       node.dataset.phase = running ? state.run.phase : turn.error ? "failed" : "ended";
-      drawn.draw(turn, state.probabilities);
+      drawn?.draw(turn, state.probabilities);
       tokensBy(text, state.probabilities);
       folded.hidden = !turn.thoughts;
       if (thoughts.textContent !== turn.thoughts) thoughts.textContent = turn.thoughts;
