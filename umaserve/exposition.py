@@ -101,19 +101,31 @@ MODEL_HELP = {
 """What the metrics of each model mean; in Prometheus' format their names begin with ``umaserve_model_``."""
 
 
+KEY_HELP = {
+    "requests_total": "Requests with the key.",
+    "refused_total": "Requests refused for the key's rates.",
+    "prompt_tokens_total": "Prompt tokens of the key's requests, as workers report them.",
+    "generated_tokens_total": "Tokens generated for the key.",
+}
+"""What the relay's metrics of each key mean; their names begin with ``umaserve_relay_key_``."""
+
+
 def exposition(
     registry: CollectorRegistry | None,
     values: Mapping[str, int | float | str],
     models: Mapping[str, Mapping[str, int | str]] | None = None,
+    keys: Mapping[str, Mapping[str, int]] | None = None,
 ) -> bytes:
-    """``registry``, the flat snapshot and those of the models in Prometheus' text format; strings become one info
-    metric."""
+    """``registry``, the flat snapshot and those of the models and keys in Prometheus' text format; strings become one
+    info metric."""
     whole = CollectorRegistry()
     if registry is not None:
         whole.register(registry)
     whole.register(_Snapshot(values))
     if models:
         whole.register(_Models(models))
+    if keys:
+        whole.register(_Keys(keys))
     return generate_latest(whole)
 
 
@@ -155,4 +167,18 @@ class _Models(Collector):
             family = kind(f"umaserve_model_{name}", about, labels=["model"])
             for model, values in self._models.items():
                 family.add_metric([model], float(values[name]))
+            yield family
+
+
+class _Keys(Collector):
+    """A collector of the keys' metrics."""
+
+    def __init__(self, keys: Mapping[str, Mapping[str, int]]) -> None:
+        self._keys = keys
+
+    def collect(self) -> Iterator[Metric]:
+        for name, about in KEY_HELP.items():
+            family = CounterMetricFamily(f"umaserve_relay_key_{name}", about, labels=["key"])
+            for key, values in self._keys.items():
+                family.add_metric([key], values[name])
             yield family

@@ -242,8 +242,8 @@ def test_a_database_of_another_program_is_refused(statement: str, path: Path) ->
 
 
 def test_a_database_of_another_version_is_refused(keys: ClientKeys, path: Path) -> None:
-    in_the_file(path, "PRAGMA user_version = 2")
-    assert "its version is 2, this umaserve knows 1: use the umaserve that made it" in refusal(path)
+    in_the_file(path, "PRAGMA user_version = 3")
+    assert "its version is 3, this umaserve knows 2: use the umaserve that made it" in refusal(path)
 
 
 def test_a_broken_database_is_refused(keys: ClientKeys, path: Path) -> None:

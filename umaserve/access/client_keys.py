@@ -1,4 +1,4 @@
-"""The API keys of the relay's clients: a SQLite file of their hashes, and the check of a presented key."""
+"""The API keys of the relay's clients: a SQLite file of their hashes and terms, and the check of a presented key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
 from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.messages import Priority
+from umaserve.serving.rates import RateLimits
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +32,7 @@ _KEY_PREFIX = "umar_"
 _NAME = "[A-Za-z0-9._-]{1,64}"
 
 _APPLICATION_ID = int.from_bytes(b"umar")
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = """
     CREATE TABLE keys (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -40,6 +44,14 @@ _SCHEMA = """
 """
 """AUTOINCREMENT never reuses an id. ``sha256`` is of the whole key in UTF-8: a fast hash without salt is enough, since
 256 random bits can't be guessed."""
+_TERMS = (
+    "class TEXT NOT NULL DEFAULT 'interactive'",
+    "requests_per_minute REAL NOT NULL DEFAULT 0",
+    "tokens_per_minute REAL NOT NULL DEFAULT 0",
+    "models TEXT NOT NULL DEFAULT '[]'",
+)
+"""The columns that version 2 has added."""
+_TERMS_NAMES = ", ".join(column.partition(" ")[0] for column in _TERMS)
 
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another program holds it: try again",
@@ -51,6 +63,29 @@ _REMEDIES = {
 }
 
 
+PRIORITIES = {"interactive": Priority.INTERACTIVE, "background": Priority.BACKGROUND}
+"""By the names of the keys' classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a key's holder may do. Rates are by the minute, 0: no limit; no models: all there are."""
+
+    group: str = "interactive"
+    """One of ``PRIORITIES``."""
+    requests_per_minute: float = 0
+    tokens_per_minute: float = 0
+    models: tuple[str, ...] = ()
+
+    @property
+    def priority(self) -> Priority:
+        return PRIORITIES.get(self.group, Priority.INTERACTIVE)
+
+    @property
+    def limits(self) -> RateLimits:
+        return RateLimits(self.requests_per_minute, self.tokens_per_minute)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientKey:
     """The record of one key, without the key itself. Times are in UTC, as 2026-01-31T12:00:00Z."""
@@ -59,6 +94,7 @@ class ClientKey:
     name: str
     created: str
     revoked: str | None
+    terms: Terms = Terms()
 
 
 class ClientKeys:
@@ -74,6 +110,8 @@ class ClientKeys:
         self._clock = clock
         self._names: Mapping[bytes, str] = {}
         """The names of the valid keys, by hash."""
+        self._terms: Mapping[str, Terms] = {}
+        """By name."""
         self._version = -1
         self._look_at = -math.inf
         self._complaint = ""
@@ -90,7 +128,7 @@ class ClientKeys:
     def close(self) -> None:
         self._database.close()
 
-    def create(self, name: str) -> str:
+    def create(self, name: str, terms: Terms = Terms()) -> str:
         """Make a key and return it; only its hash is stored.
 
         Raises RequestError for an invalid name, or one that another valid key has.
@@ -103,16 +141,19 @@ class ClientKeys:
             if self._database.execute("SELECT 1 FROM keys WHERE name = ? AND revoked IS NULL", [name]).fetchone():
                 advice = "choose another name, or revoke that key first"
                 raise RequestError(Fault.BAD_REQUEST, "name", f"there is a key named {name}: {advice}")
-            self._database.execute(
-                "INSERT INTO keys (name, sha256, created) VALUES (?, ?, ?)", [name, _digest(presented), _now()]
-            )
+            columns = f"name, sha256, created, {_TERMS_NAMES}"
+            values = [name, _digest(presented), _now(), *_stored(terms)]
+            self._database.execute(f"INSERT INTO keys ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         return presented
 
     def list(self) -> Sequence[ClientKey]:
         """All keys, including revoked ones, the oldest first."""
         with self._errors():
-            rows = self._database.execute("SELECT id, name, created, revoked FROM keys ORDER BY id").fetchall()
-        return [ClientKey(str(id_), *rest) for id_, *rest in rows]
+            columns = f"id, name, created, revoked, {_TERMS_NAMES}"
+            rows = self._database.execute(f"SELECT {columns} FROM keys ORDER BY id").fetchall()
+        return [
+            ClientKey(str(id_), name, created, revoked, _loaded(*terms)) for id_, name, created, revoked, *terms in rows
+        ]
 
     def revoke(self, id_: str) -> bool:
         """Revoke the key with this id; returns whether there was one that was still valid."""
@@ -138,8 +179,13 @@ class ClientKeys:
         # The lookup's timing may leak parts of the hash, which is useless to a client that can't choose the hash.
         return self._names.get(_digest(presented))
 
+    def terms(self, name: str) -> Terms:
+        """Those of the valid key with this name, as last read; without one, those that keys have by default."""
+        return self._terms.get(name, Terms())
+
     def _prepare(self) -> None:
-        """Make the table in an empty database. Raises ConfigError for a foreign database or another schema version."""
+        """Make the table in an empty database, or add the columns that an old one lacks. Raises ConfigError for a
+        foreign database or another schema version."""
         # The loop's thread reads, and must not wait for another process that writes, as it would without a write-ahead
         # log. The pragma fails while another process opens the file, which then sets it itself.
         with contextlib.suppress(sqlite3.OperationalError):
@@ -151,6 +197,10 @@ class ClientKeys:
             if (application_id, version, tables) == (0, 0, 0):
                 self._database.execute(_SCHEMA)
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                application_id, version = _APPLICATION_ID, 1
+            if (application_id, version) == (_APPLICATION_ID, 1):
+                for column in _TERMS:
+                    self._database.execute(f"ALTER TABLE keys ADD COLUMN {column}")
                 self._database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             elif application_id != _APPLICATION_ID:
                 raise ConfigError(f"client keys {self._path}: a database of another program: name another file")
@@ -173,7 +223,10 @@ class ClientKeys:
                 log.error("%s (until then the keys read before hold)", error)
 
     def _read(self) -> None:
-        self._names = dict(self._database.execute("SELECT sha256, name FROM keys WHERE revoked IS NULL").fetchall())
+        columns = f"sha256, name, {_TERMS_NAMES}"
+        rows = self._database.execute(f"SELECT {columns} FROM keys WHERE revoked IS NULL").fetchall()
+        self._names = {digest: name for digest, name, *_ in rows}
+        self._terms = {name: _loaded(*terms) for _, name, *terms in rows}
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -206,6 +259,14 @@ class ClientKeys:
         except OSError as error:
             remedy = _REMEDIES[sqlite3.SQLITE_CANTOPEN]
             raise ConfigError(f"client keys {self._path}: {error.strerror}: {remedy}") from None
+
+
+def _stored(terms: Terms) -> Sequence[object]:
+    return terms.group, terms.requests_per_minute, terms.tokens_per_minute, orjson.dumps(terms.models).decode()
+
+
+def _loaded(group: str, requests_per_minute: float, tokens_per_minute: float, models: str) -> Terms:
+    return Terms(group, requests_per_minute, tokens_per_minute, tuple(orjson.loads(models)))
 
 
 def _make_private(path: str) -> None:

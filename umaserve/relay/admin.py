@@ -10,17 +10,23 @@ from typing import Any
 import orjson
 
 from umaserve.access.attempts import FailedAttempts
-from umaserve.access.client_keys import ClientKeys
+from umaserve.access.client_keys import PRIORITIES, ClientKey, ClientKeys, Terms
 from umaserve.errors import ConfigError, Fault, RequestError
+from umaserve.exposition import PROMETHEUS
 from umaserve.http.connection import JSON, HttpConnection
+from umaserve.relay.accounts import Accounts
+from umaserve.relay.intake import MAX_NAME_BYTES
 from umaserve.relay.pool import Pool
 from umaserve.relay.worker import Worker
-from umaserve.wire.fields import Fields, parse_json
+from umaserve.wire.fields import Fields, array, parse_json, string
 from umaserve.wire.http_head import Refusal, Request
 
 log = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S = 3600.0
+MAX_RATE = 10**9
+MAX_MODELS = 256
+"""Of one key."""
 
 
 class Admin:
@@ -30,12 +36,17 @@ class Admin:
         self,
         pool: Pool,
         keys: ClientKeys | None,
+        accounts: Accounts | None,
         token: str,
         attempts: FailedAttempts,
         stats: Callable[[], Mapping[str, Any]],
+        metrics: Callable[[Sequence[str]], bytes],
         drain_timeout: float,
     ) -> None:
+        """``metrics`` gets the names of the keys whose usage is shown."""
         self._pool = pool
+        self._accounts = accounts
+        self._metrics = metrics
         self.token = token
         """May be replaced at any time."""
         self._keys = keys
@@ -60,7 +71,7 @@ class Admin:
 
     def methods(self, path: str) -> Sequence[str]:
         match path.split("/")[2:]:
-            case ["workers"] | ["stats"]:
+            case ["workers"] | ["stats"] | ["metrics"]:
                 return ("GET", "HEAD")
             case ["keys"]:
                 return ("GET", "HEAD", "POST")
@@ -86,6 +97,9 @@ class Admin:
                 self._reply(connection, {"workers": [_shown(one) for one in self._pool.workers]})
             case _, ["stats"]:
                 self._reply(connection, self._stats())
+            case _, ["metrics"]:
+                names = [] if self._accounts is None else sorted(self._accounts.used)
+                connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics(names))
             case _, ["workers", id_, "drain"]:
                 worker = self._worker(id_)
                 self._pool.drain(worker, *self._drain_options(request))
@@ -108,9 +122,10 @@ class Admin:
                 name = fields.string("name", max_bytes=64)
                 if name is None:
                     raise RequestError(Fault.BAD_REQUEST, "name", "expected a string, got null")
-                self._reply(connection, {"name": name, "key": self._client_keys().create(name)}, 201)
+                made = self._client_keys().create(name, _terms(fields))
+                self._reply(connection, {"name": name, "key": made}, 201)
             case _, ["keys"]:
-                self._reply(connection, {"keys": list(self._client_keys().list())})
+                self._reply(connection, {"keys": [self._shown_key(key) for key in self._client_keys().list()]})
             case _, ["keys", id_]:
                 if not self._client_keys().revoke(id_):
                     raise RequestError(Fault.NOT_FOUND, "key", f"no key has the id {id_[:64]}")
@@ -127,6 +142,13 @@ class Admin:
             raise RequestError(Fault.NOT_FOUND, "keys", "clients need no keys: see --client-keys")
         return self._keys
 
+    def _shown_key(self, key: ClientKey) -> dict[str, object]:
+        terms = key.terms
+        shown = {"id": key.id, "name": key.name, "created": key.created, "revoked": key.revoked, "class": terms.group}
+        rates = {"requests_per_minute": terms.requests_per_minute, "tokens_per_minute": terms.tokens_per_minute}
+        used = {} if self._accounts is None else self._accounts.shown(key.name)
+        return {**shown, **rates, "models": terms.models or None, "used": used}
+
     def _drain_options(self, request: Request) -> tuple[str, float]:
         fields = _fields(request) if request.body else Fields({})
         reason = fields.string("reason", max_bytes=256) or "maintenance"
@@ -139,6 +161,17 @@ class Admin:
 
 def _fields(request: Request) -> Fields:
     return Fields(Fields.of(parse_json(request.body), "body").values)
+
+
+def _terms(fields: Fields) -> Terms:
+    named = fields.values.get("models")
+    models = [] if named is None else array(named, fields.name("models"), 1, MAX_MODELS, "names")
+    return Terms(
+        fields.one_of("class", PRIORITIES) or Terms().group,
+        fields.number("requests_per_minute", 0, MAX_RATE) or 0,
+        fields.number("tokens_per_minute", 0, MAX_RATE) or 0,
+        tuple(string(model, f"models[{i}]", max_bytes=MAX_NAME_BYTES) for i, model in enumerate(models)),
+    )
 
 
 def _shown(worker: Worker) -> dict[str, object]:

@@ -8,8 +8,10 @@ from typing import Any
 
 import orjson
 
+from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.dialects.responses.keeping import RELAY_HEADER
 from umaserve.errors import Fault, RequestError
+from umaserve.relay.accounts import Accounts, Tally
 from umaserve.relay.beginning import beginning_of
 from umaserve.relay.registry import Registry
 from umaserve.relay.request import Client, RelayedRequest
@@ -32,6 +34,8 @@ ANTHROPIC_HEADER = "anthropic-version"
 DEFAULT = "default"
 """The model name by which clients ask for the default model."""
 MAX_NAME_BYTES = 256
+_WITHOUT_MODEL = ("control",)
+"""Messages of a WebSocket that steer what runs."""
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker the client's name, so that it separates the cached prefixes of clients."""
 _WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
@@ -41,14 +45,15 @@ _KEY_HEADERS = frozenset(("authorization", "x-api-key", "sec-websocket-protocol"
 
 
 class Intake:
-    """Raises ``RequestError`` for requests that can't be relayed. With ``keyed``, clients' keys are not passed on;
+    """Raises ``RequestError`` for requests that can't be relayed. With ``accounts``, clients' keys are not passed on;
     ``by_prefix``: whether the turns of a conversation go to the same worker."""
 
-    def __init__(self, workers: Registry, default_model: str, *, keyed: bool, by_prefix: bool) -> None:
+    def __init__(self, workers: Registry, default_model: str, accounts: Accounts | None, *, by_prefix: bool) -> None:
         self._workers = workers
+        self._accounts = accounts
         self._default_model = default_model
         self._by_prefix = by_prefix
-        self._not_passed = _NOT_PASSED | _KEY_HEADERS if keyed else _NOT_PASSED
+        self._not_passed = _NOT_PASSED | _KEY_HEADERS if accounts else _NOT_PASSED
         self._ids = itertools.count(1)
 
     def model_for(self, name: str | None, *, aliases: bool = False) -> str | None:
@@ -86,7 +91,7 @@ class Intake:
         named = fields.string("model", max_bytes=MAX_NAME_BYTES)
         if request.path == SHOW and named is None:
             named = fields.string("name", max_bytes=MAX_NAME_BYTES)  # As older clients call it.
-        model = self._model(named, aliases=request.path.startswith(MESSAGES))
+        model = self._model(named, client_name, aliases=request.path.startswith(MESSAGES))
         if model != named:
             # Backends other than umaserve don't know the name "default".
             changed = {**(fields.values if changed is None else changed), "model": model}
@@ -101,6 +106,7 @@ class Intake:
             client=client,
             needs=BYTES if request.path == SPEECH else "",
             beginning=self._beginning(fields.values, (client_name, model), turns),
+            tally=self._tally(client_name),
         )
 
     def _beginning(
@@ -114,7 +120,7 @@ class Intake:
             part.name: str(part.data, "utf-8", "replace") for part in form.parts if part.name in ("model", "stream")
         }
         named = string(texts["model"], "model", max_bytes=MAX_NAME_BYTES) if "model" in texts else None
-        model = self._model(named)
+        model = self._model(named, client_name)
         return RelayedRequest(
             id=self._new_id(),
             model=model,
@@ -124,11 +130,18 @@ class Intake:
             headers=self._headers(request, client_name),
             client=client,
             needs=FORMS,
+            tally=self._tally(client_name),
         )
 
-    def _model(self, named: str | None, *, aliases: bool = False) -> str:
-        """The model of a request that names this one; raises ``RequestError`` where it is not certain."""
+    def _tally(self, client_name: str) -> Tally | None:
+        return self._accounts.tally(client_name) if self._accounts else None
+
+    def _model(self, named: str | None, client_name: str, *, aliases: bool = False) -> str:
+        """The model of a request that names this one; raises ``RequestError`` where it is not certain, or not the
+        client's."""
         model = self.model_for(named, aliases=aliases) or named
+        if self._accounts and model is not None:
+            self._accounts.check_model(client_name, model)
         if model is None:
             expected = "a name that GET /v1/models lists, since there is not exactly one model"
             raise RequestError(Fault.BAD_REQUEST, "model", f"expected {expected}, got null")
@@ -140,6 +153,7 @@ class Intake:
 
         def request(text: str, client: Client) -> RelayedRequest:
             values = _values_of(text)
+            self.check_message(text, client_name, first=True)
             named = handshake.query.get("model") or values.get("model")
             # Empty means any model.
             model = self.model_for(_shortened(named) if named and isinstance(named, str) else None) or ""
@@ -153,9 +167,19 @@ class Intake:
                 client=client,
                 needs=WEBSOCKET,
                 beginning=self._beginning(values, (client_name, model)),
+                tally=self._tally(client_name),
             )
 
         return request
+
+    def check_message(self, text: str, client_name: str, *, first: bool = False) -> None:
+        """Refuse a WebSocket's message that asks for a model which is not the client's. A worker reads the model in the
+        message, and in one without means its own default."""
+        if self._accounts and self._accounts.only_some(client_name):
+            values = _values_of(text)
+            if first or values.get("type") not in _WITHOUT_MODEL:
+                named = values.get("model")
+                self._accounts.check_model(client_name, named if isinstance(named, str) else None)
 
     def _new_id(self) -> str:
         return f"r-{next(self._ids)}"
@@ -170,6 +194,8 @@ class Intake:
         passed["via"] = via(request.version, passed.get("via"))
         if client_name:
             passed[CLIENT_HEADER] = client_name
+        if self._accounts and self._accounts.in_background(client_name):
+            passed[PRIORITY_HEADER] = "background"
         return passed
 
 

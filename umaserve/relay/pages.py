@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 import orjson
@@ -13,6 +13,7 @@ from umaserve.dialects.ollama import models as ollama
 from umaserve.errors import Fault, RequestError
 from umaserve.exposition import PROMETHEUS
 from umaserve.http.connection import JSON, HttpConnection, Serve
+from umaserve.relay.accounts import Accounts
 from umaserve.relay.intake import ANTHROPIC_HEADER, Intake
 from umaserve.relay.pool import Pool
 from umaserve.wire.http_head import Request
@@ -27,13 +28,23 @@ class Pages:
     """Pages that answer GET."""
 
     def __init__(
-        self, pool: Pool, intake: Intake, provider: str, metrics: Callable[[], bytes], leaving: Callable[[], bool]
+        self,
+        pool: Pool,
+        intake: Intake,
+        provider: str,
+        metrics: Callable[[Sequence[str]], bytes],
+        leaving: Callable[[], bool],
+        key_of: Callable[[Request], str],
+        accounts: Accounts | None,
     ) -> None:
+        """``metrics`` gets the names of the keys whose usage is shown."""
         self._pool = pool
         self._intake = intake
         self._provider = provider
         self._metrics = metrics
         self._leaving = leaving
+        self._key_of = key_of
+        self._accounts = accounts
         self._started_at = int(time.time())
         self._by_path = {
             MODELS: self._models,
@@ -55,7 +66,7 @@ class Pages:
         return self._by_path.get(path)
 
     def _models(self, connection: HttpConnection, request: Request) -> None:
-        models = self._pool.workers.models()
+        models = self._visible(request)
         if request.header(ANTHROPIC_HEADER) is not None:
             page = anthropic.page([anthropic.described(model, self._started_at) for model in models], request.query)
             connection.respond(200, [JSON], page)
@@ -67,7 +78,7 @@ class Pages:
         name = request.path.removeprefix(f"{MODELS}/")
         anthropics = request.header(ANTHROPIC_HEADER) is not None
         model = self._intake.model_for(name, aliases=anthropics)
-        if model not in self._pool.workers.models():
+        if model is None or model not in self._visible(request):
             raise RequestError(Fault.NOT_FOUND, "model", f"expected one that {MODELS} lists, got {name[:64] or 'none'}")
         found = anthropic.described(model, self._started_at) if anthropics else self._described(model)
         connection.respond(200, [JSON], orjson.dumps(found))
@@ -75,11 +86,16 @@ class Pages:
     def _described(self, model: str) -> dict[str, object]:
         return {"id": model, "object": "model", "created": int(time.time()), "owned_by": self._provider}
 
-    def _tags(self, connection: HttpConnection, _request: Request) -> None:
-        connection.respond(200, [JSON], ollama.tags_of(self._pool.workers.models(), self._started_at))
+    def _visible(self, request: Request) -> Sequence[str]:
+        """The models that the request's key may use."""
+        models = self._pool.workers.models()
+        return self._accounts.visible(self._key_of(request), models) if self._accounts else models
 
-    def _running(self, connection: HttpConnection, _request: Request) -> None:
-        connection.respond(200, [JSON], ollama.running_of(self._pool.workers.models()))
+    def _tags(self, connection: HttpConnection, request: Request) -> None:
+        connection.respond(200, [JSON], ollama.tags_of(self._visible(request), self._started_at))
+
+    def _running(self, connection: HttpConnection, request: Request) -> None:
+        connection.respond(200, [JSON], ollama.running_of(self._visible(request)))
 
     def _version(self, connection: HttpConnection, _request: Request) -> None:
         connection.respond(200, [JSON], ollama.version())
@@ -97,8 +113,10 @@ class Pages:
         body = {"status": "draining" if draining else "ok", "workers": len(self._pool.workers)}
         connection.respond(503 if draining else 200, [JSON], orjson.dumps(body))
 
-    def _show_metrics(self, connection: HttpConnection, _request: Request) -> None:
-        connection.respond(200, [("Content-Type", PROMETHEUS)], self._metrics())
+    def _show_metrics(self, connection: HttpConnection, request: Request) -> None:
+        # Of the keys its own only; operators see all.
+        page = self._metrics([self._key_of(request)] if self._accounts else [])
+        connection.respond(200, [("Content-Type", PROMETHEUS)], page)
 
     def _show_document(self, connection: HttpConnection, _request: Request) -> None:
         connection.respond(200, [JSON], DOCUMENT)

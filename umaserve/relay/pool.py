@@ -6,9 +6,9 @@ The rules, and why:
    a conversation go to the same one, which has computed their beginning, as long as its load is not far above the mean;
    else to the next one in an order of the conversation's own. All others go to the one with the lowest load; among
    equals, to the one whose last dispatch is oldest.
-2. If there is none, the request is queued, in order of arrival. A slot that becomes free goes to the first queued
-   request that its worker can serve, so a request never waits for requests of other models. A request that no worker
-   could serve is refused.
+2. If there is none, the request is queued, in order of arrival, and background work after all other. A slot that
+   becomes free goes to the first queued request that its worker can serve, so a request never waits for requests of
+   other models. A request that no worker could serve is refused.
 3. A request that loses its worker returns to its position in the queue, at most ``MAX_REQUEUES`` times, and never after
    output has reached its client, which would get that output twice.
 4. A cancelled request occupies its worker's slot until the worker answers, at most for ``CANCEL_GRACE_S``: its backend

@@ -42,6 +42,8 @@ class Replies:
         if request is None:
             self._outcomes.totals["late_messages"] += 1
             return
+        if request.tally is not None:
+            request.tally.chunk(message.chunk)
         # A lower bound: a character has at least a byte, and counting exactly would cost a copy.
         request.output_bytes += len(message.chunk)
         if request.output_bytes > self._max_bytes:
@@ -76,6 +78,8 @@ class Replies:
             return
         fields = self._outcomes.about(request, message.status_code) | {"worker": worker.id}
         log.info("request relayed", extra={"fields": fields})
+        if request.tally is not None:
+            request.tally.end(message.body, message.token_counts)
         body = message.body or ""
         if isinstance(body, str):
             body = request.held + body

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from umaserve.dialects.parameters import PRIORITY_HEADER
 from umaserve.net.timers import Timer
+from umaserve.relay.accounts import Tally
 from umaserve.relay.states import ENDED, TRANSITIONS, WITH_WORKER, Event, State, TransitionError
 from umaserve.wire.relay_codec import encode
 from umaserve.wire.relay_messages import WEBSOCKET, Request
@@ -59,6 +61,8 @@ class RelayedRequest:
     """The feature that its worker must have, if any."""
     beginning: int | None = None
     """What all turns of its conversation have in common, in 64 bits: by that it goes to where the last one was."""
+    tally: Tally | None = None
+    """Counts its tokens for its key, if it has one."""
 
     state: State = State.NEW
     number: int = 0
@@ -76,6 +80,11 @@ class RelayedRequest:
     paused: bool = False
     timer: Timer | None = None
     """The deadline, in the queue and in flight."""
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """By which it waits: in order of arrival, and in the background after all others."""
+        return self.headers.get(PRIORITY_HEADER) == "background", self.number
 
     @property
     def is_websocket(self) -> bool:
@@ -102,6 +111,8 @@ class RelayedRequest:
         if state is None:
             raise TransitionError(f"request {self.id}: {event.value!r} in state {self.state.value!r}")
         self.state = state
+        if self.over and self.tally is not None:
+            self.tally.close()
 
     def opening(self) -> Request:
         """The first message to its worker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from umaserve.access.attempts import FailedAttempts
 from umaserve.access.client_keys import ClientKeys
@@ -17,6 +17,7 @@ from umaserve.net.listeners import Listener
 from umaserve.net.loop import Loop
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
+from umaserve.relay.accounts import Accounts
 from umaserve.relay.admin import Admin
 from umaserve.relay.outcomes import COUNTED
 from umaserve.relay.pool import Pool, PoolLimits
@@ -56,11 +57,20 @@ class RelayServer:
         self._keys = keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
         gate = Gate(names, None, self._loop.now)
-        self._doors = doors = Doors(gate, self._read_worker_secret(), keys, FailedAttempts(self._loop.now))
+        self._accounts = Accounts(keys, self._loop.now) if keys is not None else None
+        failed = FailedAttempts(self._loop.now)
+        self._doors = doors = Doors(gate, self._read_worker_secret(), keys, self._accounts, failed)
         # Counted separately: workers with a wrong secret must not lock out operators at the same address.
         attempts = FailedAttempts(self._loop.now)
         self._admin = admin = Admin(
-            self._pool, keys, self._read_admin_token(), attempts, self._stats, config.drain_timeout
+            self._pool,
+            keys,
+            self._accounts,
+            self._read_admin_token(),
+            attempts,
+            self._stats,
+            self._metrics,
+            config.drain_timeout,
         )
         self._leaving = False
         self._site = RelaySite(
@@ -69,7 +79,7 @@ class RelayServer:
             self._pool,
             doors,
             admin,
-            lambda: exposition(None, self._stats()),
+            self._metrics,
             lambda: self._leaving,
         )
         self._started_at = self._loop.now()
@@ -146,6 +156,11 @@ class RelayServer:
         self._clients.add(new)
 
     # -- numbers -------------------------------------------------------------------------------------------------
+
+    def _metrics(self, keys: Sequence[str]) -> bytes:
+        """In Prometheus' format, with the usage of these keys."""
+        used = {name: self._accounts.shown(name) for name in keys} if self._accounts is not None else {}
+        return exposition(None, self._stats(), keys=used)
 
     def _stats(self) -> Mapping[str, int | float | str]:
         pool, totals = self._pool, self._pool.totals

@@ -19,6 +19,7 @@ from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
+from umaserve.relay.accounts import Accounts
 from umaserve.relay.admin import Admin
 from umaserve.relay.conversation import Conversation
 from umaserve.relay.exchange import RelayExchange
@@ -72,12 +73,13 @@ SECRET_HEADER, SECRET_PARAMETER = "x-worker-secret", "worker_secret"
 
 @dataclass(slots=True)
 class Doors:
-    """Access checks. ``worker_secret`` may be replaced at any time; ``keys`` are the clients' (``None``: no key is
-    needed)."""
+    """Access checks. ``worker_secret`` may be replaced at any time; ``keys`` and ``accounts`` are the clients'
+    (``None``: no key is needed)."""
 
     gate: Gate
     worker_secret: str
     keys: ClientKeys | None
+    accounts: Accounts | None
     attempts: FailedAttempts
 
 
@@ -91,7 +93,7 @@ class RelaySite:
         pool: Pool,
         doors: Doors,
         admin: Admin,
-        metrics: Callable[[], bytes],
+        metrics: Callable[[Sequence[str]], bytes],
         leaving: Callable[[], bool],
     ) -> None:
         """``leaving``: whether the relay is to end."""
@@ -102,11 +104,9 @@ class RelaySite:
         self._pool = pool
         self._doors = doors
         self._admin = admin
-        self._intake = Intake(
-            pool.workers, config.default_model, keyed=doors.keys is not None, by_prefix=config.route_by == "prefix"
-        )
+        self._intake = Intake(pool.workers, config.default_model, doors.accounts, by_prefix=config.route_by == "prefix")
         self._responses = Responses(loop, pool, self._intake, self.input_budget)
-        self._pages = Pages(pool, self._intake, config.provider, metrics, leaving)
+        self._pages = Pages(pool, self._intake, config.provider, metrics, leaving, self._check_key, doors.accounts)
 
     def error_reply(self, path: str, headers: Collection[str], error: RequestError | Refusal) -> ErrorReply:
         if path.startswith(OLLAMAS):
@@ -181,19 +181,27 @@ class RelaySite:
 
     # -- clients -------------------------------------------------------------------------------------------------
 
+    def _admitted(self, request: Request) -> str:
+        """The name of its key, whose rates allow one more request."""
+        name = self._check_key(request)
+        if self._doors.accounts is not None:
+            self._doors.accounts.admit(name)
+        return name
+
     def _relay(self, connection: HttpConnection, request: Request) -> None:
+        name = self._admitted(request)
         if request.path in RESPONSES:
-            tenant = self._tenant(connection, request)
-            self._responses.relay(connection, request, self._check_key(request), tenant)
+            self._responses.relay(connection, request, name, self._tenant(connection, request))
             return
         exchange = RelayExchange(connection, self._pool)
-        relayed = self._intake.request(request, self._check_key(request), exchange)
+        relayed = self._intake.request(request, name, exchange)
         connection.pending = exchange
         exchange.start(relayed)
 
     def _converse(self, connection: HttpConnection, request: Request) -> None:
         # The key is checked with the handshake: it may be revoked before the first message.
-        new_request = self._intake.conversation(request, self._check_key(request))
+        name = self._admitted(request)
+        new_request = self._intake.conversation(request, name)
         rest = connection.upgrade(request, [SUBPROTOCOL])
         conversation = Conversation(
             self._loop,
@@ -202,6 +210,7 @@ class RelaySite:
             WebSocketCodec(self._config.max_body_bytes),
             request.path,
             new_request,
+            lambda text: self._intake.check_message(text, name),
             connection.lost,
             self.input_budget.share(connection.channel),
             ping_interval=self._config.ping_interval,

@@ -1,0 +1,294 @@
+"""What a client's key may do at a relay, and what it has used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_wire import encode
+from prometheus_client.parser import text_string_to_metric_families
+from relay_peers import CHAT, MODEL, Client, Relay, Worker, wait_until
+
+from umaserve.access.client_keys import ClientKeys, Terms
+from umaserve.errors import Fault, RequestError
+from umaserve.relay.accounts import SPEND_AT_ONCE, Accounts, Tally
+from umaserve.wire.relay_messages import TokenCounts
+
+FULL = {"name": "full", "class": "background", "requests_per_minute": 2, "tokens_per_minute": 30, "models": [MODEL]}
+USAGE = '{"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12}}'
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Iterator[Relay]:
+    relay = Relay(client_keys=str(tmp_path / "keys.sqlite"))
+    yield relay
+    relay.end()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Iterator[ClientKeys]:
+    keys = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
+    yield keys
+    keys.close()
+
+
+def key(relay: Relay, name: str, **terms: Any) -> dict[str, str]:
+    """The headers of a client with a new key."""
+    made = relay.admin("POST", "/keys", {"name": name, **terms})
+    assert made.status == 201, made.json
+    return {"Authorization": f"Bearer {made.json['key']}"}
+
+
+def ask(relay: Relay, headers: dict[str, str], path: str = CHAT, **fields: Any) -> Client:
+    client = relay.client()
+    client.send(encode("POST", path, {"model": MODEL, "messages": [], **fields}, headers))
+    return client
+
+
+def used(relay: Relay, name: str) -> dict[str, int]:
+    (shown,) = [one for one in relay.admin("GET", "/keys").json["keys"] if one["name"] == name]
+    return shown["used"]
+
+
+# The terms.
+
+
+def test_terms_are_kept_in_the_file(keys: ClientKeys, tmp_path: Path) -> None:
+    terms = Terms("background", 2.5, 30, (MODEL, "other"))
+    keys.create("full", terms)
+    keys.create("plain")
+    again = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
+    assert [(one.name, one.terms) for one in again.list()] == [("full", terms), ("plain", Terms())]
+    assert (again.terms("full"), again.terms("plain"), again.terms("nobody")) == (terms, Terms(), Terms())
+    again.close()
+
+
+def test_keys_of_an_older_file_have_no_limits(tmp_path: Path) -> None:
+    path = tmp_path / "keys.sqlite"
+    keys = ClientKeys(str(path), lambda: 0.0)
+    alice = keys.create("alice")
+    keys.close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        for column in ("class", "requests_per_minute", "tokens_per_minute", "models"):
+            old.execute(f"ALTER TABLE keys DROP COLUMN {column}")
+        old.execute("PRAGMA user_version = 1")
+        old.commit()
+    for _ in range(2):
+        keys = ClientKeys(str(path), lambda: 0.0)
+        assert (keys.holds(alice), keys.list()[0].terms) == ("alice", Terms())
+        keys.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"class": "operator"}, "class: expected "),
+        ({"class": 5}, "class: expected "),
+        ({"requests_per_minute": -1}, "requests_per_minute: expected "),
+        ({"tokens_per_minute": "many"}, "tokens_per_minute: expected "),
+        ({"models": []}, "models: expected an array of 1 to 256 names"),
+        ({"models": "all"}, "models: expected an array"),
+        ({"models": [MODEL, 5]}, "models[1]: expected "),
+        ({"models": ["x" * 257]}, "models[0]: expected "),
+    ],
+)
+def test_wrong_terms_make_no_key(relay: Relay, wrong: dict[str, Any], message: str) -> None:
+    refused = relay.admin("POST", "/keys", {"name": "alice", **wrong})
+    assert refused.status == 400
+    assert refused.error["message"].startswith(message)
+    assert relay.admin("GET", "/keys").json == {"keys": []}
+
+
+def test_operators_see_the_terms(relay: Relay) -> None:
+    key(relay, **FULL)
+    key(relay, "plain")
+    full, plain = relay.admin("GET", "/keys").json["keys"]
+    assert {**FULL, "revoked": None}.items() <= full.items()
+    rates = {"requests_per_minute": 0, "tokens_per_minute": 0}
+    assert {"class": "interactive", "models": None, **rates}.items() <= plain.items()
+
+
+# Rates.
+
+
+def test_a_key_that_has_used_up_its_rate_is_told_when_to_come_back(keys: ClientKeys) -> None:
+    now = 0.0
+    keys.create("alice", Terms(requests_per_minute=2))
+    accounts = Accounts(keys, lambda: now)
+    for name in ("alice", "alice", "bob", "bob", "bob"):
+        accounts.admit(name)
+    with pytest.raises(RequestError) as raised:
+        accounts.admit("alice")
+    assert (raised.value.fault, raised.value.retry_after_s) == (Fault.RATE_LIMITED, pytest.approx(30, abs=0.01))
+    now = 30.1
+    accounts.admit("alice")
+    assert (accounts.shown("alice")["requests_total"], accounts.shown("alice")["refused_total"]) == (3, 1)
+
+
+def test_who_has_got_too_many_tokens_waits(relay: Relay) -> None:
+    worker, headers = relay.worker(), key(relay, "alice", tokens_per_minute=4)
+    asked = ask(relay, headers)
+    worker.answer(USAGE)
+    assert asked.receive().status == 200
+    refused = ask(relay, headers).receive()
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    assert 1 <= int(refused.headers["retry-after"]) <= 16
+    anthropics = ask(relay, headers, "/v1/messages").receive()
+    assert anthropics.json["error"]["type"] == "rate_limit_error"
+    assert relay.client().ask("GET", "/v1/models", None, headers).status == 200
+    assert relay.client().ask("GET", "/v1/models", None, key(relay, "bob")).status == 200
+
+
+def test_a_websocket_counts_as_a_request(relay: Relay) -> None:
+    headers = key(relay, "alice", requests_per_minute=1)
+    relay.connect("/generate", **headers)
+    assert ask(relay, headers).receive().status == 429
+
+
+# Models.
+
+
+def test_a_key_sees_and_gets_only_its_models(relay: Relay) -> None:
+    worker, headers = relay.worker(MODEL, "other"), key(relay, "alice", models=[MODEL, "not there"])
+    client = relay.client()
+    assert [one["id"] for one in client.ask("GET", "/v1/models", None, headers).json["data"]] == [MODEL]
+    assert [one["name"] for one in client.ask("GET", "/api/tags", None, headers).json["models"]] == [f"{MODEL}:latest"]
+    assert client.ask("GET", f"/v1/models/{MODEL}", None, headers).status == 200
+    assert client.ask("GET", "/v1/models/other", None, headers).status == 404
+    refused = ask(relay, headers, model="other").receive()
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert refused.error["message"].endswith("lists for this key, got other")
+    asked = ask(relay, headers)
+    worker.answer()
+    assert asked.receive().status == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "later"),
+    [
+        ("", {"type": "config", "model": "other"}, None),
+        (f"?model={MODEL}", {"type": "config", "model": "other"}, None),
+        (f"?model={MODEL}", {"type": "config"}, None),
+        ("", {"type": "control", "action": "stop"}, None),
+        ("", {"type": "config", "model": MODEL}, {"type": "config", "model": "other"}),
+        ("", {"type": "config", "model": MODEL}, {"type": "config"}),
+    ],
+)
+def test_a_websocket_gets_only_the_keys_models(
+    relay: Relay, query: str, first: dict[str, Any], later: dict[str, Any] | None
+) -> None:
+    worker = relay.worker(MODEL, "other", features=["websocket"])
+    socket = relay.connect(f"/generate{query}", **key(relay, "alice", models=[MODEL]))
+    socket.send(first)
+    if later is not None:
+        assert json.loads(worker.request()["body"]) == first
+        steering = {"type": "control", "action": "pause"}
+        socket.send(steering)
+        assert json.loads(worker.request()["body"]) == steering
+        socket.send(later)
+    assert "this key" in json.dumps(socket.receive())
+    assert socket.closed()[0] == 1011
+
+
+# Priorities.
+
+
+def test_background_work_waits_for_all_others(relay: Relay) -> None:
+    worker = relay.worker()
+    slow, quick = key(relay, "slow", **{"class": "background"}), key(relay, "quick")
+    running = ask(relay, quick)
+    first = worker.request()
+    waiting: list[Client] = []
+    for number, headers in enumerate((slow, quick, {**quick, "X-Umaserve-Priority": "background"}, quick), 1):
+        waiting.append(ask(relay, headers, seed=number))
+        relay.wait_for("queue_length", number)
+    worker.complete(first)
+    order = []
+    for _ in waiting:
+        request = worker.request()
+        order.append((json.loads(request["body"])["seed"], request["headers"].get("x-umaserve-priority")))
+        worker.complete(request)
+    assert order == [(2, None), (4, None), (1, "background"), (3, "background")]
+    assert [client.receive().status for client in (running, *waiting)] == [200] * 5
+
+
+# Usage.
+
+
+def tallied(*chunks: str | bytes, body: str | None = None, counts: TokenCounts | None = None) -> tuple[int, int]:
+    spent: list[tuple[int, int]] = []
+    tally = Tally(lambda prompt, generated: spent.append((prompt, generated)))
+    for chunk in chunks:
+        tally.chunk(chunk)
+    if body is not None:
+        tally.end(body, counts)
+    tally.close()
+    return sum(prompt for prompt, _ in spent), sum(generated for _, generated in spent)
+
+
+EVENT = 'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("found", "prompt", "generated"),
+    [
+        (tallied(body=USAGE), 7, 5),
+        (tallied(body='{"usage":{"input_tokens":3,"output_tokens": 4}}'), 3, 4),
+        (tallied(body='{"done":true,"prompt_eval_count":6,"eval_count":8}'), 6, 8),
+        (tallied(body=USAGE, counts=TokenCounts(1, 2, 3)), 1, 2),
+        (tallied(body='{"error":"no"}'), 0, 0),
+        (tallied(body='{"content":"\\"completion_tokens\\": 99"}'), 0, 0),
+        (tallied(body=""), 0, 0),
+        (tallied(EVENT * 3, EVENT), 0, 4),
+        (tallied(EVENT * 3, f"data: {USAGE}\n\n", "data: [DONE]\n\n", body=""), 7, 5),
+        (tallied(EVENT * 3, f"data: {USAGE[:20]}", f"{USAGE[20:]}\n\n", body=""), 7, 5),
+        (tallied('{"response":"a"}\n', '{"response":"b"}\n'), 0, 2),
+        (tallied('{"type":"token"}', '{"type":"token"}'), 0, 2),
+        (tallied(b"sound"), 0, 0),
+        (tallied(*[EVENT] * (2 * SPEND_AT_ONCE), body="", counts=TokenCounts(9, 2 * SPEND_AT_ONCE + 7)), 9, 135),
+    ],
+)
+def test_tokens_are_counted_as_reported_else_by_events(found: tuple[int, int], prompt: int, generated: int) -> None:
+    assert found == (prompt, generated)
+
+
+def stream_and_leave(relay: Relay, worker: Worker, headers: dict[str, str]) -> None:
+    client = ask(relay, headers, stream=True)
+    request = worker.request()
+    worker.chunk(request, EVENT * 2)
+    assert client.head()[0] == 200
+    client.close()
+    assert worker.receive()["type"] == "cancel"
+
+
+def test_operators_see_what_each_key_has_used_and_a_client_its_own(relay: Relay) -> None:
+    worker = relay.worker(max_concurrent=9)
+    alice, bob = key(relay, "alice"), key(relay, "bob", requests_per_minute=1)
+    client = ask(relay, alice)
+    worker.answer(USAGE)
+    assert client.receive().status == 200
+    stream_and_leave(relay, worker, bob)
+    assert ask(relay, bob).receive().status == 429
+    totals = {"requests_total": 1, "refused_total": 0, "prompt_tokens_total": 7, "generated_tokens_total": 5}
+    assert used(relay, "alice") == totals
+    wait_until(lambda: used(relay, "bob")["generated_tokens_total"] == 2)
+    assert used(relay, "bob")["refused_total"] == 1
+
+    def shown(body: bytes) -> dict[tuple[str, str], float]:
+        return {
+            (sample.name.removeprefix("umaserve_relay_key_"), sample.labels["key"]): sample.value
+            for family in text_string_to_metric_families(body.decode())
+            for sample in family.samples
+            if "key" in sample.labels
+        }
+
+    every = shown(relay.admin("GET", "/metrics").body)
+    assert every["generated_tokens_total", "alice"] == 5
+    assert every["refused_total", "bob"] == 1
+    own = shown(relay.client().ask("GET", "/metrics", None, alice).body)
+    assert own == {place: value for place, value in every.items() if place[1] == "alice"}
