@@ -268,6 +268,8 @@ class ModelInfo:
     """Whether its projector takes images."""
     hears: bool = False
     """Whether its projector takes sounds."""
+    parallel: int = 1
+    """Sequences that are decoded at once."""
     gpu_bytes: int = 0
     """About so much of ``size_bytes`` is in the memory of GPUs: in proportion to the layers there."""
     needed_bytes: int = 0

@@ -34,7 +34,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Sound
 from umaserve.net.channel import Channel
 from umaserve.net.input_budget import InputShare
-from umaserve.outputs import Finished, FinishReason, ModelInfo, Placed, Token, Usage
+from umaserve.outputs import Finished, FinishReason, ModelInfo, ModelState, Placed, Token, Usage
 from umaserve.serving import content_filter
 from umaserve.serving.sessions import Caller, Session
 from umaserve.settings.daemon import Config
@@ -172,19 +172,26 @@ def test_it_has_no_more_than_it_has(mute: WyomingWorld) -> None:
     assert (info.tts, info.asr) == ([], [])
 
 
-def test_a_client_may_choose_a_model_that_hears(world: WyomingWorld) -> None:
+@pytest.mark.parametrize("name", ["ears", "unread"])
+def test_a_client_may_choose_a_model_that_hears_or_may_do_so(world: WyomingWorld, name: str) -> None:
     deaf, hearing = (replace(world.engine.info, name=name, hears=name == "ears") for name in ("eyes", "ears"))
-    models = [listed(deaf), listed(hearing, default=False)]
+    unread = {"state": ModelState.UNLOADED, "info": None, "default": False}
+    models = [
+        listed(deaf, takes=("image",)),
+        listed(hearing, takes=("audio",), default=False),
+        listed(deaf, name="text", takes=(), **unread),
+        listed(deaf, name="unread", takes=None, **unread),
+    ]
     with (
-        patch.object(StandInModels, "info", lambda _self, name: hearing if name == "ears" else deaf),
+        patch.object(StandInModels, "info", lambda _self, name: {"ears": hearing, "unread": None}.get(name, deaf)),
         patch.object(StandInModels, "listed", lambda _self: models),
     ):
         world.send(Describe())
         (info,) = world.received()
-        assert [model.name for asr in info.asr for model in asr.models] == ["ears"]
-        world.send(Transcribe("ears"), START, chunk("Hi."), STOP)
+        assert [model.name for asr in info.asr for model in asr.models] == ["ears", "unread"]
+        world.send(Transcribe(name), START, chunk("Hi."), STOP)
         _session, request, _sound = asked(world)
-        assert request.model == "ears"
+        assert request.model == name
 
 
 def test_until_the_model_is_loaded_nobody_is_told_half(world: WyomingWorld) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 from http_world import CONFIG, HEALTH, HttpWorld, post
-from routes import facts
+from routes import facts, routes
 from standin import StandInEngine
 
-from umaserve.dialects.http import Facts, RunningAnswer
+from umaserve.dialects.http import RunningAnswer
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding
@@ -21,13 +21,14 @@ from umaserve.dialects.llama_server.requests import SAMPLERS, NativeRequest, inf
 from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, rerank_result
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.errors import ContextExceeded, Fault, RequestError
+from umaserve.errors import ContextExceeded, Fault, ModelNotFound, RequestError
 from umaserve.messages import Embed, Generate, Infill, MixedText, Pair, Priority, Sampling, TokenIds
 from umaserve.outputs import (
     Embedded,
     Finished,
     FinishReason,
     Logprobs,
+    ModelInfo,
     Output,
     Placed,
     Prefilled,
@@ -39,6 +40,7 @@ from umaserve.outputs import (
     Usage,
 )
 from umaserve.wire.fields import Fields
+from umaserve.wire.http_head import Request
 
 LIMITS = RequestLimits(max_prompt_bytes=100)
 PLAIN = Sampling(temperature=0.8)
@@ -505,15 +507,14 @@ def test_a_prompt_beyond_the_context_is_told_in_tokens() -> None:
 
 def running(prompt: str | None = None) -> RunningAnswer:
     request = Generate("r", "secret", 9, replace(PLAIN, seed=5), ("stop here",))
-    return RunningAnswer(4, request, 7, 3, 2, 1, prompt)
+    return RunningAnswer(4, INFO.name, request, 7, 3, 2, 1, prompt)
 
 
-def about(*answers: RunningAnswer) -> Facts:
-    return replace(facts(parallel=2), model=lambda _name: StandInEngine().info, running=lambda: answers)
+INFO = replace(StandInEngine().info, parallel=2)
 
 
 def test_slots_tell_what_runs_without_the_clients_texts() -> None:
-    first, second = orjson.loads(slots(about(running()), wants_idle=True))
+    first, second = orjson.loads(slots(INFO, [running()], wants_idle=True))
     params = first.pop("params")
     assert first == {
         "id": 0,
@@ -534,10 +535,10 @@ def test_slots_tell_what_runs_without_the_clients_texts() -> None:
 
 
 def test_slots_where_none_is_idle() -> None:
-    both = about(running(), running("mine"))
-    assert [slot.get("prompt") for slot in orjson.loads(slots(both, wants_idle=False))] == [None, "mine"]
+    both = [running(), running("mine")]
+    assert [slot.get("prompt") for slot in orjson.loads(slots(INFO, both, wants_idle=False))] == [None, "mine"]
     with pytest.raises(RequestError, match=r"^slots: none is idle") as caught:
-        slots(both, wants_idle=True)
+        slots(INFO, both, wants_idle=True)
     assert ERRORS.reply(caught.value).status == 503
 
 
@@ -551,6 +552,45 @@ def test_a_clients_prompt_is_in_slots_only_if_the_operator_says_so(shown: bool) 
     (answer,) = world.services.facts().running()
     assert answer.prompt == ("our 5 secret" if shown else None)
     world.close()
+
+
+def page(path: str, query: dict[str, str]) -> Any:
+    """Of a daemon with the models "stand-in", which answers once, "other", "unread" and no more."""
+    other = replace(INFO, name="other", adapters=("a",), parallel=3, bos="<o>")
+    infos = {"": INFO, INFO.name: INFO, "other": other, "unread": None}
+
+    def model(name: str) -> ModelInfo | None:
+        if name not in infos:
+            raise ModelNotFound(name)
+        return infos[name]
+
+    known = replace(facts(), model=model, running=lambda: [running()])
+    status, _type, body = routes()[path].endpoint.make(known, Request("GET", path, query, (), b""))
+    assert status == 200
+    return orjson.loads(body)
+
+
+def test_pages_are_about_the_model_of_the_query() -> None:
+    for query in ({}, {"model": ""}, {"model": INFO.name}):
+        assert page("/props", query)["model_alias"] == INFO.name
+        assert page("/lora-adapters", query) == []
+        assert [slot["is_processing"] for slot in page("/slots", query)] == [True, False]
+    other = {"model": "other"}
+    props = page("/props", other)
+    assert (props["model_alias"], props["total_slots"], props["bos_token"]) == ("other", 3, "<o>")
+    assert [one["name"] for one in page("/lora-adapters", other)] == ["a"]
+    assert [slot["is_processing"] for slot in page("/slots", {**other, "fail_on_no_slot": "1"})] == [False] * 3
+
+
+@pytest.mark.parametrize("path", ["/props", "/slots", "/lora-adapters"])
+def test_pages_about_models_that_are_not_there_or_not_known_yet(path: str) -> None:
+    with pytest.raises(ModelNotFound):
+        page(path, {"model": "gpt-9"})
+    with pytest.raises(RequestError, match="a request that names it has it loaded") as caught:
+        page(path, {"model": "unread"})
+    assert ERRORS.reply(caught.value).status == 503
+    with pytest.raises(RequestError, match="at most 256 bytes"):
+        page(path, {"model": "x" * 257})
 
 
 def test_adapters_have_numbers_and_no_paths() -> None:

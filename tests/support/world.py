@@ -73,7 +73,8 @@ class StandInModels:
 
     def listed(self) -> list[ListedModel]:
         state = ModelState.LOADED if self._world.loaded else ModelState.LOADING
-        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info(""))]
+        takes = ("audio",) if self._world.engine.info.hears else ()
+        return [ListedModel("stand-in", (), "", True, 0, state, 0.0, 0, None, self.info(""), takes)]
 
     def ask(self, _name: str, question: Question) -> None:
         self._world.questions.ask(question)

@@ -140,7 +140,7 @@ class ModelHost:
         return loaded
 
     def _serve(self, engine: Engine) -> None:
-        self.info = replace(engine.info, name=self.name)
+        self.info = replace(engine.info, name=self.name, parallel=engine.capacity.slots)
         self.loaded = LoadedModel(engine, self.spec.config, self.sessions, self._around, self._suspects)
         # A collection of all that stays for good would hold the streams for some 14 ms now and then. What an engine
         # before this one left stays no longer.

@@ -69,7 +69,6 @@ class Services:
             now=_seconds,
             clock=time.monotonic,
             started_at=self.started_at,
-            parallel=config.parallel,
             resumable=self.detached.enabled,
             recorded=bool(config.recordings),
             kept=None if caller is None else self.kept_responses.of(caller.tenant),
@@ -93,6 +92,7 @@ def _answer(session: Session, request: Generate, *, shown: bool) -> RunningAnswe
     usage = session.usage
     return RunningAnswer(
         session.id,
+        session.model,
         request,
         prompt_tokens=usage.prompt_tokens,
         computed_tokens=max(0, min(session.computed, usage.prompt_tokens) - session.reused),

@@ -119,8 +119,7 @@ class WyomingConnection:
         match event.type:
             case "describe":
                 self._services.loaded()
-                models = [model.info for model in self._services.models.listed() if model.info is not None]
-                self.send(replies.info(__version__, models, self._services.speech.voice))
+                self.send(replies.info(__version__, self._services.models.listed(), self._services.speech.voice))
             case "ping":
                 self.send(replies.pong(Fields(event.data).string("text", max_bytes=MAX_PING_BYTES, empty=True)))
             case kind if kind in Synthesis.EVENTS | Transcription.EVENTS:

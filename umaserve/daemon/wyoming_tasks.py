@@ -166,7 +166,9 @@ class Transcription:
     def take(self, event: Event) -> None:
         if event.type == "transcribe":
             self._listening = requests.listening(event.data)
-        if not self._services.facts().loaded(self._listening.model).hears:
+        info = self._services.models.info(self._listening.model)
+        # One that has not been loaded yet is loaded for the transcript, and then refuses what it can't take.
+        if info is not None and not info.hears:
             problem = "can't be used: this daemon's model takes no audio; its operator can load one that hears"
             raise RequestError(Fault.BAD_REQUEST, event.type, f"{problem}, with its projector (--mmproj)")
         match event.type:

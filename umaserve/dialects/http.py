@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from umaserve.dialects.dialect import Dialect
-from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.parameters import RequestLimits, model_name
 from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.errors import Fault, ModelAwaited, RequestError
 from umaserve.messages import Generate, Query, SoundFormat
 from umaserve.outputs import Answer, CacheMiss, ListedModel, ModelInfo, Output, VoiceInfo
+from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
@@ -55,6 +56,8 @@ class RunningAnswer:
 
     number: int
     """Counts sessions."""
+    model: str
+    """The name of the model that answers."""
     request: Generate
     prompt_tokens: int
     computed_tokens: int
@@ -90,8 +93,6 @@ class Facts:
     """Seconds that nobody sets back, for durations."""
     started_at: int
     """When the daemon started, in seconds since 1970."""
-    parallel: int
-    """Sequences that are decoded in parallel."""
     resumable: bool
     """Whether a lost connection's generation is kept for another connection."""
     recorded: bool
@@ -393,6 +394,17 @@ class HttpDialect:
     shared: SharedPaths | None = None
 
 
-def page_of_model(make: Callable[[ModelInfo, Facts], bytes]) -> Page:
-    """A JSON page about the model; an error until the model is loaded."""
-    return Page(lambda facts, _request: (200, JSON, make(facts.loaded(), facts)))
+def page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:
+    """A JSON page about the model that the query's ``model`` means, the default one without it; an error until that has
+    been loaded."""
+
+    def page(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+        name = model_name(Fields(request.query))
+        info = facts.model(name)
+        if info is None and name:
+            # Nobody may be loading it.
+            problem = "it has not been loaded yet: a request that names it has it loaded"
+            raise RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=1.0)
+        return 200, JSON, make(facts.loaded() if info is None else info, facts, request)
+
+    return Page(page)

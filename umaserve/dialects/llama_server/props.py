@@ -9,7 +9,7 @@ from umaserve.dialects.openai.requests import DEFAULTS
 from umaserve.outputs import ModelInfo
 
 
-def props(info: ModelInfo, total_slots: int) -> bytes:
+def props(info: ModelInfo) -> bytes:
     """The body of llama-server's ``GET /props``, with the name of the model's file instead of its path, which is not
     for clients."""
     return orjson.dumps(
@@ -27,7 +27,7 @@ def props(info: ModelInfo, total_slots: int) -> bytes:
                     "frequency_penalty": DEFAULTS.frequency_penalty,
                 },
             },
-            "total_slots": total_slots,
+            "total_slots": info.parallel,
             "model_alias": info.name,
             "model_path": f"{info.name}.gguf",
             "chat_template": info.chat_template or "",

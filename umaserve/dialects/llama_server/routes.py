@@ -11,7 +11,6 @@ from umaserve.dialects.http import (
     Facts,
     HttpDialect,
     OperatorsPage,
-    Page,
     Route,
     TextReply,
     page_of_model,
@@ -28,7 +27,7 @@ from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.parameters import json_body, model_name
-from umaserve.outputs import Answer, Detokenized, Embedded, Prompted, Tokenized
+from umaserve.outputs import Answer, Detokenized, Embedded, ModelInfo, Prompted, Tokenized
 from umaserve.wire.http_head import Request
 
 
@@ -74,8 +73,9 @@ def _rerank(body: bytes, facts: Facts) -> Asked:
     return Asked(asked.query, render, asked.model)
 
 
-def _slots(facts: Facts, request: Request) -> tuple[int, str, bytes]:
-    return 200, JSON, slots(facts, wants_idle=bool(request.query.get("fail_on_no_slot")))
+def _slots(info: ModelInfo, facts: Facts, request: Request) -> bytes:
+    running = [answer for answer in facts.running() if answer.model == info.name]
+    return slots(info, running, wants_idle=bool(request.query.get("fail_on_no_slot")))
 
 
 def _load(facts: Facts, request: Request) -> tuple[int, str, bytes]:
@@ -110,9 +110,9 @@ DIALECT = HttpDialect(
         "/rerank": Route("POST", EngineQuestion(_rerank)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
-        "/slots": Route("GET", Page(_slots)),
-        "/lora-adapters": Route("GET", page_of_model(lambda info, _facts: lora_adapters(info))),
-        "/props": Route("GET", page_of_model(lambda info, facts: props(info, facts.parallel))),
+        "/slots": Route("GET", page_of_model(_slots)),
+        "/lora-adapters": Route("GET", page_of_model(lambda info, *_about: lora_adapters(info))),
+        "/props": Route("GET", page_of_model(lambda info, *_about: props(info))),
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),

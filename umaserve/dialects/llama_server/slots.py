@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from umaserve.dialects.http import Facts, RunningAnswer
+from umaserve.dialects.http import RunningAnswer
 from umaserve.dialects.llama_server.requests import NativeRequest
 from umaserve.dialects.llama_server.settings import generation_settings
 from umaserve.errors import Fault, RequestError
+from umaserve.outputs import ModelInfo
 
 _ITS_OWN = ("stop", "logit_bias", "grammar", "grammar_triggers", "preserved_tokens", "dry_sequence_breakers")
 """Settings with a client's texts, or that llama-server doesn't list here."""
 
 
-def slots(facts: Facts, *, wants_idle: bool) -> bytes:
-    """The body of ``GET /slots``; raises ``RequestError`` while the model loads, and where none is idle if one is
-    wanted."""
-    context_tokens = facts.loaded().context_tokens
-    running = facts.running()
-    if wants_idle and len(running) >= facts.parallel:
+def slots(info: ModelInfo, running: Sequence[RunningAnswer], *, wants_idle: bool) -> bytes:
+    """The body of ``GET /slots`` for a model and the answers that it runs; raises ``RequestError`` where none is
+    idle if one is wanted."""
+    if wants_idle and len(running) >= info.parallel:
         raise RequestError(Fault.QUEUE_FULL, "slots", "none is idle; try again later", retry_after_s=1)
-    idle = [None] * (facts.parallel - len(running))
-    return orjson.dumps([_slot(at, answer, context_tokens) for at, answer in enumerate([*running, *idle])])
+    idle = [None] * (info.parallel - len(running))
+    return orjson.dumps([_slot(at, answer, info.context_tokens) for at, answer in enumerate([*running, *idle])])
 
 
 def _slot(at: int, answer: RunningAnswer | None, context_tokens: int) -> dict[str, Any]:

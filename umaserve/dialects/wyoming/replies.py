@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from umaserve.errors import RequestError
-from umaserve.outputs import ModelInfo, VoiceInfo
+from umaserve.outputs import ListedModel, VoiceInfo
 from umaserve.wire.pcm import SAMPLE_RATE, pcm16
 from umaserve.wire.wyoming import Event
 
@@ -25,13 +25,14 @@ CHUNK_BYTES = SAMPLE_RATE // 10 * 2
 _FORMAT = {"rate": SAMPLE_RATE, "width": 2, "channels": 1}
 
 
-def info(version: str, models: Sequence[ModelInfo], voice: VoiceInfo | None) -> Event:
-    """The answer to ``describe``. ``version``: this program's; ``models``: what is known of them."""
+def info(version: str, models: Sequence[ListedModel], voice: VoiceInfo | None) -> Event:
+    """The answer to ``describe``. ``version``: this program's. Of a model that has not been loaded yet and has a
+    projector it is unknown whether it hears: it is listed, since a request has it loaded."""
     absent: dict[str, Any] = {kind: [] for kind in ("handle", "intent", "wake", "mic", "snd")}
     hears = [
-        {**_artifact(model.name, "A model that hears."), "languages": HEARD_LANGUAGES}
-        for model in models
-        if model.hears
+        {**_artifact(one.name, one.description or "A model that hears."), "languages": HEARD_LANGUAGES}
+        for one in models
+        if one.takes is None or "audio" in one.takes
     ]
     asr = {
         **_artifact(NAME, "Transcripts by a language model.", version),
