@@ -428,7 +428,8 @@ def test_the_model_is_described(daemon: Daemon):
         assert http.ask("GET", f"/v1/models/{model['id']}").json | {"last_used": 0} == model | {"last_used": 0}
         missing = http.ask("GET", "/v1/models/gpt-4")
         expected = 'model: the model "gpt-4" does not exist: /v1/models lists those that do'
-        assert (missing.status, missing.error["message"]) == (404, expected)
+        assert missing.status == 404
+        assert missing.error["message"].startswith(expected)
         props = http.ask("GET", "/props").json
         assert (props["model_alias"], props["total_slots"]) == (model["id"], 16)
         assert props["default_generation_settings"]["n_ctx"] > 0

@@ -207,10 +207,17 @@ def test_strict_names_are_refused_in_each_apis_own_form(folder: Path, tmp_path: 
     assert "gpt-5" in of_llama_server.json()["error"]["message"]
     embedded = post(daemon, "/v1/embeddings", model="gpt-5", input="Hi")
     assert (embedded.status_code, embedded.json()["error"]["code"]) == (404, "model_not_found")
+    claude = httpx.get(f"http://{daemon.http}/v1/models/claude-sonnet-4-5", headers={"anthropic-version": "2023-06-01"})
+    assert (claude.status_code, claude.json()["error"]["type"]) == (404, "not_found_error")
+    assert "an alias" in claude.json()["error"]["message"]
+    props = httpx.get(f"http://{daemon.http}/props", params={"model": "gpt-5"})
+    assert (props.status_code, props.json()["error"]["type"]) == (404, "not_found_error")
     (refused,) = daemon.ask("Hi", model="gpt-5")
     assert refused["event"] == "error"
     assert "gpt-5" in refused["message"]
     assert by_openai(daemon, "tiny")[0] == "tiny"
+    props = httpx.get(f"http://{daemon.http}/props", params={"model": "tiny"}).raise_for_status().json()
+    assert (props["model_alias"], props["total_slots"]) == ("tiny", 8)
     end(daemon)
 
 

@@ -53,9 +53,13 @@ def model(facts: Facts, request: Request) -> tuple[int, str, bytes]:
     """The page of ``GET /v1/models/{name}``."""
     all_ = listed(facts)
     name = request.path.removeprefix(f"{PATH}/")
-    one = find_model(all_, name) or (all_[0] if name.startswith(_ALIASES) else None)
+    one = find_model(all_, name)
     if one is None:
-        raise ModelNotFound(name)
+        if not name.startswith(_ALIASES):
+            raise ModelNotFound(name)
+        # Which raises it where names are strict.
+        facts.model(name)
+        one = all_[0]
     return 200, JSON, orjson.dumps(_model(one, facts))
 
 
