@@ -7,11 +7,12 @@ Also a program, which ``weights`` runs. Arguments: the threads for one token and
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import llama_cpp
@@ -40,8 +41,10 @@ def compared(first: Model, second: Model, rows: Sequence[int], budget_s: float =
     """Compare decodes of each number of tokens, for some ``budget_s`` seconds each. Raises ``RuntimeError`` where
     llama.cpp can't decode."""
     for model in (first, second):
-        _decode_s(model, rows[0])  # reads the weights from disk
-    return [_compared(first, second, n, budget_s) for n in rows]
+        decode_s(model, rows[0])  # reads the weights from disk
+    return [
+        in_turn(functools.partial(decode_s, first, n), functools.partial(decode_s, second, n), budget_s) for n in rows
+    ]
 
 
 def comparison(pairs: Sequence[tuple[float, float]]) -> Comparison:
@@ -54,21 +57,22 @@ def comparison(pairs: Sequence[tuple[float, float]]) -> Comparison:
     return Comparison(first_s, second_s, median, doubt)
 
 
-def _compared(first: Model, second: Model, n: int, budget_s: float) -> Comparison:
+def in_turn(first: Callable[[], float], second: Callable[[], float], budget_s: float) -> Comparison:
+    """Compare what each returns, the seconds that it took, for some ``budget_s``."""
     pairs: list[tuple[float, float]] = []
     until = time.monotonic() + budget_s
     while len(pairs) < MIN_PAIRS or (len(pairs) < MAX_PAIRS and time.monotonic() < until):
         if len(pairs) % 2:
-            second_s = _decode_s(second, n)
-            pairs.append((_decode_s(first, n), second_s))
+            second_s = second()
+            pairs.append((first(), second_s))
         else:
-            first_s = _decode_s(first, n)
-            pairs.append((first_s, _decode_s(second, n)))
+            first_s = first()
+            pairs.append((first_s, second()))
     return comparison(pairs)
 
 
-def _decode_s(model: Model, n: int) -> float:
-    """Decode ``n`` tokens, whatever they say, of an empty sequence."""
+def decode_s(model: Model, n: int) -> float:
+    """Decode ``n`` tokens, whatever they say, of an empty sequence: the seconds that takes."""
     tokens = (ctypes.c_int32 * n)(*(position * 37 % model.n_vocab for position in range(n)))
     memory: Any = llama_cpp.llama_get_memory(model.context)
     if memory:
