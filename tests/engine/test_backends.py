@@ -54,6 +54,7 @@ def test_what_is_registered_is_known_where_models_are_loaded() -> None:
         ("AVX512 = 1 | AMX_INT8 = 1", b"GCC: (Debian 12.2.0-14) 12.2.0", False),
         ("AVX512 = 1 | AMX_INT8 = 1", b"GCC: (Debian 12.4.0-1) 12.4.0", True),
         ("AVX512 = 1 | AMX_INT8 = 1", b"GCC: (GNU) 14.1.0", True),
+        ("AVX512 = 1 | AMX_INT8 = 1", b"GCC: (Debian 12.2.0-14) 12.2.0\0whole tile configuration", True),
         ("AVX512 = 1 | AMX_INT8 = 1", b"clang version 16", True),
         ("AVX512 = 1", b"GCC: (Debian 12.2.0-14) 12.2.0", True),
     ],

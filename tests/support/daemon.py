@@ -39,6 +39,7 @@ class Daemon:
         env: dict[str, str] | None = None,
         wait: bool = True,
         program: tuple[str, ...] = ("-m", "umaserve"),
+        python: str = sys.executable,
         **popen,
     ):
         self.path = str(directory / "uma.sock")
@@ -47,7 +48,7 @@ class Daemon:
         variables["UMA_WEIGHTS"] = "as-is"
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "--socket", self.path, *flags],
+                [python, *program, "--socket", self.path, *flags],
                 env=variables | (env or {}),
                 stdin=subprocess.DEVNULL,
                 stderr=log,

@@ -21,10 +21,11 @@ LIBRARY = llama_cpp.llama_cpp._lib
 """llama.cpp with all that it is linked to. Opened by path, libggml.so would be another copy with backends of its own:
 wheels have no links, and its other names are files too."""
 
-
 _GCC = re.compile(rb"GCC: \([^)]*\) (\d+)\.(\d+)")
 _FIXED_TILE_CONFIG = {11: 5, 12: 4, 13: 3}
 """For each GCC, the first minor release that keeps an AMX tile's whole configuration (GCC bug 114098)."""
+_WHOLE_TILE_CONFIG = b"whole tile configuration"
+"""What a library says in which ``scripts/wheels`` has made any GCC keep it."""
 
 
 def load() -> None:
@@ -58,9 +59,9 @@ def may_repack() -> bool:
     """
     if "AMX_INT8 = 1" not in kernels():
         return True
-    libraries = (library.read_bytes() for library in FOLDER.glob("libggml-cpu*.so"))
+    libraries = [library.read_bytes() for library in FOLDER.glob("libggml-cpu*.so")]
     found = next(filter(None, map(_GCC.search, libraries)), None)
-    if found is None:
+    if found is None or any(_WHOLE_TILE_CONFIG in library for library in libraries):
         return True
     major, minor = int(found[1]), int(found[2])
     if major >= 14 or minor >= _FIXED_TILE_CONFIG.get(major, 1000):
