@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import trustme
-from http_world import CONFIG, HttpWorld
+from http_world import CONFIG, HEALTH, HttpWorld
 
 from umaserve.daemon import entrances
 from umaserve.daemon.entrances import Entrances
+from umaserve.errors import ConfigError
 
 
 def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
@@ -22,8 +23,8 @@ def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
     issued = trustme.CA().issue_cert("localhost")
     issued.cert_chain_pems[0].write_to_path(cert)
     issued.private_key_pem.write_to_path(key)
-    assert entrances.OLLAMA == ("127.0.0.1", 11434)
-    monkeypatch.setattr(entrances, "OLLAMA", ("127.0.0.1", 0))
+    assert entrances.OLLAMA_ADDRESS == ("127.0.0.1", 11434)
+    monkeypatch.setattr(entrances, "OLLAMA_ADDRESS", ("127.0.0.1", 0))
     caplog.set_level(logging.INFO, entrances.__name__)
     paths = {"socket": str(tmp_path / "sock"), "tls_cert": str(cert), "tls_key": str(key)}
     world = HttpWorld(config=replace(CONFIG, ollama=True, http="127.0.0.1:0", **paths))
@@ -93,3 +94,114 @@ def test_a_socket_that_the_service_manager_passes_may_be_wyomings(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sock", "sock.lock"], "instead of the setting's"
     opened.close()
     world.close()
+
+
+def connected(path: str) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(path)
+    client.setblocking(False)
+    return client
+
+
+def test_who_comes_while_the_daemon_ends_is_left_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = str(tmp_path / "passed")
+    passed = socket.create_server(address, family=socket.AF_UNIX)
+    monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [("http", passed.dup())])
+    world = HttpWorld(config=replace(CONFIG, socket=str(tmp_path / "sock")))
+    opened = Entrances(world.services, world.site)
+    with connected(address) as known, connected(address) as silent:
+        world.turn()
+        assert opened.awaits_requests
+        for client in (known, silent):
+            client.sendall(HEALTH)
+            world.turn()
+        assert not opened.awaits_requests
+        silent.sendall(b"GET ")
+        world.turn()
+        assert opened.awaits_requests
+        assert opened.hand_over()
+        with connected(address) as late:
+            late.sendall(HEALTH)
+            world.turn()
+            known.sendall(HEALTH)
+            world.turn()
+            first, second = known.recv(65536).split(b"HTTP/1.1 200 ")[1:]
+            assert b"Connection: close" not in first
+            assert b"Connection: close" in second, "one more request, and then another connection"
+            assert known.recv(65536) == b""
+            silent.sendall(HEALTH.removeprefix(b"GET "))
+            world.turn()
+            assert silent.recv(65536).count(b"HTTP/1.1 200 ") == 2
+            with pytest.raises(BlockingIOError):
+                late.recv(1)
+            opened.close()
+            taken, _address = passed.accept()
+            taken.setblocking(False)
+            assert taken.recv(65536) == HEALTH
+            taken.close()
+    passed.close()
+    world.close()
+
+
+def test_connections_between_two_requests_are_closed_when_nothing_more_is_taken(tmp_path: Path) -> None:
+    world = HttpWorld(config=replace(CONFIG, http_socket=str(tmp_path / "http"), socket=str(tmp_path / "sock")))
+    opened = Entrances(world.services, world.site)
+    assert not opened.hand_over(), "no service manager holds them"
+    with connected(str(tmp_path / "http")) as idle, connected(str(tmp_path / "http")) as busy:
+        busy.sendall(b"GET ")
+        world.turn()
+        opened.close_idle()
+        world.turn()
+        assert idle.recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            busy.recv(1)
+    opened.close()
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "complaint"),
+    [
+        ("http", {}, "http: expected a loopback address, or api_keys, or insecure"),
+        ("ollama", {}, "http: expected a loopback address, or api_keys, or insecure"),
+        ("wyoming", {"api_keys": "keys.json"}, "wyoming: expected a loopback address, or insecure: there are no keys"),
+        ("json", {"api_keys": "keys.json"}, "json: expected a loopback address, or insecure: there are no keys"),
+        ("http", {"api_keys": "keys.json"}, ""),
+        ("wyoming", {"insecure": True}, ""),
+    ],
+)
+def test_a_passed_socket_reaches_no_further_than_the_settings_allow(
+    name: str, changes: dict[str, object], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [(name, socket.create_server(("0.0.0.0", 0)))])
+    world = HttpWorld(config=replace(CONFIG, socket=str(tmp_path / "sock"), **changes))
+    if complaint:
+        with pytest.raises(ConfigError, match=complaint):
+            Entrances(world.services, world.site)
+    else:
+        Entrances(world.services, world.site).close()
+    world.close()
+
+
+def test_passed_sockets_stand_for_those_of_the_settings_of_their_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, entrances.__name__)
+    paths = {name: str(tmp_path / name) for name in ("socket", "http_socket")}
+    config = replace(CONFIG, http="127.0.0.1:0", ollama=True, **paths)
+    for name in ("http", "ollama"):
+        passed = socket.create_server(("127.0.0.1", 0))
+        monkeypatch.setattr(entrances, "OLLAMA_ADDRESS", ("127.0.0.1", 0))
+        monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [(name, passed)])  # noqa: B023
+        world = HttpWorld(config=config)
+        port = passed.getsockname()[1]
+        opened = Entrances(world.services, world.site)
+        told = [record.fields["at"] for record in caplog.records if record.message == "listening"]
+        assert told[0] == f"127.0.0.1:{port}"
+        assert sum(at.startswith("127.0.0.1") for at in told) == 2
+        assert set(paths.values()) <= set(told)
+        caplog.clear()
+        opened.close()
+        world.close()

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,13 +25,15 @@ from daemon import Daemon
 from bench import standin_projectors as projectors
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import Config
+from umaserve.settings.relay import SETTINGS as RELAY_SETTINGS
 from umaserve.system import systemd
 
 ROOT = Path(__file__).parents[2]
 SERVICE = ROOT / "conf" / "umaserve.service"
 SOCKET = ROOT / "conf" / "umaserve.socket"
 RELAY, WORKER = ROOT / "conf" / "umaserve-relay.service", ROOT / "conf" / "umaserve-worker.service"
-UNITS = [SERVICE, SOCKET, RELAY, WORKER]
+HTTP_SOCKET, RELAY_SOCKET = ROOT / "conf" / "umaserve-http.socket", ROOT / "conf" / "umaserve-relay.socket"
+UNITS = [SERVICE, SOCKET, HTTP_SOCKET, RELAY, RELAY_SOCKET, WORKER]
 
 
 def directive(unit: Path, name: str) -> list[str]:
@@ -359,6 +362,15 @@ def test_units_fit_the_defaults() -> None:
     assert directive(SOCKET, "ListenStream") == [config.socket]
     assert [int(mode, 8) for mode in directive(SOCKET, "SocketMode")] == [config.socket_mode]
     assert [float(limit) > config.drain_timeout for limit in directive(SERVICE, "TimeoutStopSec")] == [True]
+
+
+def test_a_socket_unit_listens_where_the_settings_do() -> None:
+    annotated = tomllib.loads((ROOT / "conf" / "umaserve.toml").read_text())
+    assert directive(HTTP_SOCKET, "ListenStream") == [annotated["http"]]
+    assert directive(RELAY_SOCKET, "ListenStream") == [RELAY_SETTINGS.by_key["listen"].default]
+    names = [directive(unit, "FileDescriptorName") for unit in (SOCKET, HTTP_SOCKET, RELAY_SOCKET)]
+    assert names == [["uds"], ["http"], ["http"]]
+    assert directive(HTTP_SOCKET, "Service") == [SERVICE.name]
 
 
 def test_the_daemon_outlives_a_decoder_that_the_kernel_kills() -> None:

@@ -13,14 +13,14 @@ from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect, LineDialect
 from umaserve.dialects.wyoming import replies
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.http.connection import Client, HttpConnection, Site
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener, SocketFile
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.serving.sessions import Caller
-from umaserve.settings.addresses import parse_address, parse_place
+from umaserve.settings.addresses import is_loopback, parse_address, parse_place
 from umaserve.settings.daemon import Config
 from umaserve.settings.reread import reread
 from umaserve.system import systemd
@@ -32,8 +32,10 @@ from umaserve.wire.wyoming import encode
 log = logging.getLogger(__name__)
 
 HTTP = "http"
+HTTP_FILE = "http_socket"
+OLLAMA = "ollama"
 WYOMING = "wyoming"
-OLLAMA = ("127.0.0.1", 11434)
+OLLAMA_ADDRESS = ("127.0.0.1", 11434)
 """Where Ollama's clients look for a server."""
 NETWORK_LEAVES = 8
 """One in this many connections is reserved for the Unix sockets."""
@@ -47,6 +49,8 @@ class Entrances:
         self._config = services.config
         self._site = site
         self._listeners: list[Listener] = []
+        self._passed: list[Listener] = []
+        """Those of the service manager's sockets, which stay open when this daemon has ended."""
         self._files: list[SocketFile] = []
         self._past_bytes = [0, 0]
         """Bytes received and sent by connections that have ended."""
@@ -61,26 +65,31 @@ class Entrances:
 
     def _open(self) -> None:
         config = self._config
-        passed = [(_protocol(name, sock, config), sock) for name, sock in systemd.listen_fds()]
-        for protocol, sock in passed:
-            self._listen(protocol, sock)
-        given = {protocol for protocol, _ in passed}
-        if given <= {HTTP, WYOMING}:
+        given = {self._take(name, sock) for name, sock in systemd.listen_fds()}
+        if given <= {HTTP, HTTP_FILE, OLLAMA, WYOMING}:
             self._listen(config.protocol, self._file(config.socket))
         if config.wyoming and WYOMING not in given:
             place = parse_place(config.wyoming)
             for sock in [self._file(place)] if isinstance(place, str) else tcp_sockets(*place):
                 self._listen(WYOMING, sock)
-        if config.ollama:
-            for sock in tcp_sockets(*OLLAMA):
+        if config.ollama and OLLAMA not in given:
+            for sock in tcp_sockets(*OLLAMA_ADDRESS):
                 self._listen(HTTP, sock, plain=True)
-        if HTTP in given:
-            return
-        if config.http_socket:
+        if config.http_socket and HTTP_FILE not in given:
             self._listen(HTTP, self._file(config.http_socket))
-        if config.http:
+        if config.http and HTTP not in given:
             for sock in tcp_sockets(*parse_address(config.http)):
                 self._listen(HTTP, sock)
+
+    def _take(self, name: str, sock: socket.socket) -> str:
+        """Listen on a socket that the service manager passed, instead of the setting's; returns which one that is."""
+        protocol = _protocol(name, sock, self._config)
+        _check_reach(protocol, sock, self._config)
+        self._listen(protocol, sock, plain=name == OLLAMA)
+        self._passed.append(self._listeners[-1])
+        if name == OLLAMA:
+            return name
+        return HTTP_FILE if protocol == HTTP and sock.family == socket.AF_UNIX else protocol
 
     def _file(self, path: str) -> socket.socket:
         self._files.append(SocketFile(path, self._config.socket_mode))
@@ -96,6 +105,34 @@ class Entrances:
         cert, key = self._config.tls_cert, self._config.tls_key
         if self._tls is not None:
             self._tls = reread(lambda: server_context(cert, key), self._tls)
+
+    def hand_over(self) -> bool:
+        """Leave those who come from now on to the next daemon, for whom they wait in the backlog of the service
+        manager's sockets; returns whether there are any such sockets."""
+        if not self._passed:
+            return False
+        for listener in self._passed:
+            listener.close()
+            self._listeners.remove(listener)
+        self._passed.clear()
+        for client in self.clients:
+            if isinstance(client, HttpConnection):
+                client.leave()
+        return True
+
+    @property
+    def awaits_requests(self) -> bool:
+        """Whether a client has connected and sent nothing yet, or a part of its request."""
+        return any(
+            not client.channel.bytes_received or (isinstance(client, HttpConnection) and client.receiving)
+            for client in self.clients
+        )
+
+    def close_idle(self) -> None:
+        """Close the HTTP connections that are between two requests."""
+        for client in list(self.clients):
+            if isinstance(client, HttpConnection) and client.idle:
+                client.close()
 
     def close(self) -> None:
         """Stop listening; connected clients stay."""
@@ -174,9 +211,21 @@ class Entrances:
 
 def _protocol(name: str, sock: socket.socket, config: Config) -> str:
     """The protocol of a socket that the service manager passed."""
+    if name == OLLAMA:
+        return HTTP
     if name in ("json", "newline", HTTP, WYOMING):
         return name
     return config.protocol if sock.family == socket.AF_UNIX else HTTP
+
+
+def _check_reach(protocol: str, sock: socket.socket, config: Config) -> None:
+    """Raise ``ConfigError`` for a socket of the service manager's that more can reach than the settings allow for."""
+    if sock.family == socket.AF_UNIX or config.insecure or is_loopback(sock.getsockname()[0]):
+        return
+    if protocol != HTTP:
+        raise ConfigError(f"{_shown(sock)}, {protocol}: expected a loopback address, or insecure: there are no keys")
+    if not config.api_keys:
+        raise ConfigError(f"{_shown(sock)}, {protocol}: expected a loopback address, or api_keys, or insecure")
 
 
 def _unix_protocol(protocol: str, config: Config) -> tuple[FrameCodec | LineCodec, JsonDialect | LineDialect]:

@@ -309,9 +309,11 @@ class Models:
         """As ``Scheduler.put_away``, of all."""
         return not [one for one in self._loaded if not one.scheduler.put_away()]
 
-    def refuse_waiting(self) -> None:
+    def refuse_waiting(self, *, of_loaded: bool) -> None:
+        """Fail what has not started; ``of_loaded``: also where the model is loaded, so that its turn would come."""
         for host in self:
-            host.refuse_waiting()
+            if of_loaded or host.state is not State.LOADED:
+                host.refuse_waiting()
 
     def fail_running(self) -> None:
         for one in self._loaded:

@@ -52,6 +52,9 @@ from umaserve.system.threads import SWITCH_S, ThreadWatch
 
 log = logging.getLogger(__name__)
 
+HANDOVER_S, MAX_HANDOVER_S, HANDOVER_LOOK_S = 0.5, 3.0, 0.05
+"""Where those who come now reach the next daemon: how long those who are connected may still make requests; at most,
+while one of them has sent nothing yet, or a part of its request; and how often that is looked at."""
 FAREWELL_S = 1.0
 """How long clients get to read their last output before the daemon exits."""
 JOIN_S = 5.0
@@ -80,7 +83,7 @@ class Server:
         self._config = config = catalogue.default.config
         self._state = State.LOADING
         self._status = 0
-        self._leaving = False
+        self._leaving = self._refusing = False
         self._ending: Timer | None = None
         self._entrances: Entrances | None = None
         self._loop = loop = Loop()
@@ -209,10 +212,16 @@ class Server:
         if self._signals.count and not self._leaving:
             self._leave()
         self._models.end_turn()
-        if self._state is State.DRAINING and self._idle and self._models.put_away():
+        if self._state is State.DRAINING and self._over and self._models.put_away():
             self._begin_farewell()
         if self._ending is not None:
             self._stop_when_said()
+
+    @property
+    def _over(self) -> bool:
+        """Whether all is done, and nobody is left who may want more."""
+        assert self._entrances is not None
+        return self._idle and (self._refusing or not self._entrances.clients)
 
     @property
     def _idle(self) -> bool:
@@ -298,18 +307,41 @@ class Server:
             self._drain()
 
     def _drain(self) -> None:
+        assert self._entrances is not None
         self._state = State.DRAINING
-        self._sessions.drain()
-        self._services.detached.drop_all()
         running = sum(1 for _ in self._sessions.running())
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
-        self._models.refuse_waiting()
-        if self._models.default.info is not None:
-            self._loop.call_later(self._config.drain_timeout, self._end_drain)
+        handed_over = self._entrances.hand_over()
+        if self._models.default.info is None:
+            self._refuse_more(of_loaded=True)
+            return
+        self._loop.call_later(self._config.drain_timeout, self._end_drain)
+        if handed_over:
+            # Whoever has connected is ours alone: the next daemon won't see it.
+            until = self._loop.now() + MAX_HANDOVER_S
+            self._loop.call_later(HANDOVER_S, lambda: self._end_handover(until))
+        else:
+            self._refuse_more(of_loaded=True)
+
+    def _end_handover(self, until: float) -> None:
+        assert self._entrances is not None
+        if self._entrances.awaits_requests and self._loop.now() < until:
+            self._loop.call_later(HANDOVER_LOOK_S, lambda: self._end_handover(until))
+        else:
+            self._entrances.close_idle()
+            self._refuse_more(of_loaded=False)
+
+    def _refuse_more(self, *, of_loaded: bool) -> None:
+        """Take no more requests; ``of_loaded`` is as in ``Models.refuse_waiting``."""
+        self._refusing = True
+        self._sessions.drain()
+        self._services.detached.drop_all()
+        self._models.refuse_waiting(of_loaded=of_loaded)
 
     def _end_drain(self) -> None:
         """The drain timeout is over, also for a decode that does not return."""
         self._begin_farewell()
+        self._refuse_more(of_loaded=True)
         self._models.fail_running()
         self._services.speech.fail_all(
             RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")

@@ -114,6 +114,7 @@ class HttpConnection:
         """Whether a part of the current reply is written."""
         self._cors: Headers = ()
         self._served = 0
+        self._leaving = False
         self._path = ""
         self._headers: Collection[str] = ()
         """The names of the request's headers."""
@@ -158,6 +159,20 @@ class HttpConnection:
     def close(self) -> None:
         """Write what is queued, then close."""
         self.channel.close()
+
+    def leave(self) -> None:
+        """Take at most one more request: its client is told to make another connection then."""
+        self._leaving = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no request."""
+        return self._codec.phase is Phase.IDLE
+
+    @property
+    def receiving(self) -> bool:
+        """Whether a part of a request has come."""
+        return self._codec.phase in (Phase.HEAD, Phase.BODY)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -279,7 +294,8 @@ class HttpConnection:
         self._fail(Refusal(500, "request: the server failed; its log says why", [("Connection", "close")]))
 
     def _common(self) -> Headers:
-        return [("Date", email.utils.formatdate(time.time(), usegmt=True)), *self._cors]
+        last = [("Connection", "close")] if self._leaving else []
+        return [("Date", email.utils.formatdate(time.time(), usegmt=True)), *self._cors, *last]
 
     def _complete(self) -> None:
         self.pending = None

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from umaserve.access.attempts import FailedAttempts
 from umaserve.access.client_keys import ClientKeys
 from umaserve.access.gate import Gate, Names
+from umaserve.errors import ConfigError
 from umaserve.exposition import exposition
 from umaserve.http.connection import Client, HttpConnection
 from umaserve.net.channel import Channel
@@ -22,7 +23,7 @@ from umaserve.relay.admin import Admin
 from umaserve.relay.outcomes import COUNTED
 from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.site import Doors, RelaySite
-from umaserve.settings.addresses import parse_address
+from umaserve.settings.addresses import is_loopback, parse_address
 from umaserve.settings.relay import RelayConfig
 from umaserve.settings.reread import reread
 from umaserve.settings.secret_file import read_secret
@@ -85,12 +86,14 @@ class RelayServer:
         self._started_at = self._loop.now()
         self._clients: set[Client] = set()
         self._listeners: list[Listener] = []
+        self._passed: list[socket.socket] = []
         self._ending = False
 
     def run(self) -> int:
         """Raises ``ConfigError`` where it can't listen."""
         raise_descriptor_limit(self._config.max_connections, "max_connections")
-        for sock in tcp_sockets(*parse_address(self._config.listen)):
+        self._passed = self._passed_sockets()
+        for sock in self._passed or tcp_sockets(*parse_address(self._config.listen)):
             self._listeners.append(Listener(self._loop, sock, self._accept))
             host, port = sock.getsockname()[:2]
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
@@ -102,8 +105,7 @@ class RelayServer:
         try:
             self._loop.run()
         finally:
-            for listener in self._listeners:
-                listener.close()
+            self._stop_listening()
         for client in list(self._clients):
             client.channel.abort()
         if self._keys is not None:
@@ -116,6 +118,22 @@ class RelayServer:
     def stop(self) -> None:
         """Drain and end, as for the first SIGTERM; safe from any thread."""
         self._signals.stop()
+
+    def _passed_sockets(self) -> list[socket.socket]:
+        """Those of the service manager, instead of the setting's."""
+        passed = [sock for _, sock in systemd.listen_fds()]
+        for sock in passed:
+            if sock.family == socket.AF_UNIX:
+                raise ConfigError(f"{sock.getsockname()} from the service manager: expected a TCP socket")
+            host = sock.getsockname()[0]
+            if not (self._config.client_keys or self._config.insecure or is_loopback(host)):
+                raise ConfigError(f"{host} from the service manager: expected loopback, or client_keys, or insecure")
+        return passed
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -201,6 +219,9 @@ class RelayServer:
             self._drain()
 
     def _drain(self) -> None:
+        if self._passed:
+            # Whoever comes now waits in their backlog for the next relay.
+            self._stop_listening()
         timeout_s = self._config.drain_timeout
         fields = {"in_flight": len(self._pool.in_flight), "queued": len(self._pool.queue)}
         log.info("draining", extra={"fields": {**fields, "timeout_s": timeout_s}})

@@ -1,0 +1,91 @@
+"""A daemon whose sockets a service manager holds is restarted under load: nobody is refused or lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from daemon import ANSWER_S, Wire
+from service_manager import ServiceManager
+
+REQUESTS, RESTARTS, CLIENTS = 200, 3, 8
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
+    manager = ServiceManager(tmp_path, "--drain-timeout", "60", "--parallel", "4")
+    yield manager
+    manager.close()
+    assert "Traceback" not in manager.daemon.logs, manager.daemon.logs
+
+
+class Load:
+    """Clients that ask again and again, each with a connection of its own for each request."""
+
+    def __init__(self, manager: ServiceManager) -> None:
+        self._manager = manager
+        self._ends: list[str] = []
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask_often, args=[number]) for number in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask_often(self, number: int) -> None:
+        while not self._over.is_set():
+            try:
+                self._ends.append(self._ask_http() if number % 2 else self._ask_file())
+            except Exception as error:
+                self._ends.append(repr(error))
+
+    def _ask_file(self) -> str:
+        with Wire(self._manager.path) as wire:
+            wire.send({"id": "l", "prompt": "Once", "max_tokens": 2, "ignore_eos": True})
+            last = wire.receive_all()[-1]
+        return last.get("reason") or json.dumps(last)
+
+    def _ask_http(self) -> str:
+        connection = HTTPConnection("127.0.0.1", self._manager.port, timeout=ANSWER_S)
+        with contextlib.closing(connection):
+            body = json.dumps({"prompt": "Once", "max_tokens": 2, "ignore_eos": True})
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
+        return answer["choices"][0]["finish_reason"] if "choices" in answer else json.dumps(answer)
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + ANSWER_S
+        while len(self._ends) < count:
+            assert time.monotonic() < deadline, f"{len(self._ends)} of {count} answers came"
+            time.sleep(0.01)
+
+    def end(self) -> list[str]:
+        """How each request ended."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(ANSWER_S)
+        return self._ends
+
+
+def test_restarts_under_load_lose_no_request(manager: ServiceManager):
+    load = Load(manager)
+    streams = []
+    for restart in range(RESTARTS):
+        load.wait_for((restart + 1) * REQUESTS // (RESTARTS + 1))
+        stream = Wire(manager.path)
+        stream.send({"id": "s", "prompt": "Once", "max_tokens": 40, "ignore_eos": True})
+        stream.receive_until("token")
+        streams.append(stream)
+        manager.restart()
+    load.wait_for(REQUESTS)
+    ends = load.end()
+    assert set(ends) == {"length"}, sorted(ends, key=len)[-1]
+    # What ran was finished by the daemon that ended.
+    for stream in streams:
+        assert stream.receive_until("eos", "error").get("reason") == "length"
+        stream.close()
+    assert manager.daemon.logs.count("INFO    draining") == RESTARTS
