@@ -1,20 +1,25 @@
-"""The log: one line per record, as text for people or as JSON for programs."""
+"""The log: one line per record, as text for people or as JSON for programs; journald is told each line's priority."""
 
 from __future__ import annotations
 
 import datetime
 import logging
+import os
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 import orjson
 
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Those of syslog(3), by the least level of Python's records; 7 below."""
+
 
 class TextFormatter(logging.Formatter):
-    """``time level message name=value …``, a traceback on the lines below."""
+    """``time level message name=value …``, a traceback on the lines below; ``bare``: without time and level."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    def __init__(self, *, bare: bool = False) -> None:
+        super().__init__("%(message)s" if bare else "%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={_plain(value)}" for name, value in _fields(record).items() if value is not None)
@@ -38,6 +43,18 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(values, default=str).decode()
 
 
+class JournalFormatter(logging.Formatter):
+    """The lines of ``form``, each after its priority, which journald takes off again (sd-daemon(3))."""
+
+    def __init__(self, form: logging.Formatter) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
+        return "\n".join(f"<{priority}>{line}" for line in self._form.format(record).split("\n"))
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
@@ -49,8 +66,19 @@ def _plain(value: object) -> str:
     return text if text.isascii() and text.isprintable() and " " not in text and text else orjson.dumps(text).decode()
 
 
+def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether journald reads what is written there (systemd.exec(5), JOURNAL_STREAM)."""
+    try:
+        about = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False  # It is closed, or no file.
+    return environment.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"
+
+
 def configure(level: str, form: str) -> None:
     """Log records of ``level`` and above to standard error; ``form`` is "text" or "json"."""
+    journal = is_journal(sys.stderr, os.environ)
+    formatter = JsonFormatter() if form == "json" else TextFormatter(bare=journal)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JournalFormatter(formatter) if journal else formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

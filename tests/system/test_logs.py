@@ -1,0 +1,78 @@
+"""The log's lines: as text, as JSON, and with the priorities that journald reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from umaserve.system import logs
+
+SPEAK = """
+import logging
+from umaserve.system import logs
+logs.configure("debug", {form!r})
+log = logging.getLogger("umaserve.test")
+log.debug("loading")
+log.info("ready", extra={{"fields": {{"model": "a b"}}}})
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed")
+"""
+
+
+def spoken(form: str, *, to_journal: bool) -> list[str]:
+    """The log's lines on a pipe, which is the journal or isn't."""
+    reading, writing = os.pipe()
+    about = os.fstat(writing)
+    variables = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
+    variables["JOURNAL_STREAM"] = f"{about.st_dev}:{about.st_ino + (not to_journal)}"
+    subprocess.run([sys.executable, "-c", SPEAK.format(form=form)], stderr=writing, env=variables, check=True)
+    os.close(writing)
+    with open(reading) as lines:
+        return lines.read().splitlines()
+
+
+def test_journald_gets_each_line_with_its_priority_and_adds_the_time_itself() -> None:
+    loading, ready, failed, *traceback = spoken("text", to_journal=True)
+    assert (loading, ready, failed) == ("<7>loading", '<6>ready model="a b"', "<3>failed")
+    assert traceback[0] == "<3>Traceback (most recent call last):"
+    assert all(line.startswith("<3>") for line in traceback)
+
+
+def test_journald_gets_json_with_priorities() -> None:
+    lines = spoken("json", to_journal=True)
+    assert [line[:3] for line in lines] == ["<7>", "<6>", "<3>"]
+    assert json.loads(lines[1][3:])["model"] == "a b"
+
+
+def test_another_file_gets_time_and_level() -> None:
+    loading, ready, *_rest = spoken("text", to_journal=False)
+    assert loading.endswith("DEBUG   loading")
+    assert ready.endswith('INFO    ready model="a b"')
+
+
+def test_a_stream_that_is_no_file_is_no_journal() -> None:
+    assert not logs.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+    with open(os.devnull) as closed:
+        pass
+    assert not logs.is_journal(closed, {"JOURNAL_STREAM": "1:2"})
+    with open(os.devnull) as file:
+        about = os.fstat(file.fileno())
+        assert not logs.is_journal(file, {})
+        assert logs.is_journal(file, {"JOURNAL_STREAM": f"{about.st_dev}:{about.st_ino}"})
+
+
+@pytest.mark.parametrize(
+    ("level", "line"),
+    [(5, "<7>said"), (logging.INFO, "<6>said"), (25, "<6>said"), (logging.WARNING, "<4>said"), (50, "<2>said")],
+)
+def test_every_level_has_a_priority_also_those_that_libraries_invent(level: int, line: str) -> None:
+    record = logging.LogRecord("umaserve.test", level, "file", 1, "said", (), None)
+    assert logs.JournalFormatter(logs.TextFormatter(bare=True)).format(record) == line
