@@ -106,10 +106,10 @@ def audio(path: Path, shape: Shape = TINY) -> Path:
     return path
 
 
-def both(path: Path) -> Path:
+def both(path: Path, longest_edge: int = 0) -> Path:
     """``vision`` and ``audio`` in one file."""
     with writing(path, "clip") as file:
-        _sliced_images(file, longest_edge=0)
+        _sliced_images(file, longest_edge)
         _audio(file)
     return path
 

@@ -84,8 +84,8 @@ def test_each_file_is_in_the_package():
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
 def test_imports_of_the_page_go_one_way(name: str):
-    """Markdown is below answers, and these below the views, of which only the frame knows."""
-    order = ["markdown", "answers"]
+    """Markdown is below answers, then the voice, and these below the views, of which only the frame knows."""
+    order = ["markdown", "answers", "voice"]
     folder = name.rpartition("/")[0]
     for imported in re.findall(rb'(?:from|import\()\s*"([^"]+)"', FILES[name].body):
         path = posixpath.normpath(posixpath.join(folder, imported.decode()))

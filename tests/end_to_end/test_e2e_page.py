@@ -264,6 +264,7 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
 
 
 def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Daemon):
+    browser.driver.get("about:blank")
     browser.open(daemon.http)
     browser.wait(lambda: browser.one(".composer textarea"))
     sizes = browser.js(

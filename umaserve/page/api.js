@@ -47,10 +47,11 @@ export function createApi(storage, refused) {
       return (await this.fetch(path)).json();
     },
 
+    /** With the key in the handshake: large messages are for those who have shown one. */
     socket(path) {
       const url = new URL(path, location.href);
       url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-      return new WebSocket(url);
+      return new WebSocket(url, this.key ? ["umaserve", `bearer.${this.key}`] : []);
     },
 
     refused,

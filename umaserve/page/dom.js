@@ -19,15 +19,20 @@ export function h(tag, props = {}, ...children) {
 const ICONS = {
   add: "M12 5v14M5 12h14",
   back: "M15 6l-6 6 6 6",
+  camera: "M4 8h4l2-3h4l2 3h4v11H4zM12 10.5a3 3 0 1 0 .01 0",
+  clip: "M19 11l-8 8a5 5 0 0 1-7-7l8-8a3.5 3.5 0 0 1 5 5l-8 8a2 2 0 0 1-3-3l7-7",
   close: "M6 6l12 12M18 6L6 18",
   copy: "M9 9h10v10H9zM5 15V5h10",
   down: "M12 5v14M6 13l6 6 6-6",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  film: "M3 6h12v12H3zM15 11l6-4v10l-6-4",
   go_on: "M5 6l7 6-7 6zM13 6l7 6-7 6z",
   keys: "M3 7h18v11H3zM7 11h.01M11 11h.01M15 11h.01M8 15h8",
   list: "M4 7h16M4 12h16M4 17h16",
+  microphone: "M12 3a3 3 0 0 1 3 3v5a3 3 0 0 1-6 0V6a3 3 0 0 1 3-3zM5 11a7 7 0 0 0 14 0M12 18v3",
   next: "M9 6l6 6-6 6",
   pause: "M8 5v14M16 5v14",
+  picture: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   play: "M7 5l12 7-12 7z",
   redo: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
@@ -38,6 +43,7 @@ const ICONS = {
   sound: "M11 5L6 9H3v6h3l5 4zM15.5 8.5a5 5 0 0 1 0 7M18.5 6a9 9 0 0 1 0 12",
   stop: "M7 7h10v10H7z",
   upload: "M12 15V4M7 9l5-5 5 5M5 20h14",
+  wave: "M4 10v4M8 6v12M12 9v6M16 4v16M20 10v4",
 };
 
 export function icon(name) {
@@ -72,4 +78,10 @@ export function saveFile(blob, name) {
 
 function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+}
+
+/** A style that is not everybody's, once; promises its arrival. */
+export function loadStyle(href) {
+  if (document.querySelector(`link[href="${href}"]`)) return null;
+  return new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve })));
 }

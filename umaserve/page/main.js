@@ -1,11 +1,11 @@
 // The page's frame: its bar, its views, and the key where the API asks for one.
 
 import { createApi } from "./api.js";
-import { fill, h } from "./dom.js";
+import { fill, h, loadStyle } from "./dom.js";
 import { createStore } from "./store.js";
 import { VIEWS } from "./views.js";
 
-const store = createStore({ view: null, models: [], voices: null, keyWanted: false, problem: "" });
+const store = createStore({ view: null, models: [], limits: {}, voices: null, keyWanted: false, problem: "" });
 const api = createApi(sessionStorage, () => store.update((state) => (state.keyWanted = true)));
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
@@ -41,18 +41,12 @@ async function show() {
   if (store.state.view === view.name) unmount = await mount(root, app);
 }
 
-/** A view's own style, with its first visit. */
-function loadStyle(href) {
-  if (document.querySelector(`link[href="${href}"]`)) return null;
-  return new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve })));
-}
-
 async function refreshModels() {
   try {
     // The voice is the daemon's, and stays.
     const voiced = store.state.voices ? store.state : api.json("/v1/audio/voices");
-    const [{ data: models }, { voices }] = await Promise.all([api.json("/v1/models"), voiced]);
-    store.update((state) => Object.assign(state, { models, voices, problem: "" }));
+    const [{ data: models, limits }, { voices }] = await Promise.all([api.json("/v1/models"), voiced]);
+    store.update((state) => Object.assign(state, { models, limits, voices, problem: "" }));
   } catch (error) {
     if (error.status !== 401) store.update((state) => (state.problem = error.message));
   }

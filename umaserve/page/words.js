@@ -53,3 +53,8 @@ export function figuresOf({ stats, end, model }, running) {
 export function seconds(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`;
 }
+
+export function bytes(value) {
+  if (value >= 2 ** 30) return `${(value / 2 ** 30).toFixed(1)} GiB`;
+  return value >= 2 ** 20 ? `${(value / 2 ** 20).toFixed(value < 2 ** 24 ? 1 : 0)} MiB` : `${Math.ceil(value / 1024)} KiB`;
+}

@@ -1,6 +1,6 @@
 // A conversation is a tree of turns: an edited question or another answer is a branch. Plain data, and what it means.
 //
-// A turn: {id, parent, role, text, …}, an answer also {thoughts, tokens, marks, settings, model, stats, end, error}.
+// A turn: {id, parent, role, text, …}, a question may have `media`: [{id, kind, name, type, size}, …]; an answer also {thoughts, tokens, marks, settings, model, stats, end, error}.
 // `tokens` are {end, logprob, others: [[text, logprob], …]}, `end` counting characters of `text`; `marks` are
 // {at, values}: from character `at` on, these `settings` were others. `chosen` has the branch that is shown, by parent.
 
@@ -32,7 +32,7 @@ export function addTurn(conversation, parent, role, fields) {
   conversation.turns[turn.id] = turn;
   conversation.chosen[parent] = turn.id;
   conversation.changed = Date.now();
-  if (role === "user" && !conversation.title) conversation.title = titleOf(turn.text);
+  if (role === "user" && !conversation.title) conversation.title = titleOf(turn.text || turn.media[0].name);
   return turn;
 }
 
@@ -51,11 +51,24 @@ export function removeTurn(conversation, turn) {
   conversation.changed = Date.now();
 }
 
-/** What the model is sent: the system prompt and the turns up to `last`, which may be an answer that goes on. */
-export function messages(conversation, last) {
+/** The turns from the first up to `last`. */
+export function upTo(conversation, last) {
   const turns = [];
   for (let turn = last; turn; turn = conversation.turns[turn.parent]) turns.unshift(turn);
-  const told = turns.filter(({ text }) => text !== "").map(({ role, text }) => ({ role, content: text }));
+  return turns;
+}
+
+/**
+ * What the model is sent: the system prompt and the turns up to `last`, which may be an answer that goes on. `contents`
+ * has the contents of all media by their ids, in base64.
+ */
+export function messages(conversation, last, contents) {
+  const said = upTo(conversation, last).filter(({ text, media }) => text !== "" || media);
+  const told = said.map(({ role, text, media = [] }) => {
+    const parts = media.map(({ id, kind }) => ({ type: kind, data: contents.get(id) }));
+    if (text !== "" && parts.length > 0) parts.push({ type: "text", text });
+    return { role, content: parts.length > 0 ? parts : text };
+  });
   return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...told] : told;
 }
 

@@ -90,7 +90,7 @@ export class Generation {
   #connect(first) {
     const socket = this.#api.socket("/generate");
     this.#socket = socket;
-    socket.onopen = () => socket.send(JSON.stringify({ ...first, auth: this.#api.key }));
+    socket.onopen = () => socket.send(JSON.stringify(first));
     socket.onmessage = ({ data }) => socket === this.#socket && this.#receive(JSON.parse(data));
     socket.onclose = () => socket === this.#socket && !this.#ended && this.#reconnect();
   }

@@ -10,14 +10,14 @@ const ALTERNATIVES = 6;
  * Goes on with `answer` to its end. `change(f)` applies f to the state's run and then shows the answer again; `ended` is
  * called last. Returns the generation, to be steered.
  */
-export function runAnswer({ api, conversation, answer, settings, probabilities, change, ended }) {
+export function runAnswer({ api, conversation, answer, contents, settings, probabilities, change, ended }) {
   const now = () => performance.now();
   const asked = now();
   let written = 0;
   let lastAt = 0;
   const config = {
     model: conversation.model || undefined,
-    prompt: messages(conversation, answer),
+    prompt: messages(conversation, answer, contents),
     parameters: settings,
     options: { include_generated_text: false, reasoning: "separate", include_logprobs: probabilities && ALTERNATIVES },
   };

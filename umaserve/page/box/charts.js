@@ -1,7 +1,8 @@
 // The figures of the last minutes, each as a line on a canvas with its summary in words beside it.
 
 import { h } from "../dom.js";
-import { bytes, count, milliseconds } from "./words.js";
+import { bytes } from "../words.js";
+import { count, milliseconds } from "./words.js";
 
 const LONGEST_S = 300;
 const SHORTEST_S = 30;

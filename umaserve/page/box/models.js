@@ -1,7 +1,8 @@
 // The models: their states, their memory, and buttons that load and unload them.
 
 import { fill, h } from "../dom.js";
-import { bytes, modelWords } from "./words.js";
+import { bytes } from "../words.js";
+import { modelWords } from "./words.js";
 
 /** `move(path, name)` asks for a model to be loaded or unloaded; returns a promise. */
 export function modelList(move) {

@@ -37,10 +37,6 @@ export function modelWords({ state, progress }) {
   return state === "loading" ? `being loaded, ${Math.round(progress * 100)}%` : (MODEL_STATES[state] ?? state);
 }
 
-export function bytes(value) {
-  return value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
-}
-
 export function milliseconds(value) {
   return value === null ? "–" : `${Math.round(value)} ms`;
 }

@@ -1,7 +1,6 @@
 // All that one can do in the chat. Only these change its state.
 
-import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT } from "../answers/conversation.js";
-import { runAnswer } from "../answers/running.js";
+import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, upTo } from "../answers/conversation.js";
 import { defaults, presets, savePreset } from "../answers/settings.js";
 
 const SAVE_MS = 3000;
@@ -16,6 +15,8 @@ export function chatState(wide) {
     run: null,
     probabilities: false,
     draft: "",
+    /** What goes with the next message: as a turn's media, each with its `blob`. */
+    attached: [],
     editing: null,
     notice: "",
     /** Which drawers are open. */
@@ -68,32 +69,43 @@ export function chatActions({ store, api, library, storage, wide }) {
   }
 
   /** Has an answer written after `parent`, or goes on with `answer`. */
-  function run(conversation, answer) {
+  async function run(conversation, answer) {
     if (state.run) return;
     const { probabilities } = state;
     update(() => (state.run = { conversation, answer, phase: "waiting", note: "", from: answer.text.length }));
+    update(() => touch(answer));
+    let [running, contents] = [];
+    try {
+      running = await import("../answers/running.js");
+      contents = await library.contents(upTo(conversation, answer));
+    } catch (error) {
+      answer.error = error.message;
+      return ended(conversation, answer);
+    }
     const settings = { ...conversation.settings };
-    generation = runAnswer({
-      ...{ api, conversation, answer, settings, probabilities },
+    generation = running.runAnswer({
+      ...{ api, conversation, answer, contents, settings, probabilities },
+      ended: () => ended(conversation, answer),
       change: (f) => update(() => {
         if (state.run) f(state.run);
         touch(answer);
         if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
       }),
-      ended: () => {
-        generation = null;
-        conversation.changed = Date.now();
-        update(() => {
-          state.run = null;
-          touch(answer);
-        });
-        save(conversation);
-        const next = after;
-        after = null;
-        next?.();
-      },
     });
-    update(() => touch(answer));
+    return undefined;
+  }
+
+  function ended(conversation, answer) {
+    generation = null;
+    conversation.changed = Date.now();
+    update(() => {
+      state.run = null;
+      touch(answer);
+    });
+    save(conversation);
+    const next = after;
+    after = null;
+    next?.();
   }
 
   function answerTo(conversation, parent, fields = {}) {
@@ -108,15 +120,26 @@ export function chatActions({ store, api, library, storage, wide }) {
   function instead(does) {
     if (!state.run) return does();
     after = does;
-    generation.stop();
+    generation?.stop();
   }
 
-  function ask(parent, text) {
+  /** `media` are those of a turn, and have a `blob` where it is not kept yet. */
+  async function ask(parent, text, media = []) {
     const { conversation } = state;
-    if (state.run || !text.trim()) return;
+    if (state.run || !(text.trim() || media.length > 0)) return;
+    const entries = media.map(({ blob: _blob, ...entry }) => entry);
     let turn;
-    update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim() })));
-    answerTo(conversation, turn.id);
+    update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
+    try {
+      for (const { id, blob } of media) if (blob) await library.keep(conversation.id, id, blob);
+      answerTo(conversation, turn.id);
+    } catch (error) {
+      update(() => {
+        removeTurn(conversation, turn);
+        Object.assign(state, { draft: text, attached: media });
+      });
+      tell(`The browser can't keep what is attached: ${error.message}`);
+    }
   }
 
   const actions = {
@@ -139,10 +162,11 @@ export function chatActions({ store, api, library, storage, wide }) {
       update(() => (state.query = query));
       return relist();
     },
-    exported: () => library.exported(),
+    exported: async () => (await import("./exported_file.js")).exported(library),
     imported: async (text) => {
       try {
-        tell(`Conversations imported: ${await library.imported(text)}.`);
+        const { imported } = await import("./exported_file.js");
+        tell(`Conversations imported: ${await imported(library, text)}.`);
       } catch {
         tell("This file is not one of exported conversations.");
       }
@@ -153,16 +177,18 @@ export function chatActions({ store, api, library, storage, wide }) {
     // -- turns
     draft: (text) => update(() => (state.draft = text)),
     send: () => {
-      const turns = path(state.conversation);
-      const { draft } = state;
-      if (state.run || !draft.trim()) return;
-      update(() => (state.draft = ""));
-      ask(turns.length > 0 ? turns[turns.length - 1].id : ROOT, draft);
+      const { draft, attached } = state;
+      if (state.run || !(draft.trim() || attached.length > 0)) return;
+      update(() => Object.assign(state, { draft: "", attached: [] }));
+      ask(path(state.conversation).at(-1)?.id ?? ROOT, draft, attached);
     },
+    attach: (medium) => update(() => state.attached.push(medium)),
+    detach: (medium) => update(() => state.attached.splice(state.attached.indexOf(medium), 1)),
+    content: library.content,
     edit: (turn) => update(() => (state.editing = turn ? turn.id : null)),
     resend: (turn, text) => {
       update(() => (state.editing = null));
-      ask(turn.parent, text);
+      ask(turn.parent, text, turn.media);
     },
     regenerate: (answer) => instead(() => answerTo(state.conversation, answer.parent)),
     goOn: (answer) => run(state.conversation, answer),
@@ -189,7 +215,7 @@ export function chatActions({ store, api, library, storage, wide }) {
     resume: () => generation?.resume(),
     set: (name, value) => {
       update(() => (state.conversation.settings = { ...state.conversation.settings, [name]: value }));
-      if (state.run?.conversation === state.conversation) generation.modify({ [name]: value });
+      if (state.run?.conversation === state.conversation) generation?.modify({ [name]: value });
     },
     system: (text) => update(() => (state.conversation.system = text)),
     model: (name) => update(() => (state.conversation.model = name)),
@@ -204,7 +230,7 @@ export function chatActions({ store, api, library, storage, wide }) {
         state.conversation.system = preset.system;
       });
       const isRunning = state.run?.conversation === state.conversation;
-      if (isRunning && changed.length > 0) generation.modify(Object.fromEntries(changed));
+      if (isRunning && changed.length > 0) generation?.modify(Object.fromEntries(changed));
     },
     keepPreset: (name) => {
       const { settings, system } = state.conversation;

@@ -1,15 +1,31 @@
 // Where one writes, and steers what is being written.
 
-import { fill, h, icon } from "../dom.js";
+import { fill, h, icon, iconButton } from "../dom.js";
 
-export function composer(store, actions) {
+export function composer(store, actions, app) {
   const { state } = store;
   const area = h("textarea", { rows: 1, dir: "auto", placeholder: "Write a message", "aria-label": "Message" });
   const send = button("send", "Send", "Enter", () => actions.send(), "primary");
   const pause = button("pause", "Pause", "Alt+P", () => actions.pause());
   const resume = button("play", "Go on", "Alt+P", () => actions.resume(), "primary");
   const stop = button("stop", "Stop", "Escape", () => actions.stop());
+  const attach = iconButton("clip", "Attach", () => attaching((all) => (attach.ariaExpanded = String(all.toggle()))));
+  const attached = h("div.attached");
   const buttons = h("div.row");
+  let loading = null;
+
+  /** What is seldom used is loaded when it is. */
+  async function attaching(use) {
+    loading ??= import("./attach.js").then(({ attachments }) => attachments(attached, store, actions, app));
+    use(await loading);
+  }
+
+  function take(event, { files }) {
+    if (files.length === 0) return;
+    event.preventDefault();
+    const taken = [...files];
+    attaching((all) => all.add(taken));
+  }
 
   area.addEventListener("input", () => actions.draft(area.value));
   area.addEventListener("keydown", (event) => {
@@ -18,21 +34,23 @@ export function composer(store, actions) {
     actions.send();
   });
 
+  area.addEventListener("paste", (event) => take(event, event.clipboardData));
+
   store.subscribe(() => {
     const phase = state.run?.phase;
     const focused = buttons.contains(document.activeElement);
     if (area.value !== state.draft) area.value = state.draft;
     area.style.height = "auto";
     area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
-    send.disabled = !state.draft.trim();
+    send.disabled = !state.draft.trim() && state.attached.length === 0;
     if (!phase) fill(buttons, send);
     else fill(buttons, phase === "paused" ? resume : pause, stop);
     pause.disabled = phase !== "writing";
     // The button that had the focus may be gone.
     if (focused && !buttons.contains(document.activeElement)) (buttons.querySelector("button:enabled") ?? area).focus();
   });
-  const node = h("form.composer", { onsubmit: (event) => event.preventDefault() }, area, buttons);
-  return { node, focus: () => area.focus() };
+  const node = h("form.composer", { onsubmit: (event) => event.preventDefault() }, attached, attach, area, buttons);
+  return { node, focus: () => area.focus(), drop: (event) => take(event, event.dataTransfer) };
 }
 
 function button(name, label, key, onclick, kind = "plain") {

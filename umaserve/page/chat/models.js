@@ -1,6 +1,7 @@
 // Which model answers: a picker where there are several.
 
 import { h } from "../dom.js";
+import { bytes } from "../words.js";
 
 export function modelPicker(app, store, actions) {
   const { state } = store;
@@ -19,7 +20,7 @@ export function modelPicker(app, store, actions) {
     single.hidden = models.length > 1;
     select.hidden = models.length < 2;
     single.textContent = models.length === 1 ? models[0].id : "";
-    const option = ({ id, status }) => h("option", { value: id }, `${id}${stateWords(status)}`);
+    const option = (model) => h("option", { value: model.id }, `${model.id}${stateWords(model)}`);
     select.replaceChildren(...models.map(option));
     select.value = chosen;
   }
@@ -29,7 +30,8 @@ export function modelPicker(app, store, actions) {
   return node;
 }
 
-function stateWords({ value, failed, progress = 0 } = {}) {
+function stateWords({ status: { value, failed, progress = 0 }, needed, available }) {
+  if (needed > available) return ` (doesn't fit: needs ${bytes(needed)}, at most ${bytes(available)} can be had)`;
   if (failed) return " (could not be loaded)";
   if (value === "loading") return ` (loading, ${Math.round(100 * progress)}%)`;
   return value === "loaded" ? "" : " (not loaded)";

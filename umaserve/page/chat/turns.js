@@ -83,22 +83,30 @@ const WELCOME = "Ask anything. While the answer is being written you can pause i
 
 function userView(actions) {
   const text = h("div.text", { dir: "auto" });
+  const media = h("div.media", { hidden: true });
   const buttons = h("div.actions");
-  const node = h("li.turn.user", {}, h("h2.hidden", {}, "You"), text, buttons);
+  const node = h("li.turn.user", {}, h("h2.hidden", {}, "You"), media, text, buttons);
   let editor = null;
+
+  async function showContents(turn) {
+    media.hidden = false;
+    const { showMedia } = await import("./attach_shown.js");
+    await showMedia(media, turn.media, actions.content);
+  }
 
   return {
     node,
     show(turn, state) {
+      if (turn.media && media.hidden) showContents(turn);
       const editing = state.editing === turn.id;
       if (editing && !editor) {
         editor = turnEditor(turn, actions);
-        fill(node, node.firstChild, editor);
+        fill(node, node.firstChild, media, editor);
         editor.querySelector("textarea").focus();
       } else if (!editing) {
         editor = null;
         if (text.textContent !== turn.text) text.textContent = turn.text;
-        fill(node, node.firstChild, text, buttons);
+        fill(node, node.firstChild, media, turn.text && text, buttons);
       }
       const busy = state.run !== null;
       buttons.replaceChildren(

@@ -18,7 +18,7 @@ export async function mount(root, app) {
   const library = await openLibrary();
   const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
   const speech = chatSpeech(app, store, actions);
-  const writing = composer(store, actions);
+  const writing = composer(store, actions, app);
 
   const toggle = (name, drawer, label) => {
     return iconButton(name, label, () => actions.toggle(drawer), { "aria-controls": label.toLowerCase() });
@@ -29,7 +29,9 @@ export async function mount(root, app) {
   const add = iconButton("add", "New conversation (Alt+N)", () => begin());
   app.bar.start.replaceChildren(toggles.list);
   app.bar.end.replaceChildren(modelPicker(app, store, actions), speech.node, add, toggles.settings);
-  const main = h("main", {}, turnsView(store, actions, speech), notice, writing.node);
+  const over = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
+  const dropped = { ondragover: over, ondrop: writing.drop };
+  const main = h("main", dropped, turnsView(store, actions, speech), notice, writing.node);
   root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
 
   function begin() {

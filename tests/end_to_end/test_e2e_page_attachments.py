@@ -1,0 +1,159 @@
+"""Pictures, sounds and videos in the page, in a real browser, with a tiny projector whose weights are random."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import media_files
+import pytest
+from browser import BROWSER, DRIVER, MISSING, Browser
+from daemon import Daemon
+
+from bench import standin_projectors as projectors
+
+pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
+
+DROP = """
+const [name, type, data, event] = arguments;
+const files = new DataTransfer();
+files.items.add(new File([Uint8Array.from(atob(data), (char) => char.charCodeAt(0))], name, { type }));
+const init = { bubbles: true, cancelable: true, dataTransfer: files, clipboardData: files };
+if (event === "paste") document.querySelector(".composer textarea").dispatchEvent(new ClipboardEvent(event, init));
+else document.querySelector("main").dispatchEvent(new DragEvent(event, init));
+"""
+SENT = "return window.wire.filter((one) => one.type === 'config').at(-1).prompt"
+EXPORT = """
+const { openLibrary } = await import("/page/chat/library.js");
+const { exported } = await import("/page/chat/exported_file.js");
+return exported(await openLibrary());
+"""
+KEPT = """
+const opening = indexedDB.open("umaserve");
+const database = await new Promise((resolve) => (opening.onsuccess = () => resolve(opening.result)));
+const asking = database.transaction("media").objectStore("media").getAll();
+const kept = await new Promise((resolve) => (asking.onsuccess = () => resolve(asking.result)));
+database.close();
+return kept.map(({ blob }) => blob.size);
+"""
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that sees and hears."""
+    folder = tmp_path_factory.mktemp("seeing")
+    projector = str(projectors.both(folder / "mmproj.gguf", longest_edge=64))
+    flags = ("--http", "127.0.0.1:0", "--mmproj", projector, "--max-chat-bytes", "4MiB")
+    daemon = Daemon(folder, *flags, env={"UMA_THREADS": "1"})
+    yield daemon
+    assert daemon.stop() == 0, daemon.logs
+    assert "Traceback" not in daemon.logs, daemon.logs
+
+
+def drop(browser: Browser, name: str, kind: str, data: bytes, event: str = "drop") -> None:
+    browser.js(DROP, name, kind, base64.b64encode(data).decode(), event)
+
+
+def attach(browser: Browser, name: str, kind: str, data: bytes, event: str = "drop") -> None:
+    count = len(browser.all(".previews li"))
+    drop(browser, name, kind, data, event)
+    browser.wait(lambda: len(browser.all(".previews li")) == count + 1)
+
+
+def ask(browser: Browser, text: str = "What is this?") -> list:
+    """Send it, and wait for the answer; returns the content of the last turn that was sent."""
+    browser.say(text)
+    browser.wait_for_end()
+    return browser.js(SENT)[-1]["content"]
+
+
+@pytest.mark.parametrize(("size", "scheme"), [((1280, 800), "light"), ((320, 640), "dark")], ids=["desk", "phone"])
+def test_what_a_model_does_not_take_is_greyed_with_the_reason(
+    browser: Browser, daemon: Daemon, size: tuple[int, int], scheme: str
+):
+    with browser.screen(*size, scheme):
+        browser.start(daemon.http)
+        browser.press("Attach")
+        browser.wait(lambda: browser.all(".sources [aria-disabled=true]"))
+        assert len(browser.all(".sources button")) == len(browser.all(".sources [aria-disabled=true]")) == 5
+        reason = browser.text("#attach-note")
+        assert reason.endswith("takes no pictures, sounds or videos: its server runs it without a projector for them.")
+        # Who walks there by the keyboard hears it, too.
+        focused = browser.driver.switch_to.active_element
+        assert (focused.text, focused.get_attribute("aria-describedby")) == ("Picture", "attach-note")
+        drop(browser, "moon.png", "image/png", media_files.image())
+        browser.wait(lambda: "takes no pictures" in browser.text(".notice"))
+        assert not browser.all(".previews li")
+        browser.shoot(f"attach-refused-{size[0]}")
+        assert browser.violations() == []
+        assert browser.js("return document.documentElement.scrollWidth") <= size[0]
+
+
+def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: Daemon, tmp_path: Path):
+    picture = media_files.image()
+    browser.start(seeing.http, max_tokens=8)
+    attach(browser, "gone.png", "image/png", picture)
+    browser.press("Remove gone.png")
+    browser.wait(lambda: not browser.all(".previews li"))
+    attach(browser, "moon.png", "image/png", picture, "paste")
+    browser.shoot("attach-preview")
+    assert browser.violations() == []
+    image, text = ask(browser)
+    assert (image["type"], base64.b64decode(image["data"]), text["text"]) == ("image", picture, "What is this?")
+    assert not browser.all(".previews li")
+    # The next turn has it again, and it is shown where it was said.
+    browser.say("And this?")
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    browser.wait_for_end()
+    assert browser.js(SENT)[0]["content"] == [image, text]
+    loaded = "return document.querySelector('.turn .media img')?.naturalWidth"
+    browser.wait(lambda: browser.js(loaded))
+    browser.shoot("attach-shown")
+    assert browser.violations() == []
+    # It goes with the exported file, and is gone with the conversation.
+    exported = browser.module(EXPORT)
+    assert list(json.loads(exported)["media"].values()) == [image["data"]]
+    assert browser.module(KEPT) == [len(picture)]
+    browser.js("window.confirm = () => true; document.querySelector('.conversations .icon').click()")
+    browser.wait(lambda: browser.module(KEPT) == [])
+    file = tmp_path / "conversations.json"
+    file.write_text(exported)
+    browser.one("aside input[type=file]").send_keys(str(file))
+    browser.wait(lambda: browser.one(".conversations .open")).click()
+    browser.wait(lambda: browser.js(loaded))
+    browser.say("And now?")
+    browser.wait(lambda: len(browser.all(".answer")) == 3)
+    browser.wait_for_end()
+    assert browser.js(SENT)[0]["content"] == [image, text]
+
+
+def test_a_recording_and_a_picture_of_the_camera_are_sent(browser: Browser, seeing: Daemon):
+    browser.start(seeing.http, max_tokens=4)
+    browser.press("Attach")
+    browser.press("Record")
+    browser.wait(lambda: browser.js("return document.querySelector('.capture meter')?.value > 0.1"))
+    browser.shoot("attach-record")
+    assert browser.violations() == []
+    browser.press("Attach the recording")
+    browser.press("Camera")
+    browser.wait(lambda: browser.js("return document.querySelector('.capture video')?.videoWidth > 0"))
+    browser.shoot("attach-camera")
+    browser.press("Take the picture")
+    browser.wait(lambda: len(browser.all(".previews li")) == 2)
+    browser.shoot("attach-two")
+    assert [one["type"] for one in ask(browser)] == ["audio", "image", "text"]
+    assert browser.violations() == []
+
+
+def test_what_is_too_large_or_of_no_kind_is_refused(browser: Browser, seeing: Daemon):
+    browser.start(seeing.http)
+    for name, kind, size, problem in (
+        ("film.mp4", "video/mp4", 3 << 20, "film.mp4 has 3.0 MiB: this server takes 2.6 MiB with a conversation."),
+        ("notes.txt", "text/plain", 9, "notes.txt is no picture, sound or video."),
+        ("broken.heic", "image/heic", 9, "The browser can't read broken.heic."),
+    ):
+        drop(browser, name, kind, bytes(size))
+        browser.wait(lambda problem=problem: browser.text(".notice") == problem)
+    assert not browser.all(".previews li")

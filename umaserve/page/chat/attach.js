@@ -1,0 +1,104 @@
+// What goes with the next message: where it comes from, whether it may go, and what it looks like.
+
+import { fill, h, icon, iconButton, loadStyle } from "../dom.js";
+import { bytes } from "../words.js";
+import { mediumNode, STYLE } from "./attach_shown.js";
+import { KINDS, prepared, problemOf, takes } from "./attach_media.js";
+
+/** Fills `place`, beside the composer. `toggle()` shows the sources, `add(files)` attaches files. */
+export function attachments(place, store, actions, app) {
+  const { state } = store;
+  const note = h("p.hint", { id: "attach-note", role: "status" });
+  const sources = h("div.row.sources", { role: "group", "aria-label": "Attach" });
+  const previews = h("ul.previews", { "aria-label": "Attached" });
+  const shown = new Map();
+  let listed = "";
+  fill(place, previews, sources, note);
+  loadStyle(STYLE);
+  sources.hidden = note.hidden = true;
+
+  const model = () => {
+    const { models } = app.store.state;
+    return models.find(({ id }) => id === state.conversation.model) ?? models[0];
+  };
+
+  function pick(kind, capture) {
+    const input = h("input", { type: "file", accept: `${kind}/*`, multiple: !capture, capture });
+    input.addEventListener("change", () => add(input.files));
+    input.click();
+  }
+
+  /** By the camera or the microphone, where the browser gives them to this page; else by what the system offers. */
+  async function capture(kind) {
+    if (!navigator.mediaDevices) return pick(kind, "environment");
+    const { captured } = await import("./attach_capture.js");
+    const file = await captured(kind, actions.tell);
+    return file && add([file]);
+  }
+
+  async function add(files) {
+    for (const file of files) {
+      try {
+        const medium = await prepared(file);
+        const problem = problemOf(medium, model(), state, app.store.state.limits);
+        if (problem) actions.tell(problem);
+        else actions.attach(medium);
+      } catch (error) {
+        actions.tell(error.message);
+      }
+    }
+  }
+
+  function source(name, label, kind, act) {
+    const problem = takes(model(), kind) ? null : whyNot([kind]);
+    const refused = { "aria-disabled": "true", "aria-describedby": note.id, title: problem };
+    return h("button.quiet", { type: "button", onclick: problem ? null : act, ...(problem && refused) }, icon(name), label);
+  }
+
+  function whyNot(kinds) {
+    const words = new Intl.ListFormat("en-GB", { type: "disjunction" }).format(kinds.map((kind) => KINDS[kind]));
+    return `${model().id} takes no ${words}: its server runs it without a projector for them.`;
+  }
+
+  function listSources() {
+    const key = JSON.stringify(model() ?? "");
+    if (key === listed) return;
+    listed = key;
+    fill(sources,
+      source("picture", "Picture", "image", () => pick("image")), source("camera", "Camera", "image", () => capture("image")),
+      source("wave", "Sound", "audio", () => pick("audio")), source("microphone", "Record", "audio", () => capture("audio")),
+      source("film", "Video", "video", () => pick("video")));
+    const not = Object.keys(KINDS).filter((kind) => !takes(model(), kind));
+    note.textContent = not.length > 0 ? whyNot(not) : "";
+  }
+
+  function preview(medium) {
+    const about = `${medium.name}, ${bytes(medium.size)}`;
+    const node = mediumNode(medium, medium.blob);
+    const remove = iconButton("close", `Remove ${medium.name}`, () => {
+      actions.detach(medium);
+      place.closest("form").querySelector("textarea").focus();
+    });
+    return h("li", { title: about }, node, h("span.hint", {}, about), remove);
+  }
+
+  function show() {
+    listSources();
+    for (const medium of state.attached) if (!shown.has(medium)) shown.set(medium, preview(medium));
+    for (const medium of shown.keys()) if (!state.attached.includes(medium)) shown.delete(medium);
+    fill(previews, [...shown.values()]);
+    previews.hidden = shown.size === 0;
+  }
+
+  store.subscribe(show);
+  app.store.subscribe(show);
+  return {
+    add,
+    /** Returns whether they are to be seen now. */
+    toggle() {
+      sources.hidden = note.hidden = !sources.hidden;
+      if (!sources.hidden) sources.querySelector("button").focus();
+      return !sources.hidden;
+    },
+  };
+}

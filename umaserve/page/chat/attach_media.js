@@ -1,0 +1,65 @@
+// Media as they are sent: which kinds there are, what a model takes of them, and how large they may be.
+
+import { bytes } from "../words.js";
+import { newId, path } from "../answers/conversation.js";
+
+export const KINDS = { image: "pictures", audio: "sounds", video: "videos" };
+
+/** A larger picture is scaled down: the server would do so, and the message is sent again with each turn. */
+const MOST_PIXELS = 4_000_000;
+const KEPT_BYTES = 1_000_000;
+const KEPT_TYPES = ["image/jpeg", "image/png", "image/webp", "image/gif"];
+/** What a message has besides its media. */
+const REST_BYTES = 512 * 1024;
+
+/** Whether a model of /v1/models takes a kind; where that is not known yet, it may. */
+export function takes(model, kind) {
+  return model?.architecture?.input_modalities.includes(kind) ?? true;
+}
+
+/** A file as {id, kind, name, type, size, blob}; throws where it is of no kind, or can't be read. */
+export async function prepared(file) {
+  const kind = file.type.split("/")[0];
+  if (!(kind in KINDS)) throw new Error(`${file.name} is no picture, sound or video.`);
+  const small = kind !== "image" || (file.size <= KEPT_BYTES && KEPT_TYPES.includes(file.type));
+  const blob = small ? file : await scaled(file);
+  return { id: newId(), kind, name: file.name, type: blob.type, size: blob.size, blob };
+}
+
+async function scaled(file) {
+  const picture = await createImageBitmap(file).catch(() => {
+    throw new Error(`The browser can't read ${file.name}.`);
+  });
+  const factor = Math.min(1, Math.sqrt(MOST_PIXELS / (picture.width * picture.height)));
+  const canvas = new OffscreenCanvas(Math.ceil(picture.width * factor), Math.ceil(picture.height * factor));
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = "white";
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  return canvas.convertToBlob({ type: "image/jpeg", quality: 0.9 });
+}
+
+/** Why a medium can't go with the next message, in words; null where it can. */
+export function problemOf(medium, model, { conversation, attached }, limits) {
+  if (!takes(model, medium.kind)) return `${model.id} takes no ${KINDS[medium.kind]}.`;
+  const others = [...attached, ...path(conversation).flatMap((turn) => turn.media ?? [])];
+  if (others.length >= limits.media) return `A conversation has at most ${limits.media} pictures, sounds and videos.`;
+  const most = Math.floor(((limits.message_bytes - REST_BYTES) * 3) / 4);
+  const taken = others.reduce((sum, { size }) => sum + size, 0);
+  if (taken + medium.size <= most) return null;
+  const left = taken > 0 ? `, and ${bytes(taken)} are taken` : "";
+  return `${medium.name} has ${bytes(medium.size)}: this server takes ${bytes(most)} with a conversation${left}.`;
+}
+
+export function toBase64(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}
+
+export function fromBase64(data, type) {
+  return new Blob([Uint8Array.from(atob(data), (char) => char.charCodeAt(0))], { type });
+}

@@ -1,0 +1,92 @@
+// The file that conversations are taken along in, and what is read of such a file.
+
+import { newId, ROOT } from "../answers/conversation.js";
+import { SETTINGS, defaults } from "../answers/settings.js";
+import { KINDS, fromBase64 } from "./attach_media.js";
+import { mediaOf } from "./library.js";
+
+const FORMAT = "umaserve-conversations";
+
+/** All conversations as JSON. */
+export async function exported(library) {
+  const conversations = await library.all();
+  const contents = await Promise.all(conversations.map(({ turns }) => library.contents(turns)));
+  const media = Object.fromEntries(contents.flatMap((each) => [...each]));
+  return JSON.stringify({ format: FORMAT, version: 1, conversations, media });
+}
+
+/** Adds those of an exported file, beside what is there; returns how many. Throws on other files. */
+export async function imported(library, text) {
+  const { format, conversations, media = {} } = JSON.parse(text);
+  if (format !== FORMAT || !Array.isArray(conversations)) throw new Error("not a file of conversations");
+  const read = conversations.map((each) => readConversation(each, media));
+  for (const each of read) {
+    for (const medium of mediaOf(each.turns)) {
+      await library.keep(each.id, medium.id, medium.blob);
+      delete medium.blob;
+    }
+    await library.save(each);
+  }
+  return read.length;
+}
+
+/** What a file says of a conversation: known fields of known types, whatever else it has. */
+function readConversation(value, contents) {
+  const [turns, chosen] = [{}, {}];
+  const ids = new Map();
+  for (const each of Object.values(value.turns)) ids.set(each.id, newId());
+  for (const each of Object.values(value.turns)) {
+    const parent = each.parent === ROOT ? ROOT : ids.get(each.parent);
+    // A turn stands after the one before it, so nothing can go in circles.
+    const placed = parent === ROOT || parent in turns;
+    if (!placed || !["user", "assistant"].includes(each.role)) throw new Error("a turn without a place");
+    const turn = { id: ids.get(each.id), parent, role: each.role, text: String(each.text) };
+    if (each.role === "assistant") Object.assign(turn, readAnswer(each));
+    else if (each.media?.length > 0) turn.media = each.media.map((medium) => readMedium(medium, contents));
+    turns[turn.id] = turn;
+    chosen[parent] = turn.id;
+  }
+  for (const child of Object.values(value.chosen ?? {})) {
+    const turn = turns[ids.get(child)];
+    if (turn) chosen[turn.parent] = turn.id;
+  }
+  const [created, changed] = [Number(value.created) || Date.now(), Number(value.changed) || Date.now()];
+  const about = { title: String(value.title), system: String(value.system), model: String(value.model) };
+  return { id: newId(), ...about, created, changed, settings: readSettings(value.settings), turns, chosen };
+}
+
+/** With its `blob`. */
+function readMedium({ id, kind, name, type }, contents) {
+  if (!(kind in KINDS) || !String(type).startsWith(`${kind}/`)) throw new Error("a medium of no kind");
+  const blob = fromBase64(contents[id], type);
+  return { id: newId(), kind, name: String(name), type, size: blob.size, blob };
+}
+
+/** Whether these are places in the text, each at least `least` after the one before it. */
+function rises(places, least, text) {
+  const inside = places.every((place) => Number.isInteger(place) && place >= 0 && place <= text.length);
+  return inside && places.every((place, i) => place >= (places[i - 1] ?? 0) + least);
+}
+
+function readAnswer({ text, thoughts, tokens, marks, settings, end, model }) {
+  const number = (one) => (Number.isFinite(one) ? one : 0);
+  const readTokens = (tokens ?? []).map((token) => ({
+    end: number(token.end),
+    logprob: number(token.logprob),
+    others: (token.others ?? []).map(([piece, logprob]) => [String(piece), number(logprob)]),
+  }));
+  const readMarks = (marks ?? []).map(({ at, values }) => ({ at: number(at), values: readSettings(values, {}) }));
+  return {
+    thoughts: String(thoughts ?? ""),
+    tokens: rises(readTokens.map((token) => token.end), 1, text) ? readTokens : [],
+    marks: rises(readMarks.map((mark) => mark.at), 0, text) ? readMarks : [],
+    settings: settings && readSettings(settings),
+    end: end === undefined ? undefined : String(end),
+    model: String(model ?? ""),
+  };
+}
+
+function readSettings(values, base = defaults()) {
+  const known = SETTINGS.filter(({ name }) => Number.isFinite(values?.[name])).map(({ name }) => [name, values[name]]);
+  return { ...base, ...Object.fromEntries(known) };
+}
