@@ -92,6 +92,7 @@ FOREIGN = {
     "wsproto": {"wire"},
     "python_multipart": {"wire"},
     "prometheus_client": {"metrics", "exposition", "daemon"},
+    "opentelemetry": {"daemon"},
     "asyncio": {"client"},
     "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},

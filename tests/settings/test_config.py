@@ -118,6 +118,7 @@ DEFAULTS: dict[str, Any] = {
     "relay_ca_file": "",
     "log_level": "info",
     "log_format": "text",
+    "otel_endpoint": "",
 }
 WHOLE = {
     "max_sessions": (1, 65536),
@@ -267,6 +268,8 @@ def values_of(key: str) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(RELAYS), max_size=64).map(tuple)
     if key in ("worker_secret", "worker_name", "relay_provider"):
         return WORD.filter(lambda word: word != "--") | st.just(DEFAULTS[key])
+    if key == "otel_endpoint":
+        return st.sampled_from(["", "http://127.0.0.1:4318", "https://collector.example/deep"])
     if key == "http":
         return st.just("") | st.builds("{}:{}".format, st.sampled_from(HOSTS), PORTS)
     if key == "wyoming":
@@ -359,7 +362,7 @@ def test_the_types_of_the_defaults_are_those_of_the_values() -> None:
 
 def test_the_tables_of_this_test_cover_every_setting() -> None:
     tables = [*WHOLE, *SIZE, *REAL, *CHOICE, *PATHS, *SWITCHES, *WORDS, "socket_mode", "http", "wyoming"]
-    tables += ["rpc", "relay", "worker_secret", "worker_name", "relay_provider"]
+    tables += ["rpc", "relay", "worker_secret", "worker_name", "relay_provider", "otel_endpoint"]
     assert sorted(tables) == sorted(DEFAULTS) == sorted(field.name for field in fields(Config))
 
 

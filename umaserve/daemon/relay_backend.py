@@ -28,7 +28,7 @@ from umaserve.errors import RequestError
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
 from umaserve.serving.sessions import Caller
-from umaserve.wire.http_head import Headers
+from umaserve.wire.http_head import TRACE_HEADER, Headers
 from umaserve.wire.http_head import Request as HttpRequest
 from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, WEBSOCKET, Request
 from umaserve.worker.backend import Job, Reply, is_text
@@ -72,7 +72,8 @@ class DaemonBackend:
             return None
         headers = {name.lower(): value for name, value in (request.headers or {}).items()}
         client = headers.get(CLIENT_HEADER, "")
-        caller = Caller(found.dialect.name, f"relay:{client}", several=not client)
+        trace = headers.get(TRACE_HEADER, "")
+        caller = Caller(found.dialect.name, f"relay:{client}", several=not client, traceparent=trace)
         max_bytes = max_body_bytes(found.route, self._services.config)
         too_large = errors.of_http(413, f"body: expected at most {max_bytes} bytes, got more").decode()
         content = request.body.encode() if isinstance(request.body, str) else request.body

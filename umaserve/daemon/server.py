@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
@@ -26,7 +27,7 @@ from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
 from umaserve.dialects.responses.kept import KeptResponses
-from umaserve.errors import Fault, ModelError, RequestError
+from umaserve.errors import ConfigError, Fault, ModelError, RequestError
 from umaserve.exposition import exposition
 from umaserve.metrics import ServingMetrics
 from umaserve.net.input_budget import InputBudget
@@ -49,6 +50,9 @@ from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import available_bytes, resident_bytes
 from umaserve.system.signals import Signals
 from umaserve.system.threads import SWITCH_S, ThreadWatch
+
+if TYPE_CHECKING:
+    from umaserve.daemon.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +96,7 @@ class Server:
         rates = Rates(config.rate_requests, config.rate_tokens)
         self._admission = Admission(rates, config.max_queue, config.memory_reserve, available_bytes)
         self._serving_metrics = ServingMetrics()
+        self._traces = _traces(config.otel_endpoint, loop.now) if config.otel_endpoint else None
         self._content_filter = content_filter.load(config.content_filter) if config.content_filter else None
         self._gate = Gate(
             Names(config.http, config.allow_host, config.allow_origin, config.cors_origin),
@@ -234,6 +239,8 @@ class Server:
 
     def _observe_end(self, session: Session, end: str) -> None:
         observe_end(self._serving_metrics, session, end, self._loop.now())
+        if self._traces is not None:
+            self._traces.ended(session, end)
 
     def _metrics(self) -> Metrics:
         entrances = self._entrances
@@ -375,7 +382,19 @@ class Server:
             logging.shutdown()
             os._exit(self._status)
         self._links.stop()
+        if self._traces is not None:
+            self._traces.stop()
         self._signals.restore()
         self._loop.close()
         log.info("stopped")
         return self._status
+
+
+def _traces(endpoint: str, clock: Callable[[], float]) -> Traces:
+    # Imported only where it is wanted: it may not be there, and takes time.
+    try:
+        from umaserve.daemon.traces import exported
+    except ImportError as error:
+        problem = f"otel_endpoint is set, and OpenTelemetry is not installed ({error})"
+        raise ConfigError(f"{problem}: pip install 'umaserve[otel]', or remove the setting") from None
+    return exported(endpoint, clock)

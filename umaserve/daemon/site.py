@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
+from dataclasses import replace
 
 from umaserve.access.gate import SUBPROTOCOL, Gate, check_form, check_json
 from umaserve.daemon.box import Box
@@ -31,7 +32,7 @@ from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
 from umaserve.serving.sessions import Caller
-from umaserve.wire.http_head import Headers, Refusal, Request
+from umaserve.wire.http_head import TRACE_HEADER, Headers, Refusal, Request
 from umaserve.wire.websocket import WebSocketCodec
 
 _FOR_OPERATORS = (
@@ -88,11 +89,12 @@ class DaemonSite:
         # A browser's page can't send a key with a handshake: its first message does.
         unproven = isinstance(found.route.endpoint, Conversation) and self._gate.presented_key(head) is None
         if found.route.public or unproven:
-            return Caller(found.dialect.name, peer)
-        caller = self._gate.caller(head, found.dialect.name, peer)
-        if found.route.operators and not caller.operator:
-            raise Refusal(403, _FOR_OPERATORS)
-        return caller
+            caller = Caller(found.dialect.name, peer)
+        else:
+            caller = self._gate.caller(head, found.dialect.name, peer)
+            if found.route.operators and not caller.operator:
+                raise Refusal(403, _FOR_OPERATORS)
+        return replace(caller, traceparent=head.header(TRACE_HEADER) or "")
 
     def _tell_methods(self, found: Found | None, connection: HttpConnection, request: Request) -> None:
         allow = [("Allow", ", ".join([*found.route.methods, "OPTIONS"]))] if found is not None else []

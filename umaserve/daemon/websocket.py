@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from umaserve.access.gate import Gate
 from umaserve.daemon.connection import Connection, Lost
@@ -55,7 +56,7 @@ class WebSocketConnection(Connection):
         if caller is None:
             return False
         self._authenticated = True
-        self._caller = self._session.caller = caller
+        self._caller = self._session.caller = replace(caller, traceparent=self._caller.traceparent)
         self._idle.cancel()
         self._idle = self._loop.call_later(self._idle_timeout, self._on_idle)
         return True

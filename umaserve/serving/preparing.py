@@ -97,6 +97,8 @@ class Preparing:
                     self._end(session, result if isinstance(result, BaseException) else result[index])
 
         self._choices = choices
+        for session in choices:
+            session.preparing_at = self._now() if session.preparing_at is None else session.preparing_at
         self._worker.submit(lambda: self._prepare(requests, tenant, wanted, generated), prepared)
 
     def _end(self, session: Session, result: Ready | BaseException) -> None:

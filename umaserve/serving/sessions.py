@@ -58,6 +58,8 @@ class Caller:
     """Whether these are several clients that can't be told apart, and may not read each other's prompts."""
     operator: bool = False
     """Whether it may see and end what others run."""
+    traceparent: str = ""
+    """The trace that its requests are part of, unchecked (W3C Trace Context); empty: none."""
 
     @property
     def tenant(self) -> str:
@@ -114,6 +116,10 @@ class Session:
     preparing or encoding its prompt ended."""
     crashes: int = 0
     """Engines that were lost while they computed it, since it last got past such a place."""
+    preparing_at: float | None = None
+    """When it was first begun to be prepared."""
+    prepared_at: float | None = None
+    """When that was done."""
     started_at: float | None = None
     first_made_at: float | None = None
     last_made_at: float | None = None
@@ -303,6 +309,7 @@ class SessionManager:
     ) -> None:
         """Its prompt can start."""
         session.prepared, session.text, session.repetition = prepared, text, repetition
+        session.prepared_at = self._now() if session.prepared_at is None else session.prepared_at
         self.version += 1
 
     def prompt_done(self, session: Session) -> None:

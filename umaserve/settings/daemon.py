@@ -21,6 +21,7 @@ from umaserve.settings.kinds import (
     short_size,
     size,
     switch,
+    url,
     whole,
     words,
 )
@@ -329,6 +330,12 @@ class Config:
         "info", choice("debug", "info", "warning", "error"), "logging", "least severe messages to log"
     )
     log_format: str = setting("text", choice("text", "json"), "logging", "format of log lines")
+    otel_endpoint: str = setting(
+        "",
+        url("http", "https", or_empty=True),
+        "logging",
+        "OpenTelemetry collector for traces of requests (OTLP over HTTP), such as http://127.0.0.1:4318; empty: none",
+    )
 
     def __post_init__(self) -> None:
         if self.n_ubatch > self.n_batch:

@@ -182,10 +182,12 @@ def addresses() -> Kind[tuple[str, ...]]:
     return _several(address().check, ", each an address as HOST:PORT")
 
 
-def url(*schemes: str) -> Kind[str]:
+def url(*schemes: str, or_empty: bool = False) -> Kind[str]:
     """The absolute URL of a server, without user information and query, kept as written."""
 
     def check(value: object) -> str:
+        if value == "" and or_empty:
+            return ""
         if not _is_word(value):
             raise ValueError
         return _url(str(value), schemes)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote
 
+TRACE_HEADER = "traceparent"
+"""The trace that a request is part of (W3C Trace Context)."""
 MAX_HEADERS = 100
 MAX_TARGET_BYTES = 8 * 1024
 MAX_PARAMETERS = 64

@@ -1,0 +1,134 @@
+"""Traces of requests for OpenTelemetry: a span for each, made of its times at its end. The only importer of the SDK."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from umaserve import __version__
+from umaserve.outputs import FinishReason
+from umaserve.serving.sessions import Session
+from umaserve.system.threads import JobThread
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/traces"
+"""Where a collector takes them, below its endpoint."""
+MAX_VALUE = 256
+"""Characters of an attribute: some are clients' words."""
+STOP_S = 2.0
+"""How long the end of the daemon waits for what is not sent yet."""
+_WHOLE = {reason.value for reason in FinishReason}
+_LEFT = {"abandoned", "replaced"}
+"""The client's own ends: no errors."""
+
+Value = str | int | float | list[str]
+
+
+class Traces:
+    """Makes the spans on the loop's thread, some 0.2 ms for a request, at its end; a thread of the SDK sends them. What
+    can't be sent is dropped, and logged."""
+
+    def __init__(self, processor: SpanProcessor, clock: Callable[[], float]) -> None:
+        """``clock``: the loop's."""
+        # Other variables of OpenTelemetry (OTEL_TRACES_SAMPLER and so on) are read by its SDK.
+        name = os.environ.get("OTEL_SERVICE_NAME") or "umaserve"
+        self._provider = TracerProvider(
+            resource=Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__}),
+            span_limits=SpanLimits(max_attribute_length=MAX_VALUE),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("umaserve", __version__)
+        self._now = clock
+
+    def ended(self, session: Session, end: str) -> None:
+        """Trace a request that has ended; ``end`` is as in ``SessionManager``."""
+        request, now = session.request, self._now()
+        if request is None:
+            return
+        since_1970 = time.time() - now
+
+        def at(seconds: float) -> int:
+            return int((seconds + since_1970) * 1e9)
+
+        parent = TraceContextTextMapPropagator().extract({"traceparent": session.caller.traceparent}, Context())
+        operation = "chat" if isinstance(request.prompt, tuple) else "text_completion"
+        span = self._tracer.start_span(
+            f"{operation} {session.model}".rstrip(), parent, SpanKind.SERVER, start_time=at(session.requested_at)
+        )
+        if span.is_recording():
+            span.set_attribute("gen_ai.operation.name", operation)
+            for name, value in _attributes(session, end):
+                span.set_attribute(name, value)
+            if end not in _WHOLE | _LEFT:
+                span.set_attribute("error.type", end)
+                span.set_status(Status(StatusCode.ERROR))
+            within = set_span_in_context(span, Context())
+            for name, begun, ended in _parts(session, now):
+                self._tracer.start_span(name, within, start_time=at(begun)).end(at(ended))
+        span.end(at(now))
+
+    def stop(self) -> None:
+        """Send what is left, within ``STOP_S``."""
+        thread = JobThread("traces", lambda: None)
+        thread.submit(self._provider.shutdown, lambda _result: None)
+        if not thread.stop(STOP_S):
+            log.warning("the latest traces could not be sent to the collector in time")
+
+
+def exported(endpoint: str, clock: Callable[[], float]) -> Traces:
+    """Traces that go to the collector at ``endpoint``, by OTLP over HTTP."""
+    return Traces(BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + PATH)), clock)
+
+
+def _attributes(session: Session, end: str) -> Iterator[tuple[str, Value]]:
+    """By OpenTelemetry's conventions for generative models, as far as they fit; no prompts, and no answers."""
+    request, usage = session.request, session.usage
+    assert request is not None
+    sampling = request.sampling
+    yield "gen_ai.provider.name", "umaserve"
+    yield "gen_ai.request.model", request.model or session.model
+    yield "gen_ai.response.model", session.model
+    yield "gen_ai.response.id", request.id
+    yield "gen_ai.request.temperature", sampling.temperature
+    yield "gen_ai.request.top_p", sampling.top_p
+    yield "gen_ai.request.top_k", sampling.top_k
+    yield "gen_ai.request.frequency_penalty", sampling.frequency_penalty
+    yield "gen_ai.request.presence_penalty", sampling.presence_penalty
+    if sampling.seed is not None:
+        yield "gen_ai.request.seed", sampling.seed
+    if request.max_tokens is not None:
+        yield "gen_ai.request.max_tokens", request.max_tokens
+    yield "gen_ai.usage.input_tokens", usage.prompt_tokens
+    yield "gen_ai.usage.output_tokens", usage.completion_tokens
+    yield "gen_ai.usage.cache_read.input_tokens", usage.prefix_reused_tokens
+    if session.first_made_at is not None:
+        yield "gen_ai.response.time_to_first_chunk", session.first_made_at - session.requested_at
+    if end in _WHOLE:
+        yield "gen_ai.response.finish_reasons", [end]
+    yield "umaserve.end", end
+    yield "umaserve.dialect", session.caller.dialect
+
+
+def _parts(session: Session, now: float) -> Iterator[tuple[str, float, float]]:
+    """What a request has gone through, each part with its beginning and its end. The queue ends where the prompt gets
+    a slot, as in the metrics, and so contains its preparation."""
+    preparing, started, first = session.preparing_at, session.started_at, session.first_made_at
+    yield "queue", session.requested_at, now if started is None else started
+    if preparing is not None:
+        yield "preparation", preparing, now if session.prepared_at is None else session.prepared_at
+    if started is not None:
+        yield "prefill", started, now if first is None else first
+    if first is not None:
+        yield "decode", first, session.last_made_at or first
