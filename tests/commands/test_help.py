@@ -28,7 +28,8 @@ def _a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "serve", "relay", "worker", "ask", "chat", "metrics", "keys", "keys add", "models", "tune"]
+    "command",
+    ["", "serve", "relay", "worker", "ask", "chat", "metrics", "keys", "keys add", "models", "pull", "tune", "doctor"],
 )
 def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(shown(capsys, *command.split(), "--help").splitlines()) <= SCREEN
@@ -40,7 +41,7 @@ def test_help_has_what_matters_first_alone(program: str, capsys: pytest.CaptureF
     *_, options = brief.partition("\noptions:\n")
     flags = [line.split()[0].rstrip(",") for line in options.splitlines() if line.startswith("  -")]
     first = [PROGRAMS[program].by_key[key].flag for key in PROGRAMS[program].first]
-    assert flags == [*first, "--config", "--print-config", "--version", "-h"]
+    assert flags == [*first, "--config", "-h", "--print-config", "--version"]
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, "models"])
