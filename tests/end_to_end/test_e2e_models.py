@@ -11,9 +11,10 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -235,14 +236,17 @@ REQUESTS = [
 
 
 def texts(
-    daemon: Daemon, models: tuple[str, ...], at_three_tokens: Callable[[], object] = lambda: None
+    daemon: Daemon,
+    models: tuple[str, ...],
+    at_three_tokens: Callable[[], object] = lambda: None,
+    requests: Sequence[dict[str, Any]] = REQUESTS,
 ) -> dict[str, list[str]]:
-    """The texts of ``REQUESTS`` by each model, all at once; something happens when each has three tokens. Each must end
+    """The texts of ``requests`` by each model, all at once; something happens when each has three tokens. Each must end
     whole, with the counts that belong to its text."""
     with contextlib.ExitStack() as stack:
-        wires = {name: [stack.enter_context(daemon.connect()) for _ in REQUESTS] for name in models}
+        wires = {name: [stack.enter_context(daemon.connect()) for _ in requests] for name in models}
         for name, of_model in wires.items():
-            for number, (wire, request) in enumerate(zip(of_model, REQUESTS, strict=True)):
+            for number, (wire, request) in enumerate(zip(of_model, requests, strict=True)):
                 wire.send({"id": f"{name}-{number}", "model": name, **request})
         streams = [
             (name, wire, [wire.receive_until("token") for _ in range(3)]) for name in models for wire in wires[name]
@@ -296,6 +300,42 @@ def test_a_crash_costs_neither_model_a_token(
     assert engine_of(served, f"{lost}.gguf") != victim
     served.wait_until_quiet()
     served.wait_for(lambda _metrics: descriptors(served) <= before)
+
+
+def test_a_kill_in_a_preparation_costs_neither_model_a_token(served: Daemon, alone: dict[str, list[str]]) -> None:
+    with served.connect() as wire:
+
+        def kill() -> None:
+            pid = engine_of(served, "twin.gguf")
+            os.kill(pid, signal.SIGSTOP)
+            wire.send({"id": "prepared", "model": "twin", **REQUESTS[0]})
+            served.wait_for(lambda values: values["waiting_sessions"] == 1)
+            os.kill(pid, signal.SIGKILL)
+
+        assert texts(served, (DEFAULT, "twin"), kill) == alone
+        *tokens, last = wire.receive_all()
+    assert last["event"] == "eos", last
+    assert "".join(token["text"] for token in tokens) == alone["twin"][0]
+
+
+def test_a_kill_in_a_save_to_disk_costs_neither_model_a_token(folder: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--models-dir", str(folder), "--kv-cache", str(tmp_path / "kv"))
+    daemon = Daemon(tmp_path, *flags, env=ONE_THREAD)
+    streams = [{"prompt": COUNT, "max_tokens": 100}]
+    # At first shorter than what is written, so that few of its tokens are left to be computed beside the streams.
+    short, long = (" ".join(map(str, range(200, last, -1))) for last in (141, 131))
+    assert daemon.ask(short, model="twin", max_tokens=1)[-1]["usage"]["prompt_tokens"] < 250
+
+    def kill() -> None:
+        assert daemon.ask(long, model="twin", max_tokens=1)[-1]["usage"]["prompt_tokens"] > 256
+        daemon.wait_for(lambda _values: any((tmp_path / "kv").rglob(".*.part")))
+        assert daemon.metrics()["active_sessions"] == 2
+        os.kill(engine_of(daemon, "twin.gguf"), signal.SIGKILL)
+
+    alone = texts(daemon, (DEFAULT,), requests=streams)[DEFAULT]
+    assert texts(daemon, (DEFAULT, "twin"), kill, streams) == {DEFAULT: alone, "twin": alone}
+    assert daemon.metrics()["engine_crashes_total"] == 1
+    end(daemon)
 
 
 def test_a_crash_is_not_told_to_the_other_models_clients(served: Daemon) -> None:
