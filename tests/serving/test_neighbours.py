@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_world import Client
 from shared_thread_world import DIVIDE_S, TARGET_S, SharedThreadWorld, gaps
 
 from umaserve.messages import Priority
 from umaserve.serving.cost_model import Cost
 from umaserve.serving.neighbours import Neighbours
-from umaserve.serving.policy import HEADROOM, IDLE_TICK_S
-from umaserve.serving.snapshot import Elsewhere
+from umaserve.serving.policy import HEADROOM, IDLE_TICK_S, plan
+from umaserve.serving.snapshot import Elsewhere, Plan, Prompt, Snapshot
 
 SMALL = Cost(0.004, 0.004, 0.004, 0.0, 0.0)
+SLOW = Cost(0.03, 0.002, 0.002, 0.0, 0.0)
 LARGE = Cost(0.02, 0.006, 0.006, 0.0, 0.0)
 
 
@@ -76,6 +80,51 @@ def test_models_with_streams_and_prompts_get_equal_shares() -> None:
     assert second == pytest.approx(first, rel=0.15)
     world.turn_until(lambda: all(model.served() for model in world.models))
     assert max(gap for stream in streams for gap in gaps(stream)) <= TARGET_S
+
+
+@pytest.mark.parametrize("prompts_apart", [False, True])
+def test_the_prompts_of_slow_models_take_turns_within_the_target_of_anothers_stream(prompts_apart: bool) -> None:
+    world = SharedThreadWorld(*[SLOW] * 4, prompts_apart=prompts_apart)
+    stream = world.models[0].arrive("a stream", max_tokens=400)
+    world.turn_until(lambda: len(stream.tokens) > 3)
+    before, begun_at = [computed(world, at) for at in range(4)], world.clock.now
+    prompts = [prompt for at in range(1, 4) for prompt in storm(world, at, 3, max_tokens=1)]
+    world.turn_until(lambda: min(computed(world, at) - before[at] for at in range(1, 4)) > 300)
+    most = max(computed(world, at) - before[at] for at in range(1, 4))
+    assert most < 360, "each gets as much as the others"
+    world.turn_until(lambda: all(prompt.end for prompt in prompts))
+    assert not stream.end
+    between = sorted(gaps(stream))
+    assert between[int(0.95 * len(between))] <= TARGET_S
+    assert max(between) <= 1.5 * TARGET_S
+    # Were all to compute some in each round, their decodes alone would take more than the target.
+    assert world.clock.now - begun_at < 15
+
+
+TIMES = st.floats(0, 100) | st.just(-math.inf)
+
+
+@given(st.lists(st.tuples(TIMES, st.booleans()), min_size=1, max_size=6))
+def test_where_no_prompts_are_under_way_one_that_waits_has_the_turn(models: list[tuple[float, bool]]) -> None:
+    neighbours = Neighbours()
+    for at, (prefilled_at, waits) in enumerate(models):
+        neighbours.tell(at, Elsewhere(0.02, 0.1, False, prefilled_at if waits else math.inf, 0.02))
+
+    def plans(at: int) -> Plan:
+        prompt = Prompt(1, 100, 0.0, 1.0, Priority.INTERACTIVE, started=True, cells=100)
+        elsewhere = neighbours.elsewhere(at)
+        return plan(Snapshot(1.0, (), [prompt], 1, 100, 0, 128, SMALL, elsewhere=elsewhere, prefilled_at=models[at][0]))
+
+    waiting = [at for at, (_, waits) in enumerate(models) if waits]
+    turns = [at for at in waiting if plans(at).prefill]
+    longest = min((models[at][0] for at in waiting), default=None)
+    assert turns == [at for at in waiting if models[at][0] == longest]
+    assert all(plans(at).throttled for at in waiting if at not in turns)
+    # As soon as one of them has its turn, the others wait.
+    for taken in turns:
+        neighbours.tell(taken, Elsewhere(0.02, 0.1, True, 101.0, 0.1))
+        assert not any(plans(at).prefill for at in waiting if at != taken)
+        neighbours.tell(taken, Elsewhere(0.02, 0.1, False, models[taken][0], 0.02))
 
 
 @pytest.mark.parametrize("prompts_apart", [False, True])
@@ -212,11 +261,25 @@ def test_ticks_are_submitted_ahead_only_where_no_other_model_has_work() -> None:
 def test_what_others_have_is_their_sum() -> None:
     neighbours = Neighbours()
     assert neighbours.elsewhere("a") == Elsewhere()
-    neighbours.tell("a", Elsewhere(0.01, 0.2, 1, 0.03))
+    neighbours.tell("a", Elsewhere(0.01, 0.2, True, 5.0, 0.03))
     assert neighbours.elsewhere("a") == Elsewhere()
-    neighbours.tell("b", Elsewhere(0.02, 0.1, 0, 0.02))
+    neighbours.tell("b", Elsewhere(0.02, 0.1, False, 4.0, 0.02))
     neighbours.tell("c", Elsewhere())
-    assert neighbours.elsewhere("c") == Elsewhere(pytest.approx(0.03), 0.1, 1, pytest.approx(0.05))
+    assert neighbours.elsewhere("c") == Elsewhere(pytest.approx(0.03), 0.1, True, 4.0, pytest.approx(0.05))
     neighbours.leave("b")
     neighbours.leave("b")
-    assert neighbours.elsewhere("c") == Elsewhere(0.01, 0.2, 1, 0.03)
+    assert neighbours.elsewhere("c") == Elsewhere(0.01, 0.2, True, 5.0, 0.03)
+
+
+def test_who_has_no_prompts_any_more_has_the_others_plan_again() -> None:
+    woken: list[str] = []
+    neighbours = Neighbours(lambda: woken.append("woken"))
+    neighbours.tell("a", Elsewhere(0.01, 0.2, True, 5.0, 0.03))
+    neighbours.tell("a", Elsewhere(0.01, 0.2, False, 6.0, 0.03))
+    assert not woken
+    neighbours.tell("a", Elsewhere())
+    assert len(woken) == 1
+    neighbours.tell("a", Elsewhere())
+    assert len(woken) == 1
+    neighbours.leave("a")
+    assert len(woken) == 2

@@ -134,10 +134,18 @@ def snapshots_beside(draw: st.DrawFn) -> Snapshot:
     elsewhere = Elsewhere(
         decode_s=draw(st.floats(0, 0.3)) if streaming else 0.0,
         target_s=draw(st.floats(0.001, 2.0)) if streaming else math.inf,
-        prefilling=draw(st.integers(0, 3)),
+        prefilling=draw(st.booleans()),
+        prefilled_at=draw(st.sampled_from([1.0, 2.0, math.inf])),
         planned_s=draw(st.floats(0, 0.5)),
     )
-    return dataclasses.replace(draw(plain_snapshots), elsewhere=elsewhere)
+    prefilled_at = draw(st.sampled_from([-math.inf, 1.0, 2.0]))
+    return dataclasses.replace(draw(plain_snapshots), elsewhere=elsewhere, prefilled_at=prefilled_at)
+
+
+def has_turn(snapshot: Snapshot) -> bool:
+    """Whether no other model's prompts go first."""
+    elsewhere = snapshot.elsewhere
+    return not elsewhere.prefilling and snapshot.prefilled_at <= elsewhere.prefilled_at
 
 
 def by_id(snapshot: Snapshot) -> dict[int, Prompt]:
@@ -455,7 +463,8 @@ def test_rule_11_more_than_the_floor_keeps_the_time_of_all_models(snapshot: Snap
         allowed = all_s / (1 - MAX_SHARE)
     elif any(one.arrived_at + one.target_ttft_s < snapshot.now for one in snapshot.prompts):
         allowed = max(allowed, all_s / (1 - MIN_SHARE))
-    assert all_s + prefill_s * (1 + elsewhere.prefilling) <= allowed * (1 + 1e-9), "and the others get as much"
+    assert has_turn(snapshot)
+    assert all_s + prefill_s <= allowed * (1 + 1e-9)
     if all_s <= shortest:
         assert decode_s + prefill_s + elsewhere.planned_s <= allowed * (1 + 1e-9), "beside the ticks that are planned"
 
@@ -468,7 +477,18 @@ def test_rule_11_whatever_runs_elsewhere_nothing_stops(snapshot: Snapshot, promp
     assert len(the_plan.decode) >= min(len(alone.decode), 1)
     interactive = {stream.id for stream in snapshot.streams if not in_background(stream)}
     assert {id_ for id_, _ in alone.decode} & interactive <= {id_ for id_, _ in the_plan.decode}
-    assert prefilled(the_plan) >= min(prefilled(alone), PREFILL_FLOOR)
+    if has_turn(snapshot) or not (snapshot.streams or snapshot.elsewhere.streaming):
+        assert prefilled(the_plan) >= min(prefilled(alone), PREFILL_FLOOR)
+
+
+@untimed
+@given(snapshots_beside())
+def test_rule_11_beside_streams_prompts_wait_for_their_turn(snapshot: Snapshot) -> None:
+    the_plan = plan(snapshot)
+    if has_turn(snapshot) or not (the_plan.decode or snapshot.elsewhere.streaming):
+        return
+    assert not the_plan.prefill
+    assert the_plan.throttled or not any(one.started and one.remaining > 1 for one in snapshot.prompts)
 
 
 @untimed
@@ -477,7 +497,7 @@ def test_rule_11_guesses_take_nobodys_time(snapshot: Snapshot) -> None:
     the_plan, elsewhere = plan(dataclasses.replace(snapshot, prompts=[])), snapshot.elsewhere
     if rows_of(the_plan) == len(the_plan.decode):
         return
-    assert not elsewhere.prefilling, "prompts of others want the time"
+    assert not elsewhere.waits, "prompts of others want the time"
     seconds = snapshot.cost.seconds(rows_of(the_plan), 0, snapshot.cached)
     shortest = min(elsewhere.target_s, target(snapshot.streams))
     assert seconds + max(elsewhere.decode_s, elsewhere.planned_s) <= HEADROOM * shortest * (1 + 1e-9)
@@ -487,7 +507,7 @@ def test_rule_11_guesses_take_nobodys_time(snapshot: Snapshot) -> None:
 @given(snapshots_beside())
 def test_rule_11_where_the_target_is_lost_elsewhere_prefill_has_its_share(snapshot: Snapshot) -> None:
     decode_s = snapshot.elsewhere.decode_s
-    elsewhere = dataclasses.replace(snapshot.elsewhere, target_s=0.9 * decode_s)
+    elsewhere = Elsewhere(decode_s, 0.9 * decode_s, planned_s=snapshot.elsewhere.planned_s)
     waiting = [prompt(1, remaining=10**6, started=True)]
     cost = Cost(0.0, 0.0, 1e-4, 0.0)
     lost = dataclasses.replace(
@@ -495,7 +515,7 @@ def test_rule_11_where_the_target_is_lost_elsewhere_prefill_has_its_share(snapsh
     )
     seconds = (prefilled(plan(lost)) + 1) * cost.prefill_row_s
     least = decode_s / (1 - MIN_SHARE) - decode_s
-    assert seconds * (1 + elsewhere.prefilling) >= least * (1 - 1e-9)
+    assert seconds >= least * (1 - 1e-9)
 
 
 @untimed
@@ -635,22 +655,24 @@ PLANS = {
         snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1)),
         did((), ((1, 23),)),
     ),
-    # Half of 75 ms, less 2 ms
-    "and as much as another model's prompts": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, 1)),
-        did((), ((1, 11),)),
+    "not while another model's prompts are computed": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, prefilling=True)),
+        did((), ()),
     ),
-    # Half of 0.95 * 0.1 s, less 0.01 + 6.05 ms
-    "streams and prompts on both": (
-        snapshot([prompt(3, remaining=999)], [Stream(1, 0.2)], elsewhere=Elsewhere(0.01, 0.1, 1)),
-        did((1,), ((3, 12),)),
+    "nor before those that have waited longer": (
+        snapshot([prompt(3, remaining=999)], [Stream(1, 0.2)], elsewhere=Elsewhere(prefilled_at=4.0), prefilled_at=5.0),
+        did((1,)),
+    ),
+    "but before others": (
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, prefilled_at=5.0), prefilled_at=4.0),
+        did((), ((1, 23),)),
     ),
     "in what a tick of another model leaves": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, 1, 0.08)),
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, planned_s=0.08)),
         did((), ((1, 4),)),
     ),
     "the floor, where it leaves nothing": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, 1, 0.3)),
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(0.02, 0.1, planned_s=0.3)),
         did((), ((1, 1),)),
     ),
     "enough for its decode where others elsewhere leave hardly any time": (
@@ -658,7 +680,7 @@ PLANS = {
         did((), ((1, MIN_ROWS),)),
     ),
     "a long prompt beside prompts elsewhere": (
-        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(prefilling=1, planned_s=0.3)),
+        snapshot([prompt(1, remaining=999)], elsewhere=Elsewhere(prefilling=True, planned_s=0.3)),
         did((), ((1, 128),)),
     ),
     "the rest of a prompt that is too much beside streams elsewhere": (
@@ -889,7 +911,7 @@ GUESSES = {
     "all where rows cost nothing": (snapshot([], [GUESSER], cost=Cost(0.01, 0.0, 0.003, 0.0)), 4),
     "a prompt that waits for a place wants none": (snapshot([prompt(2)], [GUESSER], free_slots=0), 2),
     "all where the second row is the dear one": (snapshot([], [GUESSER], cost=Cost(0.007, 0.001, 0.001, 0, 0.008)), 4),
-    "none where prompts elsewhere want the time": (snapshot([], [GUESSER], elsewhere=Elsewhere(prefilling=1)), 0),
+    "none where prompts elsewhere want the time": (snapshot([], [GUESSER], elsewhere=Elsewhere(prefilled_at=1.0)), 0),
     "no more than others elsewhere leave": (
         snapshot([], [GUESSER], cost=Cost(0.02, 0.002, 0.003, 0.0), elsewhere=Elsewhere(0.07, 0.1)),
         1,

@@ -78,7 +78,7 @@ class Models:
             metrics,
             content_filter,
             new_engine,
-            Neighbours(),
+            Neighbours(lambda: loop.call_soon(_nothing)),
             self._pids,
             self._available_bytes,
             wanted,
@@ -353,6 +353,10 @@ class Models:
             **{name: int(now[name]) for name in _OF_EACH},
             **host.totals(),
         }
+
+
+def _nothing() -> None:
+    """Does nothing: scheduling it makes the loop turn once more."""
 
 
 def _takes(host: ModelHost) -> Sequence[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,8 @@ class Planning:
         self._neighbours = neighbours
         self._shares_prefixes = shared_prefixes
         self._last_adapters: Adapters = ()
+        self._prefilled_at = -math.inf
+        """When the latest tick with prompt tokens was planned."""
         self._moving = MovingCost(capacity)
         self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
@@ -108,6 +111,8 @@ class Planning:
             self.slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
         work = self._work(snapshot, the_plan, threads)
+        if work.prefill_rows:
+            self._prefilled_at = snapshot.now
         self._neighbours.tell(self, seen_elsewhere(snapshot, work, self._planned_s(work, cost)))
         return work
 
@@ -281,6 +286,7 @@ class Planning:
             parted=self._division.parted,
             moving_s=self._moving_s(),
             elsewhere=self._neighbours.elsewhere(self),
+            prefilled_at=self._prefilled_at,
         )
 
     def _stream(self, session: Session) -> Stream:

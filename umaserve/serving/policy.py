@@ -41,12 +41,14 @@ The rules, and why:
    beyond ``AGING_S``, and not in the middle of its answer.
 11. The models of a daemon share one compute thread, on which their ticks alternate: between two tokens of a stream runs
    one tick of each model. So a tick's target is the shortest of all models' streams, and what the decodes of the
-   others' streams take is taken off. What is then left for prefill is divided equally among the models whose prompts
-   need more than they get; at once where the others' latest ticks leave that much, else one tick later. Rules 2, 3 and
-   8 hold for the decodes of all models together, also for a model that has no streams itself: its prompts get as much
-   as beside streams of its own, the floor included. Background streams that would make others elsewhere miss a shorter
-   target take turns. Rule 4 holds where no model has streams: of ticks that no token waits for, few long ones are
-   better than many short ones. Rule 10 is about a model's own streams: it is their decodes that slow its prompts down.
+   others' streams take is taken off. What is then left for prefill goes to one model at a time: each decode has its
+   price, and with slow models the parts of all would be no more than that. The models whose prompts need more than they
+   get take turns: next is the one whose latest tick with prompt tokens was longest ago, once no other has one under
+   way; the others' ticks decode only. Rules 2, 3 and 8 hold for the decodes of all models together, also for a model
+   that has no streams itself: its prompts get as much as beside streams of its own, the floor included. Background
+   streams that would make others elsewhere miss a shorter target take turns. Rule 4 holds where no model has streams:
+   of ticks that no token waits for, few long ones are better than many short ones. Rule 10 is about a model's own
+   streams: it is their decodes that slow its prompts down.
 """
 
 from __future__ import annotations
@@ -80,14 +82,16 @@ def may_start(streams: Iterable[Stream], held: Sequence[Held], free_slots: int, 
 
 
 def plan(snapshot: Snapshot) -> Plan:
-    """The next tick; empty when nothing can be done."""
+    """The next tick; empty when nothing can be done, or it is another model's turn."""
     queue = sorted(snapshot.prompts, key=lambda one: _urgency(one, snapshot.now))
     sets = _in_turn(snapshot, queue)
+    throttled = False
     for adapters in sets:
         the_plan = _plan(snapshot, queue, adapters, len(sets))
         if the_plan.decode or the_plan.prefill or the_plan.preempt:
             return the_plan
-    return Plan(())
+        throttled |= the_plan.throttled
+    return Plan((), throttled=throttled)
 
 
 def _in_turn(snapshot: Snapshot, queue: Sequence[Prompt]) -> list[Adapters]:
@@ -119,7 +123,9 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
     room = PlannedRoom(snapshot)
     streams = room.extend(streams)
-    rows = limit = _prefill_rows(snapshot, prompts, len(streams), target)
+    beside = bool(streams) or elsewhere.streaming
+    has_turn = not beside or _has_turn(snapshot)
+    rows = limit = _prefill_rows(snapshot, prompts, len(streams), target) if has_turn else 0
     burst = Burst(snapshot, queue)
     each, least = 0, 1
     if snapshot.prompts_apart:
@@ -132,7 +138,7 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     for prompt in queue:
         if prompt.id in room.preempted:
             continue
-        price = _rows_in(prompt.moving_s, snapshot) if streams or elsewhere.streaming else 0
+        price = _rows_in(prompt.moving_s, snapshot) if beside else 0
         if prompt.adapters != adapters:
             room.leave(prompt)
         elif burst.holds(prompt):
@@ -155,6 +161,11 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     decode = tuple((stream.id, 0) for stream in streams) if prefill else _with_draft_tokens(snapshot, streams, target)
     throttled = bool(waiting) and limit < snapshot.batch_tokens - len(streams)
     return Plan(decode, tuple(prefill), tuple(room.preempted), adapters, throttled)
+
+
+def _has_turn(snapshot: Snapshot) -> bool:
+    """Whether prompts of this model may be computed beside streams (rule 11)."""
+    return not snapshot.elsewhere.prefilling and snapshot.prefilled_at <= snapshot.elsewhere.prefilled_at
 
 
 def _with_background(
@@ -203,9 +214,9 @@ def _beside_streams_s(snapshot: Snapshot, prompts: Sequence[Prompt], decode_s: f
         seconds = min(decode_s / (1 - share), max(decode_s / (1 - MIN_SHARE), LATE_TICK_S))
     elif any(prompt.arrived_at + prompt.target_ttft_s < snapshot.now for prompt in prompts):
         seconds = max(seconds, decode_s / (1 - MIN_SHARE))
-    others_s = elsewhere.decode_s + (seconds - decode_s) * elsewhere.prefilling / (1 + elsewhere.prefilling)
-    # A tick that was planned before this model needed its part takes longer, but no target is lost for that.
-    return seconds - (others_s if lost else max(others_s, elsewhere.planned_s)) - snapshot.moving_s
+    # A tick that was planned before this model had its turn takes longer, but no target is lost for that.
+    others_s = elsewhere.decode_s if lost else max(elsewhere.decode_s, elsewhere.planned_s)
+    return seconds - others_s - snapshot.moving_s
 
 
 def _leaves_little(prompt: Prompt, tokens: int) -> bool:
@@ -241,7 +252,7 @@ def _with_draft_tokens(snapshot: Snapshot, streams: Sequence[Stream], target: fl
     """Each stream with the number of draft tokens that pay."""
     # In KV cells of their own, sequences with unequal numbers of rows are computed one after another.
     one_by_one = snapshot.parted and len(streams) > 1
-    if one_by_one or snapshot.elsewhere.prefilling or not any(stream.draft_tokens for stream in streams):
+    if one_by_one or snapshot.elsewhere.waits or not any(stream.draft_tokens for stream in streams):
         return tuple([(stream.id, 0) for stream in streams])
     cost = snapshot.cost
     row_s = max(cost.decode_row_s + cost.attention_s * snapshot.cached / 1000, MIN_TICK_S)

@@ -74,14 +74,22 @@ class Elsewhere:
     """Seconds that the next decodes of their streams take, one of each model."""
     target_s: float = math.inf
     """The shortest target time between tokens of their streams; infinite without streams."""
-    prefilling: int = 0
-    """How many of them had more prompts to compute than their latest tick had time for."""
+    prefilling: bool = False
+    """Whether the latest tick of one of them has prompt tokens."""
+    prefilled_at: float = math.inf
+    """Of those that had more prompts to compute than their latest tick had time for: when the one that waits for its
+    turn the longest had prompt tokens last. Infinite where there is none."""
     planned_s: float = 0.0
     """Seconds that their latest ticks take, by their plans."""
 
     @property
     def streaming(self) -> bool:
         return self.target_s < math.inf
+
+    @property
+    def waits(self) -> bool:
+        """Whether one of them waits for its turn, or has it."""
+        return self.prefilled_at < math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,8 @@ class Snapshot:
     """Whether each sequence has KV cells of its own."""
     moving_s: float = 0.0
     """Seconds for the KV operations that this tick has in any case."""
+    prefilled_at: float = -math.inf
+    """When a tick of this model had prompt tokens last."""
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
 
