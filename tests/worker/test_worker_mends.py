@@ -86,7 +86,7 @@ def daemon(caplog: pytest.LogCaptureFixture) -> Iterator[Daemon]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_relayed_body_may_be_no_larger_than_any_others(daemon: Daemon, path: str) -> None:
-    max_bytes = MAX_CHAT_BYTES if path == CHAT else MAX_BYTES
+    max_bytes = MAX_BYTES if path == EMBEDDINGS else MAX_CHAT_BYTES
     job, reply = daemon.start(path, " " * (max_bytes + 1))
     assert job is None
     assert reply.end is not None
@@ -140,7 +140,7 @@ def test_nor_may_a_message_of_a_conversation(daemon: Daemon) -> None:
     job, reply = daemon.start(GENERATE)
     assert job is not None
     assert daemon.backend.load == 1
-    job.frame("é" * (MAX_BYTES // 2 + 1))
+    job.frame("é" * (MAX_CHAT_BYTES // 2 + 1))
     assert reply.end is not None
     assert reply.end[0] == 413
     daemon.deliver_all()
