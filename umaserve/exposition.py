@@ -68,6 +68,7 @@ HELP = {
     "relay_uptime_s": "Seconds since the relay's start.",
     "relay_connections": "Open connections, workers included.",
     "relay_workers": "Registered workers.",
+    "relay_peers": "Other relays that have told their load in the last seconds.",
     "relay_queue_length": "Requests that wait for a worker.",
     "relay_in_flight": "Requests that workers are answering.",
     "relay_requests_total": "Requests from clients.",

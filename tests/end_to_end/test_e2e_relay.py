@@ -8,9 +8,10 @@ import json
 import re
 import shutil
 import signal
+import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anthropic
@@ -441,3 +442,76 @@ def test_of_two_relays_one_may_die(tmp_path: Path) -> None:
     daemon.wait_until_quiet()
     assert daemon.stop() == 0, daemon.logs
     assert relays[1].stop() == 0, relays[1].logs
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_relays_that_know_each_other_share_workers_and_rates(pair: tuple[Relay, Daemon], tmp_path: Path) -> None:
+    _, daemon = pair
+    addresses = [free_address(), free_address()]
+    admin = {"Authorization": "Bearer a-token-of-the-tests"}
+    common = ("--client-keys", str(tmp_path / "keys.sqlite"), "--admin-token", "a-token-of-the-tests")
+    for name in ("first", "second", "shared", "idle"):
+        (tmp_path / name).mkdir()
+    first, second = (
+        Relay(tmp_path / name, "--listen", own, "--peer", f"http://{other}", *common)
+        for name, own, other in zip(("first", "second"), addresses, reversed(addresses), strict=True)
+    )
+    behind = (*SECRET_FLAGS, "--backend", f"http://{daemon.http}", "--max-concurrent", "2")
+    shared = Program(tmp_path / "shared", "worker", "--relay", f"{first.url},{second.url}", "--name", "shared", *behind)
+    first.wait_for_workers(1)
+    second.wait_for_workers(1)
+
+    def client(relay: Relay, key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{relay.url}/v1", api_key=key, max_retries=0)
+
+    def until(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + READY_S
+        while not condition():
+            assert time.monotonic() < deadline, first.logs + second.logs
+            time.sleep(0.02)
+
+    def made_key(**fields: object) -> str:
+        key = httpx.post(f"{first.url}/admin/keys", json=fields, headers=admin).json()["key"]
+        # The other relay looks at the file every second.
+        until(lambda: httpx.get(f"{second.url}/v1/models", headers={"X-Api-Key": key}).status_code == 200)
+        return key
+
+    def loads() -> dict[str, tuple[int, int]]:
+        """By name, what each worker of the second relay has, and what it has of that relay."""
+        workers = httpx.get(f"{second.url}/admin/workers", headers=admin).json()["workers"]
+        return {one["name"]: (one["load"], one["in_flight"]) for one in workers}
+
+    key = made_key(name="unlimited")
+    request = {"model": daemon.metrics()["model"], "prompt": FAR_FROM_A_TIE, "stream": True, "max_tokens": 2000}
+    request["extra_body"] = {"ignore_eos": True}
+    streams = [client(first, key).completions.create(**request) for _ in range(2)]
+    until(lambda: loads()["shared"] == (2, 0))
+    idle = Program(tmp_path / "idle", "worker", "--relay", second.url, "--name", "idle", *behind)
+    second.wait_for_workers(2)
+    streams += [client(second, key).completions.create(**request) for _ in range(2)]
+    assert loads() == {"shared": (2, 0), "idle": (2, 2)}
+    for stream in streams:
+        stream.close()
+    until(lambda: loads() == {"shared": (0, 0), "idle": (0, 0)})
+
+    limited = made_key(name="limited", requests_per_minute=3)
+    request |= {"stream": False, "max_tokens": 1}
+    for relay in (first, second, first):
+        client(relay, limited).completions.create(**request)
+
+    def is_used_up() -> bool:
+        # Until the other relay has heard of the first ones, it has one more.
+        try:
+            client(second, limited).completions.create(**request)
+        except openai.RateLimitError:
+            return True
+        return False
+
+    until(is_used_up)
+    for program in (shared, idle, first, second):
+        assert program.stop() == 0, program.logs
+        assert "Traceback" not in program.logs, program.logs

@@ -55,6 +55,7 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "max_workers": (4096, 1, 65536),
     "max_models": (256, 1, 65536),
     "max_message_bytes": (64 << 20, 64 << 10, 1 << 30),
+    "peer": ((),),
     "max_queue_len": (100, 1, 1048576),
     "queue_timeout": (30.0, 0.05, 86400.0),
     "request_timeout": (300.0, 0.05, 86400.0),

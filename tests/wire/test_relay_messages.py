@@ -82,8 +82,9 @@ FROM_WORKER: list[tuple[str, FromWorker]] = [
         ResponseChunk("r-1", "", 101, {}),
     ),
     (
-        '{"type":"register","worker_name":"","models":[],"max_concurrent":1,"current_load":2,"features":["flow"]}',
-        Register("", (), 1, current_load=2, features=("flow",)),
+        '{"type":"register","worker_name":"","models":[],"max_concurrent":1,"current_load":2,"features":["flow"],'
+        '"instance":"i"}',
+        Register("", (), 1, current_load=2, features=("flow",), instance="i"),
     ),
     (
         '{"type":"response_chunk","request_id":"r-1","chunk":"AP8=","encoding":"base64","status_code":200}',
@@ -278,6 +279,7 @@ OPTIONAL = [
     ("register", "protocol_version", TEXT),
     ("register", "current_load", LOAD),
     ("register", "features", "an array of strings"),
+    ("register", "instance", TEXT),
     ("response_chunk", "status_code", "a whole number from 100 to 599"),
     ("response_chunk", "headers", "an object"),
     ("response_complete", "headers", "an object"),

@@ -174,7 +174,9 @@ def test_a_worker_shows_its_secret_in_a_header_only_and_registers(linked: Linked
     assert peer.request.path == "/v1/worker/connect?provider=our+box"
     assert peer.request.headers["x-worker-secret"] == SECRET
     assert peer.request.headers["host"] == f"127.0.0.1:{linked.server.port}"
-    assert peer.receive() == {
+    registered = peer.receive()
+    assert len(registered.pop("instance")) == 16
+    assert registered == {
         "type": "register",
         "worker_name": "worker-name",
         "models": ["m"],
@@ -692,8 +694,12 @@ def test_a_worker_looks_up_its_models_works_for_several_relays_and_drains(stack:
     worker = Running(stack, relay=tuple(relay.url for relay in relays), backend=server.url, max_concurrent=1, name="n")
     BackendPeer(server.accept()).answer(listing("a", "b"))
     peers = [RelayPeer(relay.accept()) for relay in relays]
-    for peer in peers:
-        assert peer.welcome() == {
+    registered = [peer.welcome() for peer in peers]
+    assert len({one.pop("instance") for one in registered}) == 1, (
+        "relays that know each other see that it is one worker"
+    )
+    for one in registered:
+        assert one == {
             "type": "register", "worker_name": "n", "models": ["a", "b"], "max_concurrent": 1,
             "protocol_version": "1",
             "current_load": 0, "features": ["flow", "bytes", "forms"],

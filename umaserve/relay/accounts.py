@@ -37,6 +37,8 @@ class Accounts:
 
     def __init__(self, keys: ClientKeys, clock: Callable[[], float]) -> None:
         self.used: dict[str, Used] = {}
+        self.changes = 0
+        """Of ``used``."""
         self._keys = keys
         self._clock = clock
         self._rates = Rates(0, 0)
@@ -44,6 +46,7 @@ class Accounts:
     def admit(self, name: str) -> None:
         """Count a request, or raise ``RequestError`` where the key's rate is used up."""
         used = self.used.setdefault(name, Used())
+        self.changes += 1
         try:
             self._rates.admit(name, self._clock(), self._keys.terms(name).limits)
         except RequestError:
@@ -76,9 +79,14 @@ class Accounts:
 
     def _spend(self, name: str, prompt: int, generated: int) -> None:
         used = self.used.setdefault(name, Used())
+        self.changes += 1
         used.prompt_tokens_total += prompt
         used.generated_tokens_total += generated
         self._rates.spend(name, generated, self._clock(), self._keys.terms(name).limits)
+
+    def charge(self, name: str, requests: int, tokens: int) -> None:
+        """Take from the key's rates what it has used at another relay."""
+        self._rates.spend(name, tokens, self._clock(), self._keys.terms(name).limits, requests=requests)
 
     def shown(self, name: str) -> Mapping[str, int]:
         """What a key has used, by the names of ``Used``."""

@@ -19,9 +19,10 @@ The rules, and why:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from umaserve.relay.elsewhere import Elsewhere
 from umaserve.relay.in_flight import InFlight
 from umaserve.relay.outcomes import Outcomes
 from umaserve.relay.queue import Queue
@@ -86,6 +87,7 @@ class Pool:
             self.workers.noted,
         )
         self.replies = Replies(self.in_flight, outcomes, limits.response_bytes, self._on_freed)
+        self.elsewhere = Elsewhere(clock, self._on_elsewhere)
         self.closing = False
         """Whether new requests and workers are refused."""
         self._clock = clock
@@ -152,12 +154,20 @@ class Pool:
     # -- from workers --------------------------------------------------------------------------------------------
 
     def register(
-        self, link: Link, name: str, models: Sequence[str], max_concurrent: int, load: int, features: Iterable[str]
+        self,
+        link: Link,
+        name: str,
+        models: Sequence[str],
+        max_concurrent: int,
+        load: int,
+        features: Iterable[str],
+        instance: str = "",
     ) -> Worker:
         """A new worker. It gets requests from ``welcome`` on, to be called after its acknowledgement was sent."""
-        return self.workers.new(link, name, models, max_concurrent, load, features)
+        return self.workers.new(link, name, models, max_concurrent, load, features, instance)
 
     def welcome(self, worker: Worker) -> None:
+        worker.elsewhere = self.elsewhere.of(worker.instance)
         self.workers.add(worker)
         self._serve_queue(worker)
 
@@ -230,6 +240,14 @@ class Pool:
         while worker.free and (request := self.queue.first_for(worker)) is not None:
             self.queue.remove(request)
             self.in_flight.dispatch(worker, request)
+
+    def _on_elsewhere(self, instances: Collection[str]) -> None:
+        """Other relays have given these workers more, or less."""
+        for instance in instances:
+            worker = self.workers.by_instance(instance)
+            if worker is not None:
+                worker.elsewhere = self.elsewhere.of(instance)
+                self.workers.noted(worker)
 
     def _on_freed(self, worker: Worker) -> None:
         """The worker has one more free slot."""

@@ -27,6 +27,9 @@ class Registry:
         self._places: set[str] = set()
         self._crews: dict[tuple[frozenset[str], frozenset[str]], Crew] = {}
         """By the models and features that all workers of a crew have."""
+        self._by_instance: dict[str, Worker] = {}
+        self.changes = 0
+        """Of the workers' loads."""
         self._models: list[str] | None = None
         """Those of connected workers; ``None`` after a change."""
         self._known: dict[str, None] = {}
@@ -44,23 +47,38 @@ class Registry:
     def get(self, worker_id: str) -> Worker | None:
         return self._workers.get(worker_id)
 
+    def by_instance(self, instance: str) -> Worker | None:
+        return self._by_instance.get(instance)
+
     def new(
-        self, link: Link, name: str, models: Sequence[str], max_concurrent: int, load: int, features: Iterable[str]
+        self,
+        link: Link,
+        name: str,
+        models: Sequence[str],
+        max_concurrent: int,
+        load: int,
+        features: Iterable[str],
+        instance: str,
     ) -> Worker:
         """A worker with a new id; it must be added by ``add``."""
         self.note(models)
-        return Worker(self._new_id(), name, link, models, max_concurrent, frozenset(features), load)
+        return Worker(self._new_id(), name, link, models, max_concurrent, frozenset(features), load, instance)
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.id] = worker
         numbered = (f"{worker.name} {number}" for number in itertools.count(2))
         worker.place = next(name for name in itertools.chain((worker.name,), numbered) if name not in self._places)
         self._places.add(worker.place)
+        if worker.instance:
+            self._by_instance[worker.instance] = worker
         self._enlist(worker)
 
     def remove(self, worker: Worker) -> None:
         if self._workers.pop(worker.id, None) is not None:
             self._places.discard(worker.place)
+            if self._by_instance.get(worker.instance) is worker:
+                del self._by_instance[worker.instance]
+            self.changes += 1
             self._dismiss(worker)
 
     def change(self, worker: Worker, models: Sequence[str]) -> None:
@@ -76,6 +94,7 @@ class Registry:
     def noted(self, worker: Worker) -> None:
         """The worker's load has changed, or it is being drained."""
         if worker in self:
+            self.changes += 1
             self._crews[_offer(worker)].note(worker)
 
     def _enlist(self, worker: Worker) -> None:

@@ -21,6 +21,7 @@ from umaserve.net.tls import Tls, server_context
 from umaserve.relay.accounts import Accounts
 from umaserve.relay.admin import Admin
 from umaserve.relay.outcomes import COUNTED
+from umaserve.relay.peers import Peers
 from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.site import Doors, RelaySite
 from umaserve.settings.addresses import is_loopback, parse_address
@@ -31,6 +32,7 @@ from umaserve.system import systemd
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import resident_bytes
 from umaserve.system.signals import Signals
+from umaserve.system.threads import ThreadWatch
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class RelayServer:
             config.drain_timeout,
         )
         self._leaving = False
+        self._peers = Peers(self._loop, config.peer, self._pool, self._accounts, lambda: doors.worker_secret)
         self._site = RelaySite(
             self._loop,
             config,
@@ -82,6 +85,7 @@ class RelayServer:
             admin,
             self._metrics,
             lambda: self._leaving,
+            self._peers.hear,
         )
         self._started_at = self._loop.now()
         self._clients: set[Client] = set()
@@ -99,8 +103,9 @@ class RelayServer:
             log.info("listening", extra={"fields": {"at": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}})
         self._signals.handle()
         self._loop.before_sleep = self._end_turn
-        # No threads to watch: the relay has only the loop's, whose timer feeds the watchdog.
-        systemd.feed_watchdog(self._loop.call_later, tuple)
+        self._loop.after_poll = self._peers.collect
+        self._peers.start()
+        systemd.feed_watchdog(self._loop.call_later, ThreadWatch(self._peers.threads).stuck)
         systemd.notify("READY=1\nSTATUS=relaying")
         try:
             self._loop.run()
@@ -111,7 +116,9 @@ class RelayServer:
         if self._keys is not None:
             self._keys.close()
         self._signals.restore()
-        self._loop.close()
+        # A hanging look-up may still wake the loop later, which must then stay open.
+        if self._peers.stop():
+            self._loop.close()
         log.info("stopped")
         return os.EX_OK
 
@@ -186,6 +193,7 @@ class RelayServer:
             "relay_uptime_s": round(self._loop.now() - self._started_at, 3),
             "relay_connections": len(self._clients),
             "relay_workers": len(pool.workers),
+            "relay_peers": len(pool.elsewhere),
             "relay_queue_length": len(pool.queue),
             "relay_in_flight": len(pool.in_flight),
             **{f"relay_{name}_total": totals[name] for name in COUNTED},

@@ -40,6 +40,10 @@ class Worker:
     features: frozenset[str]
     others: int = 0
     """The reported load beyond our requests."""
+    instance: str = ""
+    """What it is called at all relays, where it says so."""
+    elsewhere: int = 0
+    """What other relays have given it, as they say: sooner than by its own report, which has these too."""
     in_flight: dict[str, RelayedRequest] = field(default_factory=dict)
     cancelled: dict[str, Timer] = field(default_factory=dict)
     """Cancelled requests that still occupy a slot, by id."""
@@ -56,7 +60,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        return self.others + self.occupied
+        return max(self.others, self.elsewhere) + self.occupied
 
     @property
     def has_slot(self) -> bool:

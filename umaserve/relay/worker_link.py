@@ -188,7 +188,13 @@ class WorkerLink:
         models, warnings = accepted_models(message.models, self._limits.models)
         features = [feature for feature in (FLOW, WEBSOCKET, BYTES, FORMS) if feature in message.features]
         worker = self._pool.register(
-            self, message.worker_name, models, message.max_concurrent, message.current_load or 0, features
+            self,
+            message.worker_name,
+            models,
+            message.max_concurrent,
+            message.current_load or 0,
+            features,
+            message.instance or "",
         )
         self._worker = worker
         self.send(RegisterAck(worker.id, models, message.protocol_version, warnings, tuple(features)))

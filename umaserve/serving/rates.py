@@ -75,11 +75,12 @@ class Rates:
         if requests is not None:
             requests.take(1, now)
 
-    def spend(self, tenant: str, tokens: int, now: float, own: RateLimits | None = None) -> None:
-        """Take generated tokens; may leave a debt."""
-        bucket = self._bucket(tenant, "tokens", now, own)
-        if bucket is not None:
-            bucket.take(tokens, now)
+    def spend(self, tenant: str, tokens: int, now: float, own: RateLimits | None = None, *, requests: int = 0) -> None:
+        """Take generated tokens, and requests that were admitted elsewhere; may leave a debt."""
+        for unit, amount in (("tokens", tokens), ("requests", requests)):
+            bucket = self._bucket(tenant, unit, now, own) if amount else None
+            if bucket is not None:
+                bucket.take(amount, now)
 
     def _bucket(self, tenant: str, unit: str, now: float, own: RateLimits | None) -> Bucket | None:
         """The tenant's bucket for ``unit``; ``None`` without a limit."""

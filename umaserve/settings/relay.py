@@ -19,6 +19,7 @@ from umaserve.settings.kinds import (
     secret,
     size,
     switch,
+    urls,
     whole,
     word,
     words,
@@ -68,6 +69,13 @@ class RelayConfig:
     max_workers: int = setting(4096, whole(1, 65536), "workers", "workers at the same time")
     max_models: int = setting(256, whole(1, 65536), "workers", "models that one worker may offer")
     max_message_bytes: int = setting(64 * MIB, size(64 * KIB, GIB), "workers", "largest message from a worker")
+
+    peer: tuple[str, ...] = setting(
+        (),
+        urls("https", "http"),
+        "workers",
+        "other relays with the same workers and secret, to tell this one's load and its keys' usage; list of URLs",
+    )
 
     max_queue_len: int = setting(
         100,

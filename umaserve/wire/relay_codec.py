@@ -135,6 +135,7 @@ def _register(fields: Fields) -> Register:
         _option(fields, "protocol_version", MAX_NAME_BYTES),
         fields.integer("current_load", 0, MAX_LOAD) or 0,
         _strings(fields, "features", MAX_FEATURES, optional=True),
+        _option(fields, "instance", MAX_NAME_BYTES),
     )
 
 

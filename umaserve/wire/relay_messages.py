@@ -23,6 +23,8 @@ class Register:
     protocol_version: str | None = None
     current_load: int = 0
     features: tuple[str, ...] = ()
+    instance: str | None = None
+    """The same at all relays that this worker is connected to, and no other worker's; beyond the contract."""
 
 
 @dataclass(frozen=True, slots=True)

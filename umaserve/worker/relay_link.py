@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from umaserve.net.channel import Channel
 from umaserve.net.dial import DialError, Dialing
@@ -40,6 +41,8 @@ class Introduction:
     name: str
     max_concurrent: int
     timeout: float
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    """By which relays that know each other see that it is the same worker."""
 
 
 class RelayLink:
@@ -134,6 +137,7 @@ class RelayLink:
             VERSIONS[self._version],
             self._backend.load,
             tuple(self._backend.features),
+            mine.instance,
         )
         left_s = max(0.0, self._tried_at + mine.timeout - self._loop.now())
         opening = Opening(handshake, key, register, left_s)

@@ -1,0 +1,206 @@
+"""Relays that know each other: whom they give work, whose rates they share, and what comes of lost words."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from relay_peers import CHAT, SECRET, TOKEN, Client, Relay, Worker, wait_until
+
+from umaserve.net.timers import Timer, Timers
+from umaserve.relay.elsewhere import FORGET_S, Elsewhere
+from umaserve.relay.peer_link import PATH
+from umaserve.serving.rates import RateLimits, Rates
+
+NEWS: dict[str, Any] = {"relay": "a relay of the test", "workers": {}, "keys": {}}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+        self._timers = Timers()
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        return self._timers.add(self.time + delay, callback)
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        for callback in self._timers.due(self.time):
+            callback()
+
+
+# What others say.
+
+LOADS = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), LOADS, st.sampled_from([0.0, 2.0, FORGET_S])), max_size=20))
+def test_what_each_relay_said_last_counts_until_it_is_silent(said: list[tuple[str, dict[str, int], float]]) -> None:
+    clock, known = Clock(), dict.fromkeys("xyz", 0)
+    elsewhere = Elsewhere(clock, lambda changed: known.update({one: elsewhere.of(one) for one in changed}))
+    heard: dict[str, tuple[float, dict[str, int]]] = {}
+    for relay, loads, wait_s in said:
+        elsewhere.hear(relay, loads)
+        heard[relay] = (clock.time, loads)
+        clock.advance(wait_s)
+        fresh = [loads for at, loads in heard.values() if clock.time - at < FORGET_S]
+        assert known == {one: sum(loads.get(one, 0) for loads in fresh) for one in "xyz"}
+        assert len(elsewhere) == len(fresh)
+
+
+def test_what_is_used_elsewhere_is_taken_from_the_rates() -> None:
+    rates, own = Rates(0, 0), RateLimits(3, 60)
+    rates.admit("alice", 0.0, own)
+    rates.spend("alice", 0, 0.0, own, requests=2)
+    with pytest.raises(Exception, match="3 requests a minute"):
+        rates.admit("alice", 0.0, own)
+    rates.spend("alice", 90, 0.0, own)
+    with pytest.raises(Exception, match="60 tokens a minute"):
+        rates.admit("alice", 20.1, own)
+    rates.admit("alice", 60.0, own)
+
+
+# Two relays.
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Relay]]:
+    made: list[Relay] = []
+    yield lambda **settings: made.append(Relay(**settings)) or made[-1]
+    for relay in made:
+        relay.end()
+
+
+def address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def pair(start: Callable[..., Relay], tmp_path: Path) -> tuple[Relay, Relay]:
+    """Two that know each other, and share their file of keys."""
+    keys, one, other = str(tmp_path / "keys.sqlite"), address(), address()
+    relays = (
+        start(listen=one, peer=(f"http://{other}",), client_keys=keys),
+        start(listen=other, peer=(f"http://{one}", f"http://{other}"), client_keys=keys),
+    )
+    for relay in relays:
+        relay.wait_for("peers", 1)
+    return relays
+
+
+def key(relay: Relay, **terms: Any) -> dict[str, str]:
+    return {"X-Api-Key": relay.admin("POST", "/keys", {"name": "alice", **terms}).json["key"]}
+
+
+def ask(relay: Relay, headers: dict[str, str]) -> Client:
+    client = relay.client()
+    body = b'{"model":"llama3-8b","messages":[]}'
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{head}"
+    client.send(f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n".encode() + body)
+    return client
+
+
+def load(relay: Relay, worker: Worker) -> int:
+    return next(shown["load"] for shown in relay.workers() if shown["id"] == worker.id)
+
+
+def test_a_worker_of_both_gets_no_more_while_another_is_idle(pair: tuple[Relay, Relay]) -> None:
+    one, other = pair
+    shared = {relay: relay.worker(max_concurrent=2, instance="shared") for relay in pair}
+    headers = key(one)
+    waiting = [ask(one, headers), ask(one, headers)]
+    requests = [shared[one].request() for _ in waiting]
+    wait_until(lambda: load(other, shared[other]) == 2)
+    idle = other.worker(max_concurrent=2, instance="idle")
+    more = [ask(other, headers), ask(other, headers)]
+    for _ in more:
+        idle.answer()
+    for request in requests:
+        shared[one].complete(request)
+    wait_until(lambda: load(other, shared[other]) == 0)
+    assert [client.receive().status for client in (*waiting, *more)] == [200] * 4
+
+
+def test_a_relay_that_ends_is_forgotten(pair: tuple[Relay, Relay]) -> None:
+    one, other = pair
+    worker = other.worker(instance="shared")
+    one.worker(instance="shared")
+    ask(one, key(one))
+    wait_until(lambda: load(other, worker) == 1)
+    one.end()
+    other.wait_for("peers", 0)
+    assert load(other, worker) == 0
+
+
+def test_a_keys_rate_holds_over_both(pair: tuple[Relay, Relay]) -> None:
+    one, other = pair
+    worker, headers = one.worker(), key(one, requests_per_minute=2, tokens_per_minute=60)
+    for _ in range(2):
+        client = ask(one, headers)
+        worker.answer('{"usage":{"prompt_tokens":1,"completion_tokens":40}}')
+        assert client.receive().status == 200
+    refused = wait_until(lambda: (answer := ask(other, headers).receive()).status == 429 and answer)
+    assert "a minute is used up" in refused.error["message"]
+    shown = other.admin("GET", "/keys").json["keys"][0]["used"]
+    assert shown["generated_tokens_total"] == 0, "each relay tells what was used there"
+
+
+def test_a_relay_that_comes_back_is_told_again(start: Callable[..., Relay]) -> None:
+    one, other = address(), address()
+    first = start(listen=one, peer=(f"http://{other}",))
+    wait_until(lambda: any("is not told our load" in record.getMessage() for record in first.records))
+    second = start(listen=other)
+    second.wait_for("peers", 1)
+    wait_until(lambda: any("is told our load" in record.getMessage() for record in first.records))
+    assert first.stat("peers") == 0, "the other one is not told of it"
+
+
+def test_a_relay_with_another_secret_is_told_nothing(start: Callable[..., Relay]) -> None:
+    second = start(worker_secret="another")
+    first = start(peer=(f"http://{second.address}",))
+    wait_until(lambda: any("status 401" in record.getMessage() for record in first.records))
+    assert second.stat("peers") == 0
+
+
+# What comes in.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"relay": 5}, "relay: expected "),
+        ({"workers": []}, "workers: expected an object"),
+        ({"workers": {"x": -1}}, "workers.x: expected "),
+        ({"workers": {"x": "many"}}, "workers.x: expected "),
+        ({"keys": {"alice": 1}}, "keys.alice: expected "),
+        ({"keys": {"alice": [1]}}, "keys.alice: expected "),
+        ({"keys": {"alice": [1, True]}}, "keys.alice: expected "),
+        ({"keys": {"alice": [1, -1]}}, "keys.alice: expected "),
+    ],
+)
+def test_wrong_news_change_nothing(start: Callable[..., Relay], wrong: dict[str, Any], message: str) -> None:
+    relay = start()
+    answer = relay.client().ask("POST", PATH, NEWS | wrong, {"X-Worker-Secret": SECRET})
+    assert answer.status == 400
+    assert answer.error["message"].startswith(message)
+    assert relay.stat("peers") == 0
+
+
+def test_news_need_the_workers_secret(start: Callable[..., Relay]) -> None:
+    relay = start()
+    for headers in ({}, {"X-Worker-Secret": "wrong"}, {"Authorization": f"Bearer {TOKEN}"}):
+        assert relay.client().ask("POST", PATH, NEWS, headers).status == 401
+    assert relay.client().ask("POST", PATH, NEWS, {"X-Worker-Secret": SECRET}).status == 200
+    assert json.loads(relay.client().ask("GET", "/health").body)["status"] == "ok"
+    assert relay.stat("peers") == 1
