@@ -46,7 +46,7 @@ ROOMS = {
     },
     "access": {"serving", "wire", "settings", "errors", "messages"},
     "stages": {"serving", "speech", "media", "dialects", "wire", "settings", "system", "errors", "messages", "outputs"},
-    "http": {"net", "wire", "dialects", "errors"},
+    "http": {"net", "wire", "dialects", "system", "errors"},
     "worker": {"net", "wire", "settings", "system", "errors"},
     "relay": {
         "http",

@@ -118,6 +118,7 @@ DEFAULTS: dict[str, Any] = {
     "relay_ca_file": "",
     "log_level": "info",
     "log_format": "text",
+    "access_log": 1.0,
     "otel_endpoint": "",
 }
 WHOLE = {
@@ -161,6 +162,7 @@ REAL = {
     "rate_tokens": (0.0, 1e9),
     "slo_ttft_ms": (1.0, 3600000.0),
     "slo_tbt_ms": (1.0, 3600000.0),
+    "access_log": (0.0, 1.0),
 }
 CHOICE = {
     "protocol": ["json", "newline"],

@@ -76,6 +76,7 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "ping_interval": (20.0, 0.05, 3600.0),
     "log_level": ("info",),
     "log_format": ("text",),
+    "access_log": (1.0, 0.0, 1.0),
 }
 WORKER_VALUES: dict[str, tuple[Any, ...]] = {
     "relay": (("wss://relay.example.org",),),
@@ -96,6 +97,7 @@ WORKER_VALUES: dict[str, tuple[Any, ...]] = {
     "max_response_bytes": (64 << 20, 1 << 10, 1 << 30),
     "log_level": ("info",),
     "log_format": ("text",),
+    "access_log": (1.0, 0.0, 1.0),
 }
 RANGES = [
     (program, key, row)

@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -76,3 +77,29 @@ def test_a_stream_that_is_no_file_is_no_journal() -> None:
 def test_every_level_has_a_priority_also_those_that_libraries_invent(level: int, line: str) -> None:
     record = logging.LogRecord("umaserve.test", level, "file", 1, "said", (), None)
     assert logs.JournalFormatter(logs.TextFormatter(bare=True)).format(record) == line
+
+
+@pytest.fixture
+def _all_requests() -> Iterator[None]:
+    yield
+    logs.sample_requests(1.0)
+
+
+@pytest.mark.usefixtures("_all_requests")
+def test_a_share_of_the_lines_about_requests_is_logged_and_all_others(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "umaserve")
+    other = logging.getLogger("umaserve.test")
+    kept = []
+    for share in (0.0, 0.25, 1.0):
+        logs.sample_requests(share)
+        for _ in range(400):
+            logs.requests.info("request ended")
+            other.info("ready")
+        messages = [record.getMessage() for record in caplog.records]
+        kept.append(messages.count("request ended"))
+        assert messages.count("ready") == 400
+        caplog.clear()
+    assert kept[0] == 0
+    # Fewer or more would come once in more than a billion runs.
+    assert 40 < kept[1] < 170
+    assert kept[2] == 400

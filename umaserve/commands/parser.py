@@ -75,4 +75,5 @@ def loaded(
         print(settings.render(found), end="")
         return None
     logs.configure(found.config.log_level, found.config.log_format)
+    logs.sample_requests(found.config.access_log)
     return found

@@ -12,6 +12,7 @@ from umaserve.errors import ModelAwaited, RequestError
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.questions import Question
 from umaserve.serving.sessions import Caller
+from umaserve.system import logs
 
 log = logging.getLogger(__name__)
 
@@ -93,5 +94,5 @@ class QuestionExchange:
         took_ms = round((self._services.loop.now() - self._asked_at) * 1000, 1)
         caller = self._caller
         about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "status": reply.status}
-        log.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
+        logs.requests.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
         self._responder.respond(reply.status, [JSON_TYPE, *reply.headers], reply.body)

@@ -13,6 +13,7 @@ from umaserve.messages import Speaking
 from umaserve.outputs import Finished, FinishReason, Output, Spoken, Token, Usage
 from umaserve.serving.content_filter import not_allowed
 from umaserve.serving.sessions import Caller
+from umaserve.system import logs
 
 log = logging.getLogger(__name__)
 
@@ -137,4 +138,4 @@ def log_end(services: Services, caller: Caller, end: str, asked_at: float) -> No
     """``end``: how the reading ended, or why it was refused."""
     took_ms = round((services.loop.now() - asked_at) * 1000, 1)
     about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "end": end}
-    log.info("text read aloud", extra={"fields": {**about, "total_ms": took_ms}})
+    logs.requests.info("text read aloud", extra={"fields": {**about, "total_ms": took_ms}})

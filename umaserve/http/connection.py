@@ -16,6 +16,7 @@ from umaserve.net.channel import READ_PER_TURN, Channel, Handler
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
+from umaserve.system import logs
 from umaserve.wire.http11 import HttpCodec, Phase
 from umaserve.wire.http_head import Headers, Refusal, Request
 from umaserve.wire.websocket_handshake import handshake, wants_websocket
@@ -231,7 +232,7 @@ class HttpConnection:
         """Reply to a request that is refused."""
         path = self._path[:MAX_LOGGED]
         status = self._fail(error)
-        log.info("request refused", extra={"fields": {"peer": self.peer, "path": path, "status": status}})
+        logs.requests.info("request refused", extra={"fields": {"peer": self.peer, "path": path, "status": status}})
 
     def _fail(self, error: RequestError | Refusal) -> int:
         """Reply with an error in the form of the path's dialect; returns its status."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 
 from umaserve.relay.request import Clock, RelayedRequest
 from umaserve.relay.states import Event
-
-log = logging.getLogger(__name__)
+from umaserve.system import logs
 
 COUNTED = (
     "requests",
@@ -36,7 +34,7 @@ class Outcomes:
         request.move(Event.FAIL)
         self.totals["failed"] += 1
         # The error is a field, which is escaped: it may quote a client's or a worker's text.
-        log.info("request failed", extra={"fields": self.about(request, status) | {"error": error}})
+        logs.requests.info("request failed", extra={"fields": self.about(request, status) | {"error": error}})
         request.client.fail(status, error)
 
     def about(self, request: RelayedRequest, status: int) -> dict[str, object]:

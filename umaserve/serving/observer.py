@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from umaserve.errors import RequestError
 from umaserve.metrics import Of, ServingMetrics
 from umaserve.outputs import Finished, Output, Token
 from umaserve.serving.cache_miss import Difference
 from umaserve.serving.planning import Targets
 from umaserve.serving.sessions import Session
-
-log = logging.getLogger(__name__)
+from umaserve.system import logs
 
 
 def observe_delivery(
@@ -67,13 +64,13 @@ def log_difference(session: Session, found: Difference) -> None:
         "known_tokens": found.known_tokens,
         "prefix_reused_tokens": session.reused,
     }
-    log.info("prompt differs from a cached one", extra={"fields": fields})
+    logs.requests.info("prompt differs from a cached one", extra={"fields": fields})
 
 
 def _log_end(session: Session, end: str, now: float) -> None:
     usage, timing = session.usage, session.timing(now)
     first = session.first_made_at
-    log.info(
+    logs.requests.info(
         "request ended",
         extra={
             "fields": {

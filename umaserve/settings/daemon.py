@@ -18,6 +18,7 @@ from umaserve.settings.kinds import (
     path,
     place,
     real,
+    share,
     short_size,
     size,
     switch,
@@ -330,6 +331,9 @@ class Config:
         "info", choice("debug", "info", "warning", "error"), "logging", "least severe messages to log"
     )
     log_format: str = setting("text", choice("text", "json"), "logging", "format of log lines")
+    access_log: float = setting(
+        1.0, share(), "logging", "log this share of the requests, chosen at random; 0.01: one in a hundred; 0: none"
+    )
     otel_endpoint: str = setting(
         "",
         url("http", "https", or_empty=True),

@@ -7,7 +7,7 @@ import json
 import re
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from umaserve.settings.addresses import parse_address, parse_place
@@ -89,6 +89,11 @@ def real(unit: str, low: float, high: float) -> Kind[float]:
         raise ValueError
 
     return Kind(unit.upper(), f"a number of {unit} from {low} to {high}", check, float)
+
+
+def share() -> Kind[float]:
+    """Of a whole, from 0 to 1."""
+    return replace(real("share", 0, 1), expected="a share from 0 to 1")
 
 
 _UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB}

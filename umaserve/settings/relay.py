@@ -17,6 +17,7 @@ from umaserve.settings.kinds import (
     path,
     real,
     secret,
+    share,
     size,
     switch,
     urls,
@@ -166,6 +167,9 @@ class RelayConfig:
 
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe messages to log")
     log_format: str = setting("text", choice("text", "json"), "log", "format of log lines")
+    access_log: float = setting(
+        1.0, share(), "log", "log this share of the requests, chosen at random; 0.01: one in a hundred; 0: none"
+    )
 
     def __post_init__(self) -> None:
         both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)

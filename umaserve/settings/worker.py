@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from umaserve.settings import link
-from umaserve.settings.kinds import GIB, KIB, MIB, choice, path, real, secret, size, url, whole, words
+from umaserve.settings.kinds import GIB, KIB, MIB, choice, path, real, secret, share, size, url, whole, words
 from umaserve.settings.sources import Conflict, Settings, not_both, setting
 
 
@@ -53,6 +53,9 @@ class WorkerConfig:
 
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "log", "least severe messages to log")
     log_format: str = setting("text", choice("text", "json"), "log", "format of log lines")
+    access_log: float = setting(
+        1.0, share(), "log", "log this share of the requests, chosen at random; 0.01: one in a hundred; 0: none"
+    )
 
     def __post_init__(self) -> None:
         if not self.relay:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import random
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
 import orjson
+
+requests = logging.getLogger("umaserve.requests")
+"""For the lines about single requests, of which there may be far too many to keep."""
 
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 """Those of syslog(3), by the least level of Python's records; 7 below."""
@@ -82,3 +86,8 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalFormatter(formatter) if journal else formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def sample_requests(share: float) -> None:
+    """Log this share of the lines about single requests, from 0 to 1, chosen at random."""
+    requests.filters = [lambda _record: random.random() < share]

@@ -14,6 +14,7 @@ from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.net.loop import Loop
 from umaserve.net.pings import Pings
+from umaserve.system import logs
 from umaserve.wire.http_head import shown
 from umaserve.wire.relay_codec import encode, parse_from_proxy
 from umaserve.wire.relay_messages import (
@@ -357,7 +358,7 @@ class RelayConnection:
             "error": str(message.body or "")[:256] if message.status_code >= 500 else None,
             "total_ms": round((self._loop.now() - running.started_at) * 1000, 1),
         }
-        log.info("request answered", extra={"fields": fields})
+        logs.requests.info("request answered", extra={"fields": fields})
         self._loop.call_soon(self._close_if_done)
 
     def _close_if_done(self) -> None:
