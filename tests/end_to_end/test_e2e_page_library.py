@@ -1,0 +1,118 @@
+"""What the page keeps in the browser: conversations to be found and taken along, presets, folded thoughts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from browser import BROWSER, DRIVER, MISSING, Browser
+from daemon import Daemon
+
+pytestmark = pytest.mark.skipif(DRIVER is None or BROWSER is None, reason=MISSING)
+
+EXPORT = """
+URL.createObjectURL = (blob) => ((window.exported = blob.text()), "blob:nothing");
+HTMLAnchorElement.prototype.click = function () { window.exportedAs = this.download; };
+"""
+"""Keeps the file instead of saving it."""
+
+PICK = """
+const { modelPicker } = await import("/page/chat/models.js");
+const { createStore } = await import("/page/store.js");
+const app = { store: createStore({ models: values[0] }) };
+const chat = createStore({ conversation: { model: "" } });
+return [...modelPicker(app, chat, {}).querySelectorAll("option")].map((one) => one.textContent);
+"""
+
+
+def talk(text: str, answer: str, **fields: object) -> dict:
+    turns = {
+        "q": {"id": "q", "parent": "", "role": "user", "text": text},
+        "a": {"id": "a", "parent": "q", "role": "assistant", "text": answer, **fields},
+    }
+    return {"title": text, "system": "", "model": "", "settings": {"temperature": 0.3}, "turns": turns}
+
+
+def bring(browser: Browser, folder: Path, *conversations: dict) -> None:
+    file = folder / "conversations.json"
+    whole = {"format": "umaserve-conversations", "version": 1, "conversations": conversations}
+    file.write_text(json.dumps(whole))
+    browser.one("aside input[type=file]").send_keys(str(file))
+    browser.wait(lambda: browser.text(".notice") == f"Conversations imported: {len(conversations)}.")
+
+
+def titles(browser: Browser) -> set[str]:
+    """Of what is listed, or what is said where nothing is."""
+    return set(browser.js("return [...document.querySelectorAll('.conversations li')].map((one) => one.textContent)"))
+
+
+def test_conversations_are_found_by_all_that_was_said(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    bring(browser, tmp_path, talk("Why is the sea salty?", "Rivers."), talk("Who was Lise?", "She found fission."))
+    search = browser.one("aside input[type=search]")
+    for words, found in (
+        ("RIVERS salty", {"Why is the sea salty?"}),
+        ("fiss", {"Who was Lise?"}),
+        ("salty fission", {"Nothing found"}),
+    ):
+        search.clear()
+        search.send_keys(words)
+        browser.wait(lambda found=found: titles(browser) == found)
+    search.clear()
+    search.send_keys(" ")
+    browser.wait(lambda: {"Why is the sea salty?", "Who was Lise?"} <= titles(browser))
+
+
+def test_what_is_exported_is_imported_as_it_was(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    marks, tokens = [{"at": 2, "values": {"temperature": 1.5}}], [{"end": 4, "logprob": -1, "others": [["Tide", -1]]}]
+    bring(browser, tmp_path, talk("What pulls?", "Tides.", thoughts="Hm.", marks=marks, tokens=tokens, end="stop"))
+    browser.js(EXPORT)
+    browser.press("Export")
+    browser.wait(lambda: browser.js("return window.exportedAs?.startsWith('conversations-')"))
+    file = json.loads(browser.module("return window.exported"))
+    (one,) = (each for each in file["conversations"] if each["title"] == "What pulls?")
+    one["title"] = "Once more"
+    bring(browser, tmp_path, one)
+    browser.driver.refresh()
+    browser.wait(lambda: "Once more" in titles(browser))
+    browser.js(
+        "[...document.querySelectorAll('.conversations .open')].find((b) => b.textContent === 'Once more').click()"
+    )
+    browser.wait(lambda: browser.text(".answer .markdown").startswith("Ti"))
+    assert browser.text(".mark") == "temperature 1.5"
+    thoughts = browser.one(".answer details.thoughts")
+    assert (thoughts.get_property("open"), thoughts.text) == (False, "Thoughts")
+    thoughts.find_element("css selector", "summary").click()
+    browser.wait(lambda: thoughts.text == "Thoughts\nHm.")
+
+
+def test_presets_are_chosen_and_kept_in_this_browser(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http)
+    browser.press("Settings")
+    browser.set("#preset", "Exact", "change")
+    browser.wait(lambda: browser.one("#set-temperature").get_property("value") == "0")
+    assert browser.one("#system").get_property("value").startswith("Answer briefly")
+    browser.set("#set-temperature", "1.25")
+    browser.one("[aria-label='Name of a new preset']").send_keys("Mine")
+    browser.press("Keep")
+    browser.wait(lambda: "“Mine” is kept" in browser.text(".notice"))
+    browser.driver.refresh()
+    browser.wait(lambda: browser.one("#preset option[value=Mine]"))
+    browser.set("#preset", "Mine", "change")
+    browser.wait(lambda: browser.one("#set-temperature").get_property("value") == "1.25")
+    assert browser.one("#system").get_property("value").startswith("Answer briefly")
+    browser.js("localStorage.clear()")
+
+
+def test_a_model_that_does_not_fit_is_shown_with_what_it_needs(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http)
+    models = [
+        {"id": "small", "status": {"value": "loaded"}, "needed": 1},
+        {"id": "large", "status": {"value": "unloaded"}, "needed": 5 << 30, "available": 3 << 29},
+    ]
+    assert browser.module(PICK, models) == [
+        "small",
+        "large (doesn't fit: needs 5.0 GiB, at most 1.5 GiB can be had)",
+    ]
