@@ -74,15 +74,17 @@ class Load:
 def test_restarts_under_load_lose_no_request(manager: ServiceManager):
     load = Load(manager)
     streams = []
-    for restart in range(RESTARTS):
-        load.wait_for((restart + 1) * REQUESTS // (RESTARTS + 1))
-        stream = Wire(manager.path)
-        stream.send({"id": "s", "prompt": "Once", "max_tokens": 40, "ignore_eos": True})
-        stream.receive_until("token")
-        streams.append(stream)
-        manager.restart()
-    load.wait_for(REQUESTS)
-    ends = load.end()
+    try:
+        for restart in range(RESTARTS):
+            load.wait_for((restart + 1) * REQUESTS // (RESTARTS + 1))
+            stream = Wire(manager.path)
+            stream.send({"id": "s", "prompt": "Once", "max_tokens": 40, "ignore_eos": True})
+            stream.receive_until("token")
+            streams.append(stream)
+            manager.restart()
+        load.wait_for(REQUESTS)
+    finally:
+        ends = load.end()
     assert set(ends) == {"length"}, sorted(ends, key=len)[-1]
     # What ran was finished by the daemon that ended.
     for stream in streams:
