@@ -72,9 +72,9 @@ class Browser(PlainBrowser):
         self.js("localStorage.removeItem('umaserve.speech')")
         super().start(http, temperature=0, **settings)
 
-    def speaks(self) -> bool:
+    def wait_for_button(self, pressed: str) -> None:
         button = f"[...document.querySelectorAll('header button')].find((one) => one.title === '{ON}')"
-        return self.wait(lambda: self.js(f"return {button}?.ariaPressed")) == "true"
+        self.wait(lambda: self.js(f"return {button}?.ariaPressed") == pressed)
 
     def sounds(self) -> list[tuple[float, int, float, int]]:
         return self.js("return window.sounds")
@@ -100,7 +100,7 @@ def test_an_answer_is_heard_while_it_is_written(browser: Browser, daemon: Daemon
     sounds = browser.sounds()
     assert browser.js("return window.context.currentTime") > sounds[0][0]
     assert {rate for *_, rate in sounds} == {SAMPLE_RATE}
-    assert all(peak > 0.01 for _, _, peak, _ in sounds)
+    assert max(peak for _, _, peak, _ in sounds) > 0.1
     # One after the other, without a sample between them or one that is heard twice, as long as the voice is ahead.
     ends = [round(when * SAMPLE_RATE) + length for when, length, *_ in sounds]
     begins = [round(when * SAMPLE_RATE) for when, *_ in sounds]
@@ -110,11 +110,11 @@ def test_an_answer_is_heard_while_it_is_written(browser: Browser, daemon: Daemon
 
 def test_whether_answers_are_spoken_is_kept(browser: Browser, daemon: Daemon):
     browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
-    assert not browser.speaks()
+    browser.wait_for_button("false")
     browser.press(ON)
-    assert browser.speaks()
+    browser.wait_for_button("true")
     browser.driver.refresh()
-    assert browser.speaks()
+    browser.wait_for_button("true")
     browser.say("Tell me about the sea.")
     browser.wait(browser.sounds)
     browser.press(ON)
@@ -127,7 +127,7 @@ def test_whether_answers_are_spoken_is_kept(browser: Browser, daemon: Daemon):
     browser.press("Stop")
     browser.wait_for_end()
     browser.driver.refresh()
-    assert not browser.speaks()
+    browser.wait_for_button("false")
     assert browser.sounds() == []
 
 

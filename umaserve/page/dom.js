@@ -42,6 +42,7 @@ const ICONS = {
   sliders: "M4 8h9M17 8h3M15 6v4M4 16h3M11 16h9M9 14v4",
   sound: "M11 5L6 9H3v6h3l5 4zM15.5 8.5a5 5 0 0 1 0 7M18.5 6a9 9 0 0 1 0 12",
   stop: "M7 7h10v10H7z",
+  talk: "M4 5h16v11h-8l-4 4v-4H4zM9 9v3M12 8v5M15 9v3",
   upload: "M12 15V4M7 9l5-5 5 5M5 20h14",
   wave: "M4 10v4M8 6v12M12 9v6M16 4v16M20 10v4",
 };

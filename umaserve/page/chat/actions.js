@@ -180,8 +180,9 @@ export function chatActions({ store, api, library, storage, wide }) {
       const { draft, attached } = state;
       if (state.run || !(draft.trim() || attached.length > 0)) return;
       update(() => Object.assign(state, { draft: "", attached: [] }));
-      ask(path(state.conversation).at(-1)?.id ?? ROOT, draft, attached);
+      actions.say(draft, attached);
     },
+    say: (text, media) => ask(path(state.conversation).at(-1)?.id ?? ROOT, text, media),
     attach: (medium) => update(() => state.attached.push(medium)),
     detach: (medium) => update(() => state.attached.splice(state.attached.indexOf(medium), 1)),
     content: library.content,

@@ -6,7 +6,7 @@ import { fill, icon, iconButton, saveFile } from "../dom.js";
 const KEY = "umaserve.speech";
 const NO_VOICE = "This server has no voice. Whoever runs it can install one: pip install 'umaserve[speech]'";
 
-/** `state.spoken` is the answer that is read aloud, `state.voiced` whether any can be. */
+/** `state.spoken` is the answer that is read aloud, `sounds` whether it is to be heard yet, `voiced` if any can be. */
 export function chatSpeech(app, store, actions) {
   const { state } = store;
   const [sound, silent] = [icon("sound"), icon("silent")];
@@ -14,7 +14,7 @@ export function chatSpeech(app, store, actions) {
   let on = app.storage.getItem(KEY) === "on";
   let reading = null;
   let followed = null;
-  Object.assign(state, { spoken: null, voiced: false });
+  Object.assign(state, { spoken: null, sounds: false, voiced: false });
 
   /** Reads an answer aloud from character `from` on, also while it grows. Resolves at the end. */
   async function read(answer, from = 0) {
@@ -25,16 +25,17 @@ export function chatSpeech(app, store, actions) {
     try {
       const { readAloud } = await import("../voice/speech.js");
       const source = () => ({ text: answer.text.slice(from), isOver: !growing() });
-      await readAloud(app.api, source, signal);
+      const sounds = () => state.sounds || store.update(() => (state.sounds = true));
+      await readAloud(app.api, source, sounds, signal);
     } catch (error) {
       if (!signal.aborted) actions.tell(`This can't be read aloud: ${error.message}`);
     }
-    if (!signal.aborted) store.update(() => (state.spoken = null));
+    if (!signal.aborted) stop();
   }
 
   function stop() {
     reading?.abort();
-    store.update(() => (state.spoken = null));
+    store.update(() => Object.assign(state, { spoken: null, sounds: false }));
   }
 
   async function save({ text }) {
@@ -78,5 +79,5 @@ export function chatSpeech(app, store, actions) {
     else if (followed?.answer === state.spoken && followed?.answer.end === "cancelled") stop();
     followed = run;
   });
-  return { node, buttons, read, stop, turn };
+  return { node, buttons, stop, turn, isOn: () => on };
 }

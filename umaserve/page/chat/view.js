@@ -10,6 +10,7 @@ import { modelPicker } from "./models.js";
 import { settingsPanel } from "./panel.js";
 import { chatSpeech } from "./speech.js";
 import { turnsView } from "./turns.js";
+import { voice } from "./voice.js";
 
 export async function mount(root, app) {
   const wide = matchMedia("(min-width: 60rem)");
@@ -18,6 +19,7 @@ export async function mount(root, app) {
   const library = await openLibrary();
   const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
   const speech = chatSpeech(app, store, actions);
+  const talking = voice(app, store, actions, speech);
   const writing = composer(store, actions, app);
 
   const toggle = (name, drawer, label) => {
@@ -28,10 +30,10 @@ export async function mount(root, app) {
   const veil = h("div.veil", { onclick: () => closeDrawers() });
   const add = iconButton("add", "New conversation (Alt+N)", () => begin());
   app.bar.start.replaceChildren(toggles.list);
-  app.bar.end.replaceChildren(modelPicker(app, store, actions), speech.node, add, toggles.settings);
+  app.bar.end.replaceChildren(modelPicker(app, store, actions), speech.node, talking.button, add, toggles.settings);
   const over = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
   const dropped = { ondragover: over, ondrop: writing.drop };
-  const main = h("main", dropped, turnsView(store, actions, speech), notice, writing.node);
+  const main = h("main", dropped, turnsView(store, actions, speech), notice, talking.place, writing.node);
   root.replaceChildren(conversationList(store, actions), veil, main, settingsPanel(store, actions, app.storage));
 
   function begin() {
@@ -75,5 +77,6 @@ export async function mount(root, app) {
     unsubscribe();
     actions.stop();
     speech.stop();
+    talking.close();
   };
 }

@@ -10,15 +10,16 @@ const RATE = 24_000;
 const AHEAD_S = 20;
 
 /**
- * Plays an answer to its end, or until `signal` says so. `source()` has its {text, isOver}, as far as it has come.
- * Throws `ApiError`.
+ * Plays an answer to its end, or until `signal` says so. `source()` has its {text, isOver}, as far as it has come;
+ * `sounds` is called when there is something to be heard. Throws `ApiError`.
  */
-export async function readAloud(api, source, signal) {
+export async function readAloud(api, source, sounds, signal) {
   const player = new Player(RATE);
   signal.addEventListener("abort", () => player.close());
   try {
     for await (const samples of spoken(api, source, signal)) {
       player.play(samples);
+      sounds();
       while (player.left > AHEAD_S && !signal.aborted) await pause();
     }
     while (player.left > 0 && !signal.aborted) await pause();
