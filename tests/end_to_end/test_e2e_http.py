@@ -491,9 +491,11 @@ def test_tokens_and_text_are_two_ways_to_say_the_same(daemon: Daemon):
 
 
 @pytest.mark.parametrize(("path", "dialect"), [("/v1/completions", "openai"), ("/v1/generate", "rest")])
-def test_prometheus_counts_each_request_with_its_dialect(daemon: Daemon, path: str, dialect: str):
+def test_prometheus_counts_each_request_with_its_dialect_and_model(daemon: Daemon, path: str, dialect: str):
+    of = {"dialect": dialect, "model": Path(default_model()).stem}
+
     def value(samples: dict[str, float], name: str, **labels: str) -> float:
-        return samples.get(f"umaserve_{name}{sorted(({'dialect': dialect} | labels).items())}", 0.0)
+        return samples.get(f"umaserve_{name}{sorted((of | labels).items())}", 0.0)
 
     before = counted(daemon)
     with Http(daemon.http) as http:
