@@ -118,7 +118,16 @@ def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: D
     assert browser.module(KEPT) == [len(picture)]
     browser.js("window.confirm = () => true; document.querySelector('.conversations .icon').click()")
     browser.wait(lambda: browser.module(KEPT) == [])
+    # What the browser has lost is left out of the file, and what the file has not is left out of the turn.
     file = tmp_path / "conversations.json"
+    lost = json.loads(exported) | {"media": {}}
+    file.write_text(json.dumps(lost))
+    browser.one("aside input[type=file]").send_keys(str(file))
+    browser.wait(lambda: browser.one(".conversations .open")).click()
+    browser.wait(lambda: len(browser.all(".answer")) == 2)
+    assert browser.module(KEPT) == browser.all(".turn .media img") == []
+    browser.js("document.querySelector('.conversations .icon').click()")
+    browser.wait(lambda: not browser.all(".conversations .open"))
     file.write_text(exported)
     browser.one("aside input[type=file]").send_keys(str(file))
     browser.wait(lambda: browser.one(".conversations .open")).click()

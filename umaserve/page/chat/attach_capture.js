@@ -25,7 +25,9 @@ export async function captured(kind, tell) {
     };
     const cancel = h("button", { type: "button", onclick: () => close(null) }, "Cancel");
     const take = h("button.primary", { type: "button", onclick: async () => close(await finish()) }, done);
-    const dialog = h("dialog.capture", { "aria-label": title, oncancel: () => close(null) },
+    // Escape is for the dialog alone.
+    const own = (event) => event.stopPropagation();
+    const dialog = h("dialog.capture", { "aria-label": title, oncancel: () => close(null), onkeydown: own },
       h("h2", {}, title), node, h("div.row", {}, cancel, take));
     document.body.append(dialog);
     dialog.showModal();

@@ -34,7 +34,8 @@ export function composer(store, actions, app) {
     actions.send();
   });
 
-  area.addEventListener("paste", (event) => take(event, event.clipboardData));
+  // Some programs put a picture of their text beside it.
+  area.addEventListener("paste", (event) => event.clipboardData.types.includes("text/plain") || take(event, event.clipboardData));
 
   store.subscribe(() => {
     const phase = state.run?.phase;

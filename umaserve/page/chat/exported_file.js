@@ -2,16 +2,19 @@
 
 import { newId, ROOT } from "../answers/conversation.js";
 import { SETTINGS, defaults } from "../answers/settings.js";
-import { KINDS, fromBase64 } from "./attach_media.js";
+import { KINDS, fromBase64, toBase64 } from "./attach_media.js";
 import { mediaOf } from "./library.js";
 
 const FORMAT = "umaserve-conversations";
 
-/** All conversations as JSON. */
+/** All conversations as JSON, and the media that the browser still has by their ids. */
 export async function exported(library) {
   const conversations = await library.all();
-  const contents = await Promise.all(conversations.map(({ turns }) => library.contents(turns)));
-  const media = Object.fromEntries(contents.flatMap((each) => [...each]));
+  const media = {};
+  for (const { id } of conversations.flatMap(({ turns }) => mediaOf(turns))) {
+    const blob = await library.content(id);
+    if (blob) media[id] = await toBase64(blob);
+  }
   return JSON.stringify({ format: FORMAT, version: 1, conversations, media });
 }
 
@@ -42,7 +45,8 @@ function readConversation(value, contents) {
     if (!placed || !["user", "assistant"].includes(each.role)) throw new Error("a turn without a place");
     const turn = { id: ids.get(each.id), parent, role: each.role, text: String(each.text) };
     if (each.role === "assistant") Object.assign(turn, readAnswer(each));
-    else if (each.media?.length > 0) turn.media = each.media.map((medium) => readMedium(medium, contents));
+    const there = (each.media ?? []).filter(({ id }) => id in contents);
+    if (there.length > 0) turn.media = there.map((medium) => readMedium(medium, contents));
     turns[turn.id] = turn;
     chosen[parent] = turn.id;
   }

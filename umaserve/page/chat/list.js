@@ -2,7 +2,7 @@
 
 import { h, icon, iconButton, saveFile } from "../dom.js";
 
-const MAX_FILE_BYTES = 64 * 2 ** 20;
+const MAX_FILE_BYTES = 256 * 2 ** 20;
 
 export function conversationList(store, actions) {
   const { state } = store;
@@ -22,7 +22,7 @@ export function conversationList(store, actions) {
     const [chosen] = file.files;
     file.value = "";
     if (!chosen) return;
-    if (chosen.size > MAX_FILE_BYTES) actions.tell("This file is larger than 64 MiB.");
+    if (chosen.size > MAX_FILE_BYTES) actions.tell("This file is larger than 256 MiB.");
     else await actions.imported(await chosen.text());
   }
 
