@@ -43,7 +43,7 @@ def deployments() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def patched() -> dict[str, Any]:
-    (daemon,) = (one for one in documents(FOLDER / "daemon.yaml") if one["kind"] == "Deployment")
+    (daemon,) = (one for one in documents(FOLDER / "daemon/deployment.yaml") if one["kind"] == "Deployment")
     patch = yaml.safe_load((FOLDER / "pool/daemon-patch.yaml").read_text())
     found: dict[str, Any] = jsonpatch.apply_patch(copy.deepcopy(daemon), patch)
     return found
@@ -73,7 +73,7 @@ def test_manifests_are_valid(path: Path, version: str) -> None:
 
 
 def test_a_manifest_with_a_field_that_is_none_is_refused() -> None:
-    (daemon, *_) = documents(FOLDER / "daemon.yaml")
+    (daemon, *_) = documents(FOLDER / "daemon/deployment.yaml")
     daemon["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(daemon, VERSIONS[0], strict=True)
@@ -82,8 +82,10 @@ def test_a_manifest_with_a_field_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("folder", [path.parent for path in FOLDER.glob("**/kustomization.yaml")], ids=str)
 def test_kustomizations_name_all_files(folder: Path) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    named = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", ()))} - {"../"}
-    assert named == {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    patches = {patch["path"] for patch in kustomization.get("patches", ())}
+    assert {*kustomization["resources"], *patches} - {"../daemon"} == {path.name for path in folder.glob("*.yaml")} - {
+        "kustomization.yaml"
+    }
 
 
 @pytest.mark.parametrize(("name", "deployment"), OURS, ids=NAMES)
