@@ -72,10 +72,40 @@ def test_every_override_of_lintian_has_a_reason() -> None:
     assert all(re.fullmatch(r"umaserve: [a-z-]+ \*.*", line) for line in overrides)
 
 
-@pytest.mark.parametrize("script", ["debian/umaserve.postrm", "scripts/deb", "scripts/test-deb", "scripts/man"])
+@pytest.mark.parametrize(
+    "script",
+    ["debian/umaserve.postinst", "debian/umaserve.prerm", "debian/umaserve.postrm", "scripts/deb", "scripts/test-deb"],
+)
 def test_scripts_are_of_the_standard_shell(script: str) -> None:
     assert run("dash", "-n", ROOT / script) == ""
     assert "\nset -e" in (ROOT / script).read_text(), "a failure ends it"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "asked"),
+    [
+        ("postinst", ["configure", ""], "start umaserve.service"),
+        (
+            "postinst", ["configure", "0.1.0-1"],
+            "try-restart umaserve.service umaserve-relay.service umaserve-worker.service",
+        ),
+        ("prerm", ["upgrade", "0.1.0-2"], ""),
+        ("prerm", ["remove"], "stop " + " ".join(sorted(unit.name for unit in UNITS))),
+    ],
+)  # fmt: skip
+def test_an_upgrade_restarts_what_runs_and_closes_no_socket(
+    script: str, arguments: list[str], asked: str, tmp_path: Path
+) -> None:
+    """With a stand-in for systemd, which writes down what it is asked."""
+    text = (DEBIAN / f"umaserve.{script}").read_text().replace("/run/systemd/system", str(tmp_path))
+    (tmp_path / "deb-systemd-invoke").write_text('#!/bin/sh\necho "$@"\nexit 1\n')
+    (tmp_path / "deb-systemd-invoke").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", text, script, *arguments], env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+    action, *units = done.stdout.split() or [""]
+    assert " ".join([action, *(sorted(units) if action == "stop" else units)]) == asked
 
 
 def test_rules_can_be_read() -> None:
