@@ -178,7 +178,7 @@ def test_the_drain_begins_when_the_grace_is_over(own_daemon):
         daemon.process.send_signal(signal.SIGTERM)
         assert wire.receive_until("eos")["reason"] == "length"
     assert daemon.process.wait(30) == 0
-    assert daemon.logs.index("serving until load balancers") < daemon.logs.index("INFO    draining")
+    assert daemon.logs.index("serving before the end") < daemon.logs.index("INFO    draining")
 
 
 def test_sigterm_while_the_model_loads(own_daemon):

@@ -91,3 +91,14 @@ def test_restarts_under_load_lose_no_request(manager: ServiceManager):
         assert stream.receive_until("eos", "error").get("reason") == "length"
         stream.close()
     assert manager.daemon.logs.count("INFO    draining") == RESTARTS
+
+
+def test_who_waits_for_the_model_when_the_end_comes_gets_it_yet(manager: ServiceManager):
+    with Wire(manager.path) as wire:
+        wire.send({"id": "w", "prompt": "Once", "max_tokens": 2, "ignore_eos": True})
+        while manager.daemon.metrics()["waiting_sessions"] == 0:
+            time.sleep(0.01)
+        assert manager.daemon.metrics()["state"] == "loading"
+        manager.restart()
+        assert wire.receive_until("eos", "error").get("reason") == "length"
+    assert manager.daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos"

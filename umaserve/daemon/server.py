@@ -87,7 +87,7 @@ class Server:
         self._config = config = catalogue.default.config
         self._state = State.LOADING
         self._status = 0
-        self._leaving = self._refusing = False
+        self._leaving = self._handed_over = self._refusing = False
         self._ending: Timer | None = None
         self._entrances: Entrances | None = None
         self._loop = loop = Loop()
@@ -184,6 +184,9 @@ class Server:
             return
         if error is not None:
             self._fail_loading(error)
+            return
+        if self._leaving:
+            self._drain()
             return
         self._state = State.READY
         systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
@@ -304,26 +307,34 @@ class Server:
         was ready. Relays are told."""
         self._leaving = True
         config = self._config
-        grace_s = config.drain_grace if self._state is State.READY else 0.0
+        entrances = self._entrances
+        assert entrances is not None
+        grace_s = config.drain_grace
+        if self._state is State.LOADING:
+            self._handed_over = entrances.hand_over()
+            # Where the next daemon won't see them, those who wait for the model may have it yet.
+            grace_s = config.drain_timeout if self._handed_over and entrances.clients else 0.0
         systemd.notify_stopping(grace_s + config.drain_timeout + FAREWELL_S + JOIN_S)
         self._links.drain()
         if grace_s:
-            log.info("serving until load balancers have seen the end coming", extra={"fields": {"grace_s": grace_s}})
+            log.info("serving before the end", extra={"fields": {"grace_s": grace_s}})
             self._loop.call_later(grace_s, self._drain)
         else:
             self._drain()
 
     def _drain(self) -> None:
+        if self._state is State.DRAINING:
+            return
         assert self._entrances is not None
         self._state = State.DRAINING
         running = sum(1 for _ in self._sessions.running())
         log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
-        handed_over = self._entrances.hand_over()
+        self._handed_over |= self._entrances.hand_over()
         if self._models.default.info is None:
             self._refuse_more(of_loaded=True)
             return
         self._loop.call_later(self._config.drain_timeout, self._end_drain)
-        if handed_over:
+        if self._handed_over:
             # Whoever has connected is ours alone: the next daemon won't see it.
             until = self._loop.now() + MAX_HANDOVER_S
             self._loop.call_later(HANDOVER_S, lambda: self._end_handover(until))

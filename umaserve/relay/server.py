@@ -221,7 +221,7 @@ class RelayServer:
         systemd.notify_stopping(config.drain_grace + config.drain_timeout + FAREWELL_S)
         if config.drain_grace:
             about = {"grace_s": config.drain_grace}
-            log.info("serving until load balancers have seen the end coming", extra={"fields": about})
+            log.info("serving before the end", extra={"fields": about})
             self._loop.call_later(config.drain_grace, self._drain)
         else:
             self._drain()
