@@ -8,7 +8,7 @@ The rules, and why:
    equals, to the one whose last dispatch is oldest.
 2. If there is none, the request is queued, in order of arrival, and background work after all other. A slot that
    becomes free goes to the first queued request that its worker can serve, so a request never waits for requests of
-   other models. A request that no worker could serve is refused.
+   other models, nor for its conversation's own worker. A request that no worker could serve is refused.
 3. A request that loses its worker returns to its position in the queue, at most ``MAX_REQUEUES`` times, and never after
    output has reached its client, which would get that output twice.
 4. A cancelled request occupies its worker's slot until the worker answers, at most for ``CANCEL_GRACE_S``: its backend
