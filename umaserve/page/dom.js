@@ -77,6 +77,15 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+/** As `fill`. If what has the focus goes, what stands in its place gets it, else the first button, or `otherwise`. */
+export function refill(node, children, otherwise) {
+  const at = [...node.children].indexOf(document.activeElement);
+  fill(node, children);
+  if (at < 0 || node.contains(document.activeElement)) return;
+  const next = node.children[at];
+  (next && !next.disabled ? next : (node.querySelector("button:enabled") ?? otherwise))?.focus();
+}
+
 function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }

@@ -1,6 +1,6 @@
 // Where one writes, and steers what is being written.
 
-import { fill, h, icon, iconButton } from "../dom.js";
+import { h, icon, iconButton, refill } from "../dom.js";
 
 export function composer(store, actions, app) {
   const { state } = store;
@@ -39,16 +39,12 @@ export function composer(store, actions, app) {
 
   store.subscribe(() => {
     const phase = state.run?.phase;
-    const focused = buttons.contains(document.activeElement);
     if (area.value !== state.draft) area.value = state.draft;
     area.style.height = "auto";
     area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
     send.disabled = !state.draft.trim() && state.attached.length === 0;
-    if (!phase) fill(buttons, send);
-    else fill(buttons, phase === "paused" ? resume : pause, stop);
     pause.disabled = phase !== "writing";
-    // The button that had the focus may be gone.
-    if (focused && !buttons.contains(document.activeElement)) (buttons.querySelector("button:enabled") ?? area).focus();
+    refill(buttons, phase ? [phase === "paused" ? resume : pause, stop] : send, area);
   });
   const node = h("form.composer", { onsubmit: (event) => event.preventDefault() }, attached, attach, area, buttons);
   return { node, focus: () => area.focus(), drop: (event) => take(event, event.dataTransfer) };

@@ -1,6 +1,6 @@
 // The turns of the conversation that is shown. One reads in peace: the page follows the text only at its end.
 
-import { fill, h, icon, iconButton } from "../dom.js";
+import { fill, h, icon, iconButton, refill } from "../dom.js";
 import { branches, path } from "../answers/conversation.js";
 import { figuresOf } from "../words.js";
 
@@ -87,6 +87,7 @@ function userView(actions) {
   const buttons = h("div.actions");
   const node = h("li.turn.user", {}, h("h2.hidden", {}, "You"), media, text, buttons);
   let editor = null;
+  let version = "";
 
   async function showContents(turn) {
     media.hidden = false;
@@ -109,12 +110,15 @@ function userView(actions) {
         fill(node, node.firstChild, media, turn.text && text, buttons);
       }
       const busy = state.run !== null;
-      buttons.replaceChildren(
-        ...walker(turn, state, actions),
+      const key = [busy, branches(state.conversation, turn).length, state.conversation.chosen[turn.id]].join();
+      if (key === version) return;
+      version = key;
+      refill(buttons, [
+        walker(turn, state, actions),
         iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
         iconButton("copy", "Copy the question", () => navigator.clipboard.writeText(turn.text)),
         removal(turn, state, actions),
-      );
+      ]);
     },
   };
 }
@@ -167,9 +171,7 @@ function answerView(actions, speech, drawer) {
       figures.textContent = figuresOf(turn, running);
       buttons.hidden = running;
       if (running) return;
-      const focused = [...buttons.children].indexOf(document.activeElement);
-      buttons.replaceChildren(...answerButtons(turn, state, actions, speech));
-      buttons.children[focused]?.focus();
+      refill(buttons, answerButtons(turn, state, actions, speech));
     },
   };
 }

@@ -1,6 +1,6 @@
 // One question, answered side by side: by other settings or models, or beside an answer that was kept from before.
 
-import { fill, h, icon } from "../dom.js";
+import { fill, h, icon, refill } from "../dom.js";
 import { createStore } from "../store.js";
 import { defaults } from "../answers/settings.js";
 import { column } from "./column.js";
@@ -53,13 +53,10 @@ export function mount(root, app) {
   }
 
   const unsubscribe = store.subscribe(() => {
-    const focused = buttons.contains(document.activeElement);
     fill(columns, state.columns.map(({ node }) => node));
-    fill(buttons, running() ? stop : ask, add);
+    refill(buttons, [running() ? stop : ask, add]);
     add.disabled = state.columns.length >= MOST;
     state.columns.forEach((each, i) => each.show(i + 1, state.columns.length > LEAST));
-    // The button that had the focus may be gone.
-    if (focused && !buttons.contains(document.activeElement)) buttons.querySelector("button").focus();
   });
   const unsubscribeModels = app.store.subscribe(() => store.update(() => {}));
   addEventListener("keydown", stopOnEscape);
