@@ -37,6 +37,12 @@ AudioBufferSourceNode.prototype.start = function (when) {
 };
 """
 """Keeps what listens and what sounds; ``refusal`` is the error of a microphone that is refused."""
+WATCH = """
+window.told = [];
+const words = document.querySelector(".voice p");
+new MutationObserver(() => window.told.push(words.textContent)).observe(words, { childList: true });
+"""
+"""Keeps what the voice mode says."""
 TALK = ".voice .primary"
 
 
@@ -120,14 +126,16 @@ def test_who_talks_is_answered_aloud_and_may_interrupt(browser: Browser, hearing
 
 def test_a_deaf_model_is_told_what_another_one_has_heard(browser: Browser, hearing: Daemon):
     start(browser, hearing.http, "deaf", max_tokens=24)
+    browser.js(WATCH)
     hold(browser)
-    wait_for(browser, "thinking", "Understanding…")
     browser.wait(lambda: browser.text(".turn.user .text"))
     assert browser.one(".turn.user audio") is None
     browser.wait_for_end()
     (answer,) = browser.answers()
     assert answer["model"] == "deaf"
     browser.wait(lambda: sounds(browser))
+    told = browser.js("return window.told")
+    assert [one.partition("…")[0] for one in told[:3]] == ["Listening", "Understanding", "Thinking"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import axe_core_python
+from selenium.common import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -103,15 +104,19 @@ class Browser:
 
     def press(self, name: str) -> None:
         """Click the button with this name that can be clicked."""
+        script = (
+            "return [...document.querySelectorAll('button')].find((b) => b.offsetParent && !b.disabled &&"
+            " (b.getAttribute('aria-label') ?? b.textContent).trim() === arguments[0])"
+        )
 
-        def button() -> Any:
-            script = (
-                "return [...document.querySelectorAll('button')].find((b) => b.offsetParent && !b.disabled &&"
-                " (b.getAttribute('aria-label') ?? b.textContent).trim() === arguments[0])"
-            )
-            return self.js(script, name)
+        def pressed() -> bool:
+            button = self.js(script, name)
+            if button is not None:
+                button.click()
+            return button is not None
 
-        self.wait(button).click()
+        # It may be drawn anew before the click.
+        WebDriverWait(self.driver, WAIT_S, 0.05, [StaleElementReferenceException]).until(lambda _: pressed())
 
     def say(self, text: str) -> None:
         """Write a message and send it."""
