@@ -72,6 +72,18 @@ def test_an_answer_is_paused_goes_on_and_is_stopped(browser: Browser, daemon: Da
     assert browser.text(".answer .markdown").startswith(held[:20])
 
 
+def test_who_stops_at_once_asks_nothing(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http)
+    browser.one(".composer textarea").send_keys("Tell a long story.")
+    browser.wait(lambda: browser.one(".composer .primary:enabled"))
+    at_once = "document.querySelector('.composer .primary').click();"
+    browser.js(at_once + "dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', cancelable: true }))")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert (answer["text"], answer["end"]) == ("", "cancelled")
+    assert browser.js("return window.wire") == []
+
+
 def test_a_slider_acts_on_the_running_answer_and_is_marked_along_it(browser: Browser, daemon: Daemon):
     browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
     browser.say("Tell a long story.")

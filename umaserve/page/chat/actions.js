@@ -82,6 +82,10 @@ export function chatActions({ store, api, library, storage, wide }) {
       answer.error = error.message;
       return ended(conversation, answer);
     }
+    if (state.run.stopped) {
+      answer.end = "cancelled";
+      return ended(conversation, answer);
+    }
     const settings = { ...conversation.settings };
     generation = running.runAnswer({
       ...{ api, conversation, answer, contents, settings, probabilities },
@@ -93,6 +97,12 @@ export function chatActions({ store, api, library, storage, wide }) {
       }),
     });
     return undefined;
+  }
+
+  /** Ends the running answer, also one whose media are still being read. */
+  function stop() {
+    if (generation) generation.stop();
+    else if (state.run) state.run.stopped = true;
   }
 
   function ended(conversation, answer) {
@@ -120,7 +130,7 @@ export function chatActions({ store, api, library, storage, wide }) {
   function instead(does) {
     if (!state.run) return does();
     after = does;
-    generation?.stop();
+    stop();
   }
 
   /** `media` are those of a turn, and have a `blob` where it is not kept yet. */
@@ -211,7 +221,7 @@ export function chatActions({ store, api, library, storage, wide }) {
     },
 
     // -- steering
-    stop: () => generation?.stop(),
+    stop,
     pause: () => generation?.pause(),
     resume: () => generation?.resume(),
     set: (name, value) => {
