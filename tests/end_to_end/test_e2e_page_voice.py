@@ -160,6 +160,17 @@ def test_without_a_microphone_the_page_says_what_to_do(browser: Browser, hearing
     browser.driver.refresh()
 
 
+def test_who_leaves_before_the_microphone_is_there_is_not_heard(browser: Browser, hearing: Daemon):
+    start(browser, hearing.http, "ears")
+    browser.press("Leave the voice mode")
+    button = "document.querySelector('header [aria-controls=voice]')"
+    browser.js(f"window.streams = []; {button}.click()")
+    browser.wait(lambda: browser.one(".voice:not([hidden])") or browser.js("return window.streams.length"))
+    browser.js(f"{button}.click()")
+    browser.wait(lambda: browser.js("return window.streams.length"))
+    browser.wait(lambda: browser.js("return window.streams[0].getTracks()[0].readyState") == "ended")
+
+
 def test_where_no_model_hears_the_page_says_so(browser: Browser, daemon: Daemon):
     browser.start(daemon.http)
     button = browser.wait(lambda: browser.one("header [aria-controls=voice][aria-disabled=true]"))

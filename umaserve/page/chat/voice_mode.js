@@ -19,7 +19,9 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
   const words = h("p", { role: "status" });
   const level = h("div.level");
   const button = h("button.primary", { type: "button", "aria-label": "Hold to talk" }, icon("microphone"));
+  let opening = null;
   let stream = null;
+  let left = false;
   let recording = null;
   let pressedAt = 0;
   let held = false;
@@ -31,11 +33,18 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
   async function open() {
     try {
       if (!navigator.mediaDevices) throw new Error(NOT_SECURE);
-      stream ??= await navigator.mediaDevices.getUserMedia({ audio: { echoCancellation: true, noiseSuppression: true } });
+      opening ??= navigator.mediaDevices.getUserMedia({ audio: { echoCancellation: true, noiseSuppression: true } });
+      stream = await opening;
     } catch (error) {
+      opening = null;
       problem = NO_MICROPHONE[error.name] ?? error.message;
     }
-    show();
+    if (left) hangUp();
+    else show();
+  }
+
+  function hangUp() {
+    for (const track of stream?.getTracks() ?? []) track.stop();
   }
 
   async function press() {
@@ -46,7 +55,7 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
     actions.stop();
     if (!stream) await open();
     // It may have been let go while the browser asked for the microphone.
-    if (stream && held) recording = microphone(stream);
+    if (stream && held && !left) recording = microphone(stream);
     show();
   }
 
@@ -113,6 +122,7 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
   }
 
   function show() {
+    if (left) return;
     const [name, text] = phase();
     place.dataset.phase = name;
     if (words.textContent !== text) words.textContent = text;
@@ -158,7 +168,8 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
       unsubscribe();
       said += 1;
       discard();
-      for (const track of stream?.getTracks() ?? []) track.stop();
+      left = true;
+      hangUp();
       speech.turn(wasOn);
       place.hidden = true;
     },
