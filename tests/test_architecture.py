@@ -22,10 +22,10 @@ TOP = {
 
 ROOMS = {
     "system": {"errors"},
-    "net": {"errors"},
+    "net": {"system", "errors"},
     "wire": {"errors"},
     "settings": {"errors", "model_names"},
-    "media": set(),
+    "media": {"system"},
     "dialects": {"wire", "errors", "forms", "messages", "model_names", "outputs"},
     "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
@@ -107,6 +107,14 @@ LOADS_LLAMA_CPP = {"__main__", "cli", "commands/tune"}
 """The modules outside the engine that import ``llama_cpp`` by way of it, all for ``umaserve tune``."""
 
 
+LINUX = {
+    *("sched_getaffinity", "memfd_create", "eventfd", "pidfd_open", "pipe2", "prctl", "epoll", "MADV_HUGEPAGE"),
+    *("SO_PEERCRED", "SOCK_NONBLOCK", "SOCK_CLOEXEC", "MSG_CMSG_CLOEXEC", "TCP_KEEPIDLE", "TCP_USER_TIMEOUT"),
+    *("O_TMPFILE", "O_PATH", "platform", "setpriority"),
+}
+"""What only Linux has, or has otherwise, by the name of a module's attribute: only ``system`` asks for it."""
+
+
 def imports(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -124,6 +132,15 @@ def imports(path: Path) -> set[str]:
 def part(path: Path) -> str:
     """The package, or the module at the top, that ``path`` belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_system_knows_the_operating_system(path: Path):
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & LINUX
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    used |= {text for text in texts if text.startswith(("/proc", "/sys/")) and " " not in text}
+    assert part(path) == "system" or not used, f"{path}: {used}"
 
 
 def test_every_file_is_in_a_room():

@@ -12,6 +12,8 @@ import pytest
 
 from umaserve.system.program import Cancelled, ProgramError, ProgramStopped, run, start
 
+WITHOUT_LINUX = str(Path(__file__).parents[1] / "support/without_linux")
+
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -74,14 +76,15 @@ def test_a_program_that_nobody_wants_any_more_is_killed(module, tmp_path: Path) 
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_program_ends_with_its_parent(module, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [[], [WITHOUT_LINUX]], ids=["linux", "elsewhere"])
+def test_a_program_ends_with_its_parent(module, tmp_path: Path, path: list[str]) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     name = module(f"open({str(fifo)!r}, 'wb').write(b'%d' % os.getpid()); time.sleep(600)")
     parent = f"from umaserve.system.program import run; run({name!r}, wanted=lambda: True, max_s=600)"
     reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     process = subprocess.Popen(
-        [sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        [sys.executable, "-c", parent], env={**os.environ, "PYTHONPATH": os.pathsep.join([*path, *sys.path])}
     )
     try:
         assert select.select([reading], [], [], 30)[0]

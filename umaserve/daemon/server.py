@@ -48,6 +48,7 @@ from umaserve.stages.recordings import Recordings
 from umaserve.system import systemd
 from umaserve.system.descriptors import raise_descriptor_limit
 from umaserve.system.memory import available_bytes, resident_bytes
+from umaserve.system.missing import log_missing
 from umaserve.system.signals import Signals
 from umaserve.system.threads import SWITCH_S, ThreadWatch
 
@@ -151,6 +152,7 @@ class Server:
 
     def run(self) -> int:
         raise_descriptor_limit(self._config.max_sessions, "max_sessions")
+        log_missing()
         sys.setswitchinterval(SWITCH_S)
         self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._signals.handle()

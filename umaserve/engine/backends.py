@@ -59,7 +59,7 @@ def may_repack() -> bool:
     """
     if "AMX_INT8 = 1" not in kernels():
         return True
-    libraries = [library.read_bytes() for library in FOLDER.glob("libggml-cpu*.so")]
+    libraries = [library.read_bytes() for library in FOLDER.glob("libggml-cpu*")]
     found = next(filter(None, map(_GCC.search, libraries)), None)
     if found is None or any(_WHOLE_TILE_CONFIG in library for library in libraries):
         return True

@@ -3,13 +3,13 @@ before; what is only passed on has a place of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import mmap
-import os
 import queue
 import threading
+
+from umaserve.system import pages
 
 log = logging.getLogger(__name__)
 
@@ -17,10 +17,6 @@ AHEAD_BYTES = 32 << 20
 STEP_BYTES = 2 << 20
 MAX_KEPT_BYTES = 32 << 20
 """The largest place that a ``Scratch`` keeps."""
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; Python's mmap lacks the name
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HostMemory:
@@ -32,7 +28,7 @@ class HostMemory:
 
     def __init__(self, n_bytes: int) -> None:
         self._bytes = n_bytes
-        # Private, because MADV_DONTNEED doesn't free shared pages.
+        # Private, because the kernel takes no shared pages back.
         self._map = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._ready = 0
@@ -54,7 +50,7 @@ class HostMemory:
 
     def give_back(self) -> None:
         """Return all pages to the kernel; their content is lost."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+        pages.give_back(self._map)
         self._ready = 0
 
     def _look_ahead(self, used: int) -> None:
@@ -70,10 +66,8 @@ class HostMemory:
 
     def _populate_next(self) -> None:
         offset, size = self._wanted.get()
-        # Through ctypes, which releases the GIL; mmap's own method doesn't.
-        if _libc.madvise(self._address + offset, size, _POPULATE_WRITE):
-            # Then they are populated by page faults.
-            log.debug("pages are not made ready: %s", os.strerror(ctypes.get_errno()))
+        if why := pages.populate(self._address + offset, size):
+            log.debug("pages are not made ready: %s", why)
 
 
 class Scratch:
@@ -88,9 +82,7 @@ class Scratch:
         memory = self._kept
         if len(memory) < size:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            # Kernels may be built without them.
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            pages.prefer_huge(memory)
         if len(memory) <= MAX_KEPT_BYTES:
             self._kept = memory
         return (ctypes.c_uint8 * size).from_buffer(memory)

@@ -16,7 +16,7 @@ REACH_S = 5.0
 
 
 def available() -> bool:
-    return _library().exists()
+    return _library() is not None
 
 
 def connect(servers: Sequence[str]) -> None:
@@ -45,5 +45,5 @@ def connect(servers: Sequence[str]) -> None:
         register(added)
 
 
-def _library() -> Path:
-    return backends.FOLDER / "libggml-rpc.so"
+def _library() -> Path | None:
+    return next(backends.FOLDER.glob("libggml-rpc.*"), None)

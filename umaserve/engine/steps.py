@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import threading
 import time
@@ -12,6 +10,7 @@ from collections.abc import Callable, Sequence
 from umaserve.engine.candidates import Candidates, Logits
 from umaserve.errors import Fault, RequestError
 from umaserve.outputs import Logprobs
+from umaserve.system.threads import make_nice
 
 Sampled = tuple[int, Logprobs | None]
 
@@ -105,9 +104,7 @@ class StepThread:
     def _replace(self) -> None:
         assert self._thread is not None
         assert self._thread.native_id is not None
-        # Where a sandbox forbids it, other streams are a bit slower beside it.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._thread.native_id, NICE)
+        make_nice(self._thread.native_id, NICE)
         self._thread = None
         self.begin(())
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from umaserve.media.errors import MediaError
+from umaserve.system.child import nameless_file
 
 MAX_MEMORY_BYTES = 2 << 30
 """Limit on the address space, including the libraries. 4K video of 10 bits takes less than half of it."""
@@ -23,6 +24,7 @@ tenth of a core at worst."""
 MAX_ANSWER_BYTES = 768 << 20
 NONSENSE = "can't be decoded: its decoder answered with nonsense"
 
+_FILE = "umaserve-media"
 _MAX_HEAD_BYTES = 1 << 16
 # -P: import from this process's sys.path, not from the working directory.
 _PROGRAM = ("-P", "-m", "umaserve.media.decoder")
@@ -33,11 +35,11 @@ def decoded(data: bytes | memoryview, *task: str) -> tuple[dict[str, Any], list[
     of at most ``MAX_ANSWER_BYTES`` together. Blocks. Raises ``MediaError``.
 
     The child's output is one line of JSON, whose ``parts`` has the length of each part in bytes, followed by the parts.
-    Input and output are memfds rather than pipes, so that neither process blocks on the other.
+    Input and output are files rather than pipes, so that neither process blocks on the other.
     """
     limits = [str(limit) for limit in (MAX_MEMORY_BYTES, MAX_CPU_S, MAX_ANSWER_BYTES)]
     try:
-        with _file() as question, _file() as answer:
+        with nameless_file(_FILE) as question, nameless_file(_FILE) as answer:
             question.write(data)
             question.seek(0)
             ended = subprocess.run(
@@ -57,10 +59,6 @@ def decoded(data: bytes | memoryview, *task: str) -> tuple[dict[str, Any], list[
         raise MediaError(f"can't be decoded: it takes longer than {MAX_SECONDS} s") from None
     except OSError as error:
         raise MediaError(f"can't be decoded: no decoder can be started: {error.strerror}") from error
-
-
-def _file() -> BinaryIO:
-    return open(os.memfd_create("umaserve-media"), "w+b")
 
 
 def _environment() -> dict[str, str]:

@@ -6,11 +6,8 @@ Arguments: the limits of memory in bytes, CPU time in seconds and output in byte
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import resource
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -19,8 +16,8 @@ import orjson
 
 from umaserve.media import film_decoder, sound_decoder
 from umaserve.media.errors import MediaError, needed
+from umaserve.system import child
 
-_PR_SET_PDEATHSIG = 1
 _NICENESS = 10
 
 
@@ -41,14 +38,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _give_up_rights(memory_bytes: int, cpu_s: int, answer_bytes: int) -> None:
-    # Killed with the daemon, however that ends (prctl(2)).
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    child.end_with_parent()
     os.nice(_NICENESS)
-    # The OOM killer is to choose this process, not the daemon. Sandboxes may lack the file.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    child.be_killed_first()
     limits = {
-        resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_FSIZE: answer_bytes,
         resource.RLIMIT_CORE: 0,
@@ -56,6 +49,8 @@ def _give_up_rights(memory_bytes: int, cpu_s: int, answer_bytes: int) -> None:
         # Enough for PyAV's late imports.
         resource.RLIMIT_NOFILE: 16,
     }
+    if child.memory_can_be_limited():
+        limits[resource.RLIMIT_AS] = memory_bytes
     for limit, most in limits.items():
         _, hard = resource.getrlimit(limit)
         if hard != resource.RLIM_INFINITY:

@@ -105,7 +105,8 @@ class Dialing:
         family, address = self._left.pop(0)
         self._shown = _shown(family, address)
         try:
-            self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self._sock = socket.socket(family, socket.SOCK_STREAM)
+            self._sock.setblocking(False)
             if family != socket.AF_UNIX:
                 # Tokens are small, and must not wait for more data (Nagle's algorithm).
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

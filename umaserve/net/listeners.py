@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from umaserve.errors import ConfigError
 from umaserve.net.loop import READ, Loop
+from umaserve.system.unix_sockets import MAX_PATH_BYTES, bind
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,6 @@ ACCEPTS_PER_TURN = 64
 PAUSE_S = 0.2
 COMPLAIN_EVERY_S = 60.0
 BACKLOG = 1024
-_SUN_PATH = 108
 _LOST_IN_QUEUE = {
     errno.ECONNABORTED,
     errno.EPROTO,
@@ -30,11 +30,11 @@ _LOST_IN_QUEUE = {
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
     errno.ENOPROTOOPT,
-    errno.ENONET,
     errno.EOPNOTSUPP,
     errno.EPERM,
+    getattr(errno, "ENONET", errno.ENETUNREACH),
 }
-"""Errors of accept(2) that concern one connection, not the listening socket."""
+"""Errors of accept(2) that concern one connection, not the listening socket. Only Linux has ENONET."""
 _ADVICE = {
     errno.EMFILE: "raise this program's limit of open files (ulimit -Hn, LimitNOFILE=), or lower its connections'",
     errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
@@ -49,9 +49,9 @@ class SocketFile:
 
     def __init__(self, path: str, mode: int) -> None:
         self.path = path
-        if len(os.fsencode(path)) >= _SUN_PATH:
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ConfigError(
-                f"socket {path}: the path is {len(os.fsencode(path))} bytes long, the kernel allows {_SUN_PATH - 1}: "
+                f"socket {path}: the path is {len(os.fsencode(path))} bytes long, the kernel allows {MAX_PATH_BYTES}: "
                 "choose a shorter one with --socket"
             )
         try:
@@ -138,13 +138,10 @@ def _remove_stale(path: str) -> None:
 
 
 def _bind(path: str, mode: int) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Linux creates the file with the descriptor's mode minus the umask, never wider than ``mode``. chmod then adds
-        # what the umask removed.
-        os.fchmod(sock.fileno(), mode)
-        sock.bind(path)
-        os.chmod(path, mode)
+        sock.setblocking(False)
+        bind(sock, path, mode)
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()

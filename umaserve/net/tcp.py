@@ -57,8 +57,9 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        sock.setblocking(False)
         # Connections of the last run stay in TIME_WAIT for a minute, which must not prevent a restart.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

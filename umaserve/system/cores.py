@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from umaserve.system import macos
+
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -21,9 +23,14 @@ def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
     The quota is the smallest among the control groups (v2, v1 or both) from the process's own up to the root.
     """
-    allowed = len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _fast_cores()
     # Rounded down: with one thread more than the quota allows, all are throttled for a part of every period.
     return max(1, min([allowed, *(quota // period for quota, period in _quotas(proc, cgroups))]))
+
+
+def _fast_cores() -> int:
+    """Where there is no affinity: the cores that macOS has for what is urgent, or all. A tick waits for the slowest."""
+    return macos.number("hw.perflevel0.physicalcpu") or os.cpu_count() or 1
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
@@ -53,7 +60,7 @@ def processor(proc: Path = PROC) -> str:
         key, _, value = line.partition(":")
         if key.strip() in _MODEL_KEYS:
             found.setdefault(key.strip(), value.strip())
-    return ", ".join(found.values())
+    return ", ".join(found.values()) or macos.text("machdep.cpu.brand_string")
 
 
 def instructions(proc: Path = PROC) -> frozenset[str]:

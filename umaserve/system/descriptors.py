@@ -7,6 +7,8 @@ import os
 import resource
 import sys
 
+from umaserve.system import macos
+
 log = logging.getLogger(__name__)
 
 OWN_DESCRIPTORS = 64
@@ -19,9 +21,12 @@ def raise_descriptor_limit(connections: int, setting: str) -> None:
     Logs a warning where that is too few for ``connections``, the value of the setting named ``setting``.
     """
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS calls its own limit none, and refuses more than that.
+    own = macos.number("kern.maxfilesperproc")
+    wanted = most if own is None or 0 <= most < own else own
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        limit = most
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        limit = wanted
     except (OSError, ValueError) as error:
         log.debug("the limit of open files stays: %s", error)
     needed = connections + OWN_DESCRIPTORS

@@ -3,13 +3,14 @@ memory says little."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from umaserve.system import macos
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -20,6 +21,8 @@ thread, so this time delays all streams. It is below 1% normally, and a single s
 AVAILABLE_SHARE = 0.1
 """With more than this share available, the waiting task is another program at a limit of its own, which freeing our
 memory wouldn't help."""
+PRESSED_LEVEL = 2
+"""Of macOS's levels: 1 is normal, 2 a warning, 4 critical."""
 USED_SHARE = 0.95
 """Share of a control group's limit. At the limit, the kernel evicts pages of the mapped model; when none are left, it
 kills the process."""
@@ -27,11 +30,15 @@ kills the process."""
 
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Bytes available without swapping: the kernel's estimate (proc(5), MemAvailable), or what our control group (v2)
-    and those above it have left, if that is less. ``sys.maxsize`` where a sandbox hides both."""
+    and those above it have left, if that is less. On macOS, the share that its kernel calls free. ``sys.maxsize`` where
+    a sandbox hides all that."""
     left = [max(0, limit - used) for limit, used in _limits(proc, cgroups)]
     of_the_box = counter(_text(proc / "meminfo"), "MemAvailable")
     if of_the_box is not None:
         left.append(of_the_box * 1024)
+    percent, there = macos.number("kern.memorystatus_level"), macos.number("hw.memsize")
+    if percent is not None and there is not None:
+        left.append(there * percent // 100)
     return min(left, default=sys.maxsize)
 
 
@@ -42,10 +49,13 @@ def resident_bytes(children: Iterable[int] = (), proc: Path = PROC) -> int:
     try:
         resident = _resident(proc / "self")
     except OSError:
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        resident = macos.resident_bytes(os.getpid()) or (most if macos.HERE else most * 1024)
     for pid in children:
-        with contextlib.suppress(OSError):
+        try:
             resident += _resident(proc / str(pid))
+        except OSError:
+            resident += macos.resident_bytes(pid) or 0
     return resident
 
 
@@ -88,7 +98,7 @@ class MemoryPressure:
         now = self._clock()
         if self._read_at is None or now - self._read_at >= self.READ_S:
             self._read_at = now
-            self.reason = self._of_the_limits() or self._of_the_group() or self._of_the_box()
+            self.reason = self._of_the_limits() or self._of_the_group() or self._of_the_box() or _of_macos()
         return bool(self.reason)
 
     def _of_the_limits(self) -> str:
@@ -114,6 +124,11 @@ class MemoryPressure:
         if percent < STALLED_PERCENT or available > total * AVAILABLE_SHARE:
             return ""
         return f"the box waited for memory in {percent:g}% of the last 10 s, and has {available >> 10} MiB left"
+
+
+def _of_macos() -> str:
+    level = macos.number("kern.memorystatus_vm_pressure_level")
+    return f"the kernel's memory pressure is at level {level}" if level is not None and level >= PRESSED_LEVEL else ""
 
 
 def stalled_percent(pressure: str) -> float | None:

@@ -4,7 +4,6 @@ process alone."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
 import resource
@@ -15,7 +14,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import BinaryIO
 
-_PR_SET_PDEATHSIG = 1
+from umaserve.system import child
+
+_FILE = "umaserve-program"
 _POLL_S = 0.1
 _KILLED_S = 5.0
 _MAX_ERROR = 300
@@ -42,8 +43,8 @@ def run(module: str, *arguments: str, wanted: Callable[[], bool], max_s: float) 
     Raises ``ProgramError`` for a failure, ``ProgramStopped`` where it was killed and after ``max_s`` seconds,
     ``Cancelled``, and ``OSError`` where no program can be started.
     """
-    # memfds rather than pipes, which would have to be read while the program runs.
-    with _file() as output, _file() as errors:
+    # Files rather than pipes, which would have to be read while the program runs.
+    with child.nameless_file(_FILE) as output, child.nameless_file(_FILE) as errors:
         process = start(module, *arguments, stdout=output, stderr=errors)
         try:
             status = _wait(process, module, wanted, max_s)
@@ -84,13 +85,12 @@ def start(
 def begin(*, nice: int = 0) -> None:
     """For the program itself, as its first call: it is killed when its parent ends, and first where memory is short,
     and leaves no core dump. ``nice`` is as in nice(1)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    child.end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Sandboxes may lack the call or the file.
+    # Sandboxes may lack the call.
     with contextlib.suppress(OSError):
         os.nice(nice)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    child.be_killed_first()
 
 
 def _wait(process: subprocess.Popen[bytes], module: str, wanted: Callable[[], bool], max_s: float) -> int:
@@ -103,10 +103,6 @@ def _wait(process: subprocess.Popen[bytes], module: str, wanted: Callable[[], bo
                 raise Cancelled from None
             if time.monotonic() > until:
                 raise ProgramStopped(f"{module} takes longer than {max_s:.0f} s") from None
-
-
-def _file() -> BinaryIO:
-    return open(os.memfd_create("umaserve-program"), "w+b")
 
 
 def _content(file: BinaryIO) -> bytes:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from umaserve.system import macos
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -155,10 +157,20 @@ class JobThread:
 
 
 def be_nice(nice: int) -> None:
-    """Give the calling thread this niceness."""
-    # On Linux each thread has its own. Where a sandbox forbids changing it, others wait a bit longer.
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    """Give the calling thread this niceness; on macOS, where threads have none, a lower class."""
+    if macos.HERE:
+        macos.lower_this_thread()
+    else:
+        make_nice(threading.get_native_id(), nice)
+
+
+def make_nice(thread: int, nice: int) -> None:
+    """Give a thread, by its native id, this niceness."""
+    # On Linux each thread has its own; elsewhere the id could be another process's. Where a sandbox forbids changing
+    # it, others wait a bit longer.
+    if not macos.HERE:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 class ThreadWatch:
