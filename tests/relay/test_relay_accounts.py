@@ -150,6 +150,23 @@ def test_a_websocket_counts_as_a_request(relay: Relay) -> None:
     assert ask(relay, headers).receive().status == 429
 
 
+def test_each_answer_that_a_websocket_asks_for_counts(relay: Relay) -> None:
+    worker = relay.worker(features=["websocket"])
+    socket = relay.connect("/generate", **key(relay, "alice", requests_per_minute=2, models=[MODEL]))
+    config = {"type": "config", "model": MODEL}
+    regenerate = {"type": "control", "action": "regenerate"}
+    steering = [{"type": "control", "action": "pause"}, {"type": "feedback", "rating": "up"}]
+    for message in (config, *steering, regenerate):
+        socket.send(message)
+        assert json.loads(worker.request()["body"]) == message
+    for message in (config, regenerate):
+        socket.send(message)
+        assert "rate_limited" in json.dumps(socket.receive())
+    socket.send(steering[0])
+    assert json.loads(worker.request()["body"]) == steering[0]
+    assert {"requests_total": 2, "refused_total": 2}.items() <= used(relay, "alice").items()
+
+
 # Models.
 
 

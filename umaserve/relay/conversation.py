@@ -135,7 +135,11 @@ class Conversation:
         try:
             self._take(payload.decode())
         except RequestError as error:
-            self._say_and_close(error)
+            if error.fault is Fault.RATE_LIMITED:
+                # What runs goes on.
+                self.channel.write(self._codec.send(_error(self._path, error)))
+            else:
+                self._say_and_close(error)
         return True
 
     def _take(self, text: str) -> None:

@@ -34,8 +34,8 @@ ANTHROPIC_HEADER = "anthropic-version"
 DEFAULT = "default"
 """The model name by which clients ask for the default model."""
 MAX_NAME_BYTES = 256
-_WITHOUT_MODEL = ("control",)
-"""Messages of a WebSocket that steer what runs."""
+_STEERING = ("control", "feedback")
+"""Messages of a WebSocket about what runs."""
 CLIENT_HEADER = "x-relay-client"
 """Tells a worker the client's name, so that it separates the cached prefixes of clients."""
 _WEBSOCKET_HEADERS = frozenset({"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions"})
@@ -173,13 +173,18 @@ class Intake:
         return request
 
     def check_message(self, text: str, client_name: str, *, first: bool = False) -> None:
-        """Refuse a WebSocket's message that asks for a model which is not the client's. A worker reads the model in the
-        message, and in one without means its own default."""
-        if self._accounts and self._accounts.only_some(client_name):
-            values = _values_of(text)
-            if first or values.get("type") not in _WITHOUT_MODEL:
-                named = values.get("model")
-                self._accounts.check_model(client_name, named if isinstance(named, str) else None)
+        """Refuse a WebSocket's message that asks for a model which is not the client's, or for more answers than its
+        rates allow. A worker reads the model in the message, and in one without means its own default."""
+        if not self._accounts:
+            return
+        values = _values_of(text)
+        asks = values.get("type") not in _STEERING
+        if (first or asks) and self._accounts.only_some(client_name):
+            named = values.get("model")
+            self._accounts.check_model(client_name, named if isinstance(named, str) else None)
+        # The first one was counted with the handshake.
+        if not first and (asks or values.get("action") == "regenerate"):
+            self._accounts.admit(client_name)
 
     def _new_id(self) -> str:
         return f"r-{next(self._ids)}"
