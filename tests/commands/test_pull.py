@@ -96,6 +96,18 @@ def test_what_cannot_be_had_is_said(hub: StandinHub, tmp_path: Path, name: str, 
     assert len(pulled.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "path", ["../../../x-Q8_0.gguf", "a/../x.gguf", "./x.gguf", "/x.gguf", "a//x.gguf", "\x1b[2Jx.gguf"]
+)
+def test_a_file_that_would_leave_the_folder_is_refused(hub: StandinHub, tmp_path: Path, path: str) -> None:
+    hub.repositories["org/hostile"] = {"README.md": b"", "odd\nname.md": b"", "a/..b/x-Q4_0.gguf": MODEL, path: MODEL}
+    for flags in ((), ("--list",)):
+        pulled = umaserve(hub, tmp_path, "pull", *flags, "org/hostile")
+        assert (pulled.returncode, "expected the name of a file in it, got " in pulled.stderr) == (2, True)
+        assert pulled.stderr.strip().isprintable()
+    assert not [*tmp_path.rglob("*.gguf")]
+
+
 def test_an_unreachable_hub_is_said(tmp_path: Path) -> None:
     pulled = umaserve(StandinHub("http://127.0.0.1:1"), tmp_path, "pull", "org/name")
     assert (pulled.returncode, "the hub can't be asked" in pulled.stderr) == (2, True)

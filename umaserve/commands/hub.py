@@ -17,6 +17,7 @@ from umaserve.settings.sources import printable
 
 _HOSTS = ("https://", "http://", "huggingface.co/", "hf.co/")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_STAYS_BELOW = re.compile(r"(?:(?!\.{0,2}/)[^/\\]+/)*[^/\\]+")
 _PROJECTOR = "mmproj"
 
 
@@ -69,7 +70,8 @@ class Repository:
 
 
 def opened(name: str) -> Repository:
-    """The newest revision of ORG/REPOSITORY, with or without the hub's address before it. Raises ConfigError."""
+    """The newest revision of ORG/REPOSITORY, with or without the hub's address before it. Raises ConfigError, also
+    where a model's file would not stay within the folder that it is put into."""
     library = _library()
     short = name
     for host in _HOSTS:
@@ -87,10 +89,13 @@ def opened(name: str) -> Repository:
         raise ConfigError(f"{short}: no such repository; or it is private: set HF_TOKEN") from None
     except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
         raise ConfigError(f"{short}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
-    files = (
+    files = tuple(
         RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else "") for one in found.siblings or ()
     )
-    return Repository(short, found.sha or "main", tuple(files))
+    for file in files:
+        if file.path.endswith(".gguf") and not (file.path.isprintable() and _STAYS_BELOW.fullmatch(file.path)):
+            raise ConfigError(f"{short}: expected the name of a file in it, got {printable(file.path[:256])}")
+    return Repository(short, found.sha or "main", files)
 
 
 def offers(repository: Repository) -> list[Offer]:
