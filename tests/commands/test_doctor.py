@@ -14,6 +14,7 @@ import pytest
 
 from umaserve.cli import main
 from umaserve.commands import findings
+from umaserve.commands.doctor import lines
 from umaserve.commands.findings import Finding, beside_gpus, compared, of_build, of_model, of_sockets
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model
@@ -114,6 +115,11 @@ def test_a_model_that_does_not_fit_is_wrong_with_what_to_do() -> None:
     assert contents.level == "note", "its template has no tools"
     assert (memory.level, "1024 MiB are available" in memory.found) == ("wrong", True)
     assert memory.advice.startswith("lower --n-ctx (1048576)")
+
+
+def test_a_models_words_do_not_steer_the_terminal() -> None:
+    hostile = Finding("note", "model m", "\x1b[2J\rllama", "say\u202e\nso")
+    assert all(line.removesuffix("\n").isprintable() for line in lines(hostile, 9))
 
 
 def test_slow_weights_that_stay_so_are_told() -> None:

@@ -65,9 +65,14 @@ def run(arguments: Sequence[str], write: Write) -> int:
 
 def lines(finding: Finding, width: int) -> Iterator[str]:
     """As text; ``width``: of the widest of what findings are about."""
-    yield f"{finding.level:<5}  {finding.about:<{width}}  {finding.found}\n"
+    yield f"{finding.level:<5}  {finding.about:<{width}}  {_plain(finding.found)}\n"
     if finding.advice:
-        yield f"{'':<5}  {'':<{width}}  → {finding.advice}\n"
+        yield f"{'':<5}  {'':<{width}}  → {_plain(finding.advice)}\n"
+
+
+def _plain(text: str) -> str:
+    """Without what would steer a terminal: some words are a model file's."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _width(found: Sequence[Finding]) -> int:
