@@ -65,6 +65,21 @@ def test_a_stream_that_begins_amid_another_models_storm_keeps_its_target_from_th
     assert max(gap for stream in streams for gap in gaps(stream)) <= TARGET_S
 
 
+def test_a_prompt_with_other_adapters_than_its_models_stream_has_its_turn() -> None:
+    world = SharedThreadWorld(SMALL, SMALL)
+    streams = [model.arrive("a stream", max_tokens=400) for model in world.models]
+    world.turn_until(lambda: all(len(stream.tokens) > 3 for stream in streams))
+    prompts = storm(world, 1, 20, length=550)
+    before = computed(world, 1)
+    world.turn_until(lambda: computed(world, 1) > before + 100)
+    (adapted,) = storm(world, 0, 1, lora=(("a", 1.0),))
+    world.turn_until(lambda: bool(adapted.end or streams[0].end))
+    assert adapted.end
+    assert not streams[0].end
+    assert computed(world, 1) - before < 1000
+    assert not all(prompt.end for prompt in prompts)
+
+
 def test_models_with_streams_and_prompts_get_equal_shares() -> None:
     world = SharedThreadWorld(SMALL, SMALL)
     streams = [model.arrive("a stream", max_tokens=400) for model in world.models]

@@ -55,6 +55,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from umaserve.serving.burst import WIDE_ROWS, Burst
 from umaserve.serving.cost_model import MIN_TICK_S
@@ -88,9 +89,9 @@ def plan(snapshot: Snapshot) -> Plan:
     throttled = False
     for adapters in sets:
         the_plan = _plan(snapshot, queue, adapters, len(sets))
-        if the_plan.decode or the_plan.prefill or the_plan.preempt:
-            return the_plan
         throttled |= the_plan.throttled
+        if the_plan.decode or the_plan.prefill or the_plan.preempt:
+            return replace(the_plan, throttled=throttled)
     return Plan((), throttled=throttled)
 
 
