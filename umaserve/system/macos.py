@@ -10,6 +10,7 @@ from typing import Any
 
 HERE: bool = sys.platform == "darwin"
 
+_LIBC = ctypes.CDLL(None)
 _VALUE_BYTES = 256
 _PROC_PIDTASKINFO = 4
 _TASK_INFO = struct.Struct("=6Q12i")
@@ -53,4 +54,4 @@ def lower_this_thread() -> None:
 
 
 def _function(name: str) -> Any:
-    return getattr(ctypes.CDLL(None), name, None)
+    return getattr(_LIBC, name, None) if HERE else None
