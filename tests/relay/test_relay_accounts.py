@@ -167,6 +167,24 @@ def test_each_answer_that_a_websocket_asks_for_counts(relay: Relay) -> None:
     assert {"requests_total": 2, "refused_total": 2}.items() <= used(relay, "alice").items()
 
 
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_revoked_keys_websocket_asks_for_no_more(relay: Relay, answers: int) -> None:
+    worker = relay.worker(MODEL, "other", features=["websocket"])
+    socket = relay.connect("/generate", **key(relay, "alice", models=[MODEL]))
+    for _ in range(answers):
+        socket.send({"type": "config", "model": MODEL})
+        worker.request()
+    (alice,) = relay.admin("GET", "/keys").json["keys"]
+    assert relay.admin("DELETE", f"/keys/{alice['id']}").status == 200
+    for _ in range(answers):
+        steering = {"type": "control", "action": "stop"}
+        socket.send(steering)
+        assert json.loads(worker.request()["body"]) == steering
+    socket.send({"type": "config", "model": "other"})
+    assert "was revoked" in json.dumps(socket.receive())
+    assert socket.closed()[0] == 1011
+
+
 # Models.
 
 

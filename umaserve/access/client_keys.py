@@ -170,14 +170,16 @@ class ClientKeys:
 
         If the file can't be read any more, that is logged once, and the keys read before stay valid.
         """
-        now = self._clock()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
-            self._follow()
+        self._look()
         if len(presented) > MAX_PRESENTED:
             return None
         # The lookup's timing may leak parts of the hash, which is useless to a client that can't choose the hash.
         return self._names.get(_digest(presented))
+
+    def has(self, name: str) -> bool:
+        """Whether a valid key has this name; of files that can't be read as ``holds``."""
+        self._look()
+        return name in self._terms
 
     def terms(self, name: str) -> Terms:
         """Those of the valid key with this name, as last read; without one, those that keys have by default."""
@@ -207,6 +209,12 @@ class ClientKeys:
             elif version != _SCHEMA_VERSION:
                 found = f"its version is {version}, this umaserve knows {_SCHEMA_VERSION}"
                 raise ConfigError(f"client keys {self._path}: {found}: use the umaserve that made it, or another file")
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            self._follow()
 
     def _follow(self) -> None:
         try:

@@ -54,6 +54,11 @@ class Accounts:
             raise
         used.requests_total += 1
 
+    def check_valid(self, name: str) -> None:
+        """Raise ``RequestError`` where the key was revoked since its connection was made."""
+        if not self._keys.has(name):
+            raise RequestError(Fault.UNAUTHORIZED, "key", "expected one that is valid, and this one was revoked")
+
     def in_background(self, name: str) -> bool:
         return self._keys.terms(name).priority is Priority.BACKGROUND
 

@@ -174,16 +174,18 @@ class Intake:
 
     def check_message(self, text: str, client_name: str, *, first: bool = False) -> None:
         """Refuse a WebSocket's message that asks for a model which is not the client's, or for more answers than its
-        rates allow. A worker reads the model in the message, and in one without means its own default."""
+        key allows. A worker reads the model in the message, and in one without means its own default."""
         if not self._accounts:
             return
         values = _values_of(text)
-        asks = values.get("type") not in _STEERING
-        if (first or asks) and self._accounts.only_some(client_name):
+        configures = first or values.get("type") not in _STEERING
+        if not (configures or values.get("action") == "regenerate"):
+            return
+        self._accounts.check_valid(client_name)
+        if configures and self._accounts.only_some(client_name):
             named = values.get("model")
             self._accounts.check_model(client_name, named if isinstance(named, str) else None)
-        # The first one was counted with the handshake.
-        if not first and (asks or values.get("action") == "regenerate"):
+        if not first:  # That was counted with the handshake.
             self._accounts.admit(client_name)
 
     def _new_id(self) -> str:
