@@ -207,7 +207,7 @@ class RelaySite:
         exchange.start(relayed)
 
     def _converse(self, connection: HttpConnection, request: Request) -> None:
-        # The key is checked with the handshake: it may be revoked before the first message.
+        # The key's name is taken from the handshake: it may be revoked before the first message, which is then refused.
         name = self._admitted(request)
         new_request = self._intake.conversation(request, name)
         rest = connection.upgrade(request, [SUBPROTOCOL])
