@@ -40,12 +40,12 @@ _without(os, "posix_fadvise", "posix_fallocate", "O_TMPFILE", "O_PATH")
 _without(errno, "ENONET")
 _without(mmap, "MADV_HUGEPAGE")
 
-_linux_peer, _linux_fchmod = socket.SO_PEERCRED, os.fchmod
+_Socket, _linux_peer, _linux_fchmod = socket.socket, socket.SO_PEERCRED, os.fchmod
 _without(socket, "SO_PEERCRED", "SOCK_NONBLOCK", "SOCK_CLOEXEC", "TCP_KEEPIDLE", "TCP_USER_TIMEOUT", "MSG_CMSG_CLOEXEC")
 
 
 def _getsockopt(sock: socket.socket, level: int, option: int, *size: int) -> int | bytes:
-    real = super(socket.socket, sock).getsockopt
+    real = super(_Socket, sock).getsockopt
     if (level, option) != (_SOL_LOCAL, _LOCAL_PEERCRED):
         return real(level, option, *size)
     assert size == (_XUCRED_BYTES,)
