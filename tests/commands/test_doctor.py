@@ -21,6 +21,7 @@ from umaserve.settings.model_files import default_model
 from umaserve.settings.models import ModelSpec
 from umaserve.system import clock, devices, ports, program, systemd
 from umaserve.system.cores import instructions
+from umaserve.system.memory import UNKNOWN_BYTES
 
 BUILD = {"features": ["AVX2", "FMA", "OPENMP"], "uses_gpus": False, "repacks": True}
 
@@ -115,6 +116,13 @@ def test_a_model_that_does_not_fit_is_wrong_with_what_to_do() -> None:
     assert contents.level == "note", "its template has no tools"
     assert (memory.level, "1024 MiB are available" in memory.found) == ("wrong", True)
     assert memory.advice.startswith("lower --n-ctx (1048576)")
+
+
+def test_a_model_is_judged_where_nothing_tells_the_memory() -> None:
+    spec = ModelSpec("small", Config(model=default_model(), n_ctx=1024))
+    _, memory = of_model(spec, UNKNOWN_BYTES, wanted)
+    assert memory.level == "ok"
+    assert memory.found.endswith(" MiB; what is available isn't known")
 
 
 def test_a_models_words_do_not_steer_the_terminal() -> None:

@@ -22,6 +22,7 @@ from umaserve.settings.sources import printable
 from umaserve.system import clock, devices, ports, program, systemd
 from umaserve.system.cores import instructions, processor, usable_cores
 from umaserve.system.descriptors import OWN_DESCRIPTORS, most_descriptors
+from umaserve.system.memory import UNKNOWN_BYTES
 
 OLLAMA = ("127.0.0.1", 11434)
 MAX_S = 60.0
@@ -148,7 +149,8 @@ def of_model(spec: ModelSpec, available: int, wanted: Callable[[], bool]) -> Ite
         found, _, advice = str(error).partition(" available: ")
         yield Finding("wrong", about, f"{found} available", advice)
     else:
-        left = f"of {available >> 20} MiB that are available"
+        known = available != UNKNOWN_BYTES
+        left = f"of {available >> 20} MiB that are available" if known else "MiB; what is available isn't known"
         if total > available * needs.AMPLE_SHARE:
             advice = "lower --n-ctx or --parallel, or choose a stronger quantization"
             yield Finding("note", about, f"takes {total >> 20} {left}", advice)

@@ -13,7 +13,7 @@ from umaserve.commands.parser import Parser
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
 from umaserve.settings.sources import nearest, printable
-from umaserve.system.memory import available_bytes
+from umaserve.system.memory import UNKNOWN_BYTES, available_bytes
 
 USUAL = "Q4_K_M"
 """What is taken where none is named: small, and close to the original."""
@@ -102,7 +102,9 @@ def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
         raise ConfigError(f"{folder}: {error.strerror}: name a folder of yours with --models-dir") from None
     if size >= free:
         raise ConfigError(f"{offer.name} has {size >> 20} MiB, and {folder} has {free >> 20} MiB free: make room")
-    fits = f"{left >> 20} MiB of memory are available"
+    fits = "what memory is available isn't known"
+    if left != UNKNOWN_BYTES:
+        fits = f"{left >> 20} MiB of memory are available"
     print(f"{offer.name}: {size >> 20} MiB in {len(offer.files)} files; {fits}", file=sys.stderr)
 
 

@@ -15,6 +15,8 @@ from umaserve.system import macos
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
+UNKNOWN_BYTES = sys.maxsize
+"""Where nothing tells how much is available, everything fits."""
 STALLED_PERCENT = 10.0
 """Memory is short from this share of the last 10 s in which a task waited for memory. A tick waits for its slowest
 thread, so this time delays all streams. It is below 1% normally, and a single slow page doesn't reach the limit."""
@@ -30,8 +32,8 @@ kills the process."""
 
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Bytes available without swapping: the kernel's estimate (proc(5), MemAvailable), or what our control group (v2)
-    and those above it have left, if that is less. On macOS, the share that its kernel calls free. ``sys.maxsize`` where
-    a sandbox hides all that."""
+    and those above it have left, if that is less. On macOS, the share that its kernel calls free. ``UNKNOWN_BYTES``
+    where a sandbox hides all that."""
     left = [max(0, limit - used) for limit, used in _limits(proc, cgroups)]
     of_the_box = counter(_text(proc / "meminfo"), "MemAvailable")
     if of_the_box is not None:
@@ -39,7 +41,7 @@ def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     percent, there = macos.number("kern.memorystatus_level"), macos.number("hw.memsize")
     if percent is not None and there is not None:
         left.append(there * percent // 100)
-    return min(left, default=sys.maxsize)
+    return min(left, default=UNKNOWN_BYTES)
 
 
 def resident_bytes(children: Iterable[int] = (), proc: Path = PROC) -> int:
