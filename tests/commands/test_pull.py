@@ -77,6 +77,22 @@ def test_a_damaged_file_is_not_kept(hub: StandinHub, tmp_path: Path) -> None:
     assert umaserve(hub, tmp_path, "pull", "org/Seer-GGUF").returncode == 0
 
 
+def test_a_download_leaves_that_of_another_quantization_alone(hub: StandinHub, tmp_path: Path) -> None:
+    hub.damaged.add("Seer-Q8_0.gguf")
+    umaserve(hub, tmp_path, "pull", "org/Seer-GGUF:Q8_0")
+    (under_way,) = (tmp_path / "models/.pulling").iterdir()
+    pulled = umaserve(hub, tmp_path, "pull", "org/Seer-GGUF:Q4_K_M")
+    assert (pulled.returncode, list((tmp_path / "models/.pulling").iterdir())) == (0, [under_way])
+
+
+def test_a_file_in_the_folders_place_is_said(hub: StandinHub, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/Seer-Q4_K_M").write_bytes(b"")
+    pulled = umaserve(hub, tmp_path, "pull", "org/Seer-GGUF")
+    assert (pulled.returncode, "Seer-Q4_K_M: can't be put there: " in pulled.stderr) == (2, True)
+    assert "Traceback" not in pulled.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -96,16 +112,20 @@ def test_what_cannot_be_had_is_said(hub: StandinHub, tmp_path: Path, name: str, 
     assert len(pulled.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "path", ["../../../x-Q8_0.gguf", "a/../x.gguf", "./x.gguf", "/x.gguf", "a//x.gguf", "\x1b[2Jx.gguf"]
-)
-def test_a_file_that_would_leave_the_folder_is_refused(hub: StandinHub, tmp_path: Path, path: str) -> None:
-    hub.repositories["org/hostile"] = {"README.md": b"", "odd\nname.md": b"", "a/..b/x-Q4_0.gguf": MODEL, path: MODEL}
-    for flags in ((), ("--list",)):
-        pulled = umaserve(hub, tmp_path, "pull", *flags, "org/hostile")
-        assert (pulled.returncode, "expected the name of a file in it, got " in pulled.stderr) == (2, True)
-        assert pulled.stderr.strip().isprintable()
+def test_a_file_that_would_leave_the_folder_is_refused(hub: StandinHub, tmp_path: Path) -> None:
+    hub.repositories["org/hostile"] = {"../../../x-Q8_0.gguf": MODEL}
+    pulled = umaserve(hub, tmp_path, "pull", "org/hostile")
+    assert (pulled.returncode, "expected the name of a file in it, got ../" in pulled.stderr) == (2, True)
     assert not [*tmp_path.rglob("*.gguf")]
+
+
+@pytest.mark.parametrize("path", ["a/../x.gguf", "./x.gguf", "/x.gguf", "a//x.gguf", "a\\..\\x.gguf", "\x1b[2Jx.gguf"])
+def test_names_that_only_a_hostile_hub_has_are_refused(path: str) -> None:
+    fine = [RemoteFile(name, 1, "") for name in ("odd\nname.md", "a/..b/x-Q4_0.gguf")]
+    assert len(offers(Repository("org/fine", "main", tuple(fine)))) == 1
+    with pytest.raises(ConfigError, match="expected the name of a file in it, got ") as raised:
+        offers(Repository("org/hostile", "main", (*fine, RemoteFile(path, 1, ""))))
+    assert str(raised.value).isprintable()
 
 
 def test_an_unreachable_hub_is_said(tmp_path: Path) -> None:

@@ -70,8 +70,7 @@ class Repository:
 
 
 def opened(name: str) -> Repository:
-    """The newest revision of ORG/REPOSITORY, with or without the hub's address before it. Raises ConfigError, also
-    where a model's file would not stay within the folder that it is put into."""
+    """The newest revision of ORG/REPOSITORY, with or without the hub's address before it. Raises ConfigError."""
     library = _library()
     short = name
     for host in _HOSTS:
@@ -89,19 +88,19 @@ def opened(name: str) -> Repository:
         raise ConfigError(f"{short}: no such repository; or it is private: set HF_TOKEN") from None
     except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
         raise ConfigError(f"{short}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
-    files = tuple(
+    files = (
         RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else "") for one in found.siblings or ()
     )
-    for file in files:
-        if file.path.endswith(".gguf") and not (file.path.isprintable() and _STAYS_BELOW.fullmatch(file.path)):
-            raise ConfigError(f"{short}: expected the name of a file in it, got {printable(file.path[:256])}")
-    return Repository(short, found.sha or "main", files)
+    return Repository(short, found.sha or "main", tuple(files))
 
 
 def offers(repository: Repository) -> list[Offer]:
-    """The models in a repository, each with the projector that goes with it, by size."""
+    """The models in a repository, each with the projector that goes with it, by size. Raises ConfigError where a file
+    would not stay within the folder that it is put into."""
     folders: dict[str, dict[str, RemoteFile]] = defaultdict(dict)
     for file in repository.files:
+        if file.path.endswith(".gguf") and not (file.path.isprintable() and _STAYS_BELOW.fullmatch(file.path)):
+            raise ConfigError(f"{repository.name}: expected the name of a file in it, got {printable(file.path[:256])}")
         folder, _, name = file.path.rpartition("/")
         folders[folder][name] = file
     # A projector at the top is for the models in all folders.

@@ -109,7 +109,9 @@ def _check_size(offer: Offer, folder: Path, left: int, *, anyway: bool) -> None:
 
 
 def _download(repository: Repository, offer: Offer, folder: Path) -> None:
-    staging, place = folder / STAGING / repository.name.replace("/", "--"), folder / offer.name
+    # Of this offer alone: another one of the same repository may be on its way, too.
+    staging = folder / STAGING / f"{repository.name.replace('/', '--')}--{offer.name}"
+    place = folder / offer.name
     whole = []
     for file in offer.files:
         target = place / os.path.basename(file.path)
@@ -117,10 +119,14 @@ def _download(repository: Repository, offer: Offer, folder: Path) -> None:
             print(f"{target.name} is there already", file=sys.stderr)
         else:
             whole.append((repository.fetched(file, staging), target))
-    place.mkdir(exist_ok=True)
-    # The model last: a daemon that sees it sees its projector too.
-    for path, target in whole:
-        os.replace(path, target)
+    try:
+        place.mkdir(exist_ok=True)
+        # The model last: a daemon that sees it sees its projector too.
+        for path, target in whole:
+            os.replace(path, target)
+    except OSError as error:
+        advice = f"what was downloaded is in {staging}"
+        raise ConfigError(f"{place}: can't be put there: {error.strerror}: {advice}") from None
     shutil.rmtree(staging, ignore_errors=True)
 
 
