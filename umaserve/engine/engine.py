@@ -72,7 +72,8 @@ def load(config: Config, progress: Callable[[float], bool], chat_template: str |
 
 
 class LlamaEngine:
-    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is called on the compute thread, ``close`` after it."""
+    """Implements ``serving.ticks.Engine`` on llama.cpp. ``run`` is called on the compute thread, or on the preparing
+    one for a tick that only divides the cells; ``close`` after it."""
 
     def __init__(self, model: Model, config: Config, chat_template: str | None = None, begins: Begins = untold) -> None:
         self._model = model

@@ -153,7 +153,7 @@ class Intake:
 
         def request(text: str, client: Client) -> RelayedRequest:
             values = _values_of(text)
-            self.check_message(text, client_name, first=True)
+            self._check_message(values, client_name, first=True)
             named = handshake.query.get("model") or values.get("model")
             # Empty means any model.
             model = self.model_for(_shortened(named) if named and isinstance(named, str) else None) or ""
@@ -172,12 +172,16 @@ class Intake:
 
         return request
 
-    def check_message(self, text: str, client_name: str, *, first: bool = False) -> None:
-        """Refuse a WebSocket's message that asks for a model which is not the client's, or for more answers than its
-        key allows. A worker reads the model in the message, and in one without means its own default."""
+    def check_message(self, text: str, client_name: str) -> None:
+        """Refuse a later message of a WebSocket that asks for a model which is not the client's, or for more answers
+        than its key allows."""
+        if self._accounts:
+            self._check_message(_values_of(text), client_name, first=False)
+
+    def _check_message(self, values: Mapping[str, Any], client_name: str, *, first: bool) -> None:
+        # A worker reads the model in the message, and in one without means its own default.
         if not self._accounts:
             return
-        values = _values_of(text)
         configures = first or values.get("type") not in _STEERING
         if not (configures or values.get("action") == "regenerate"):
             return
