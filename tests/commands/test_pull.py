@@ -13,6 +13,7 @@ import pytest
 from standin_hub import StandinHub, standin_hub
 
 from umaserve.commands.hub import Offer, RemoteFile, Repository, offers
+from umaserve.commands.models import remove
 from umaserve.commands.pull import chosen, listing
 from umaserve.errors import ConfigError
 
@@ -170,3 +171,17 @@ def test_what_exceeds_the_memory_is_not_pulled(hub: StandinHub, tmp_path: Path) 
     refused = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
     assert (refused.returncode, "--list shows all" in refused.stderr) == (2, True)
     assert subprocess.run([*command, "--anyway"], capture_output=True, env=environ, timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "of_other", ["path = '{}/shared.gguf'", "path = '{0}/own.gguf'\ndraft_model = '{0}/shared.gguf'"]
+)
+def test_a_file_that_another_model_has_is_not_removed(tmp_path: Path, of_other: str) -> None:
+    folder, file = tmp_path / "models", tmp_path / "umaserve.toml"
+    folder.mkdir()
+    for name in ("own", "shared"):
+        (folder / f"{name}.gguf").write_bytes(MODEL)
+    file.write_text(f"[models.shared]\npath = '{folder}/shared.gguf'\n[models.other]\n{of_other.format(folder)}\n")
+    with pytest.raises(ConfigError, match="shared: its file is other's, too"):
+        remove(["shared", "--models-dir", str(folder), "--config", str(file)], str)
+    assert (folder / "shared.gguf").exists()

@@ -66,9 +66,17 @@ def remove(arguments: Sequence[str], write: Callable[[str], None]) -> int:
     if spec is None:
         hint = nearest(name, [spec.name for spec in mine])
         raise ConfigError(f"{printable(folder)} has no model {printable(name)}{hint}: see umaserve models")
+    others = {
+        os.path.realpath(path): one.name
+        for one in catalogue.models
+        if one is not spec
+        for path in (one.config.model, one.config.mmproj, one.config.draft_model)
+        if path
+    }
+    if other := others.get(os.path.realpath(spec.config.model)):
+        raise ConfigError(f"{spec.name}: its file is {other}'s, too: take that one out of the configuration file first")
     files, projector = parts(spec.config.model), spec.config.mmproj
-    others = {one.config.mmproj for one in catalogue.models if one is not spec}
-    if projector and projector not in others and _is_in(projector, folder):
+    if projector and os.path.realpath(projector) not in others and _is_in(projector, folder):
         files.append(projector)
     for file in files:
         try:
