@@ -218,7 +218,7 @@ def test_what_a_model_lacks_is_said_once_in_the_log_and_in_props(world: Make, ca
     caplog.clear()
     info = world("mamba", host_cache_bytes=0).engine.info
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == info.lacks
-    assert json.loads(props(info, 4))["lacks"] == [
+    assert json.loads(props(info))["lacks"] == [
         "nothing computed is reused: its recurrent state can't be cut, and --host-cache-bytes, for whole ones, is 0",
         "there are no draft tokens, since its recurrent state can't take rejected ones back",
     ]

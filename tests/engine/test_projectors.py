@@ -311,7 +311,7 @@ def test_a_model_in_the_place_of_a_projector_is_refused(pairs: Callable[[str], t
 
 
 def test_clients_are_told_which_media_are_taken(world: Make):
-    told = {name: json.loads(props(world(name).engine.info, 4))["modalities"] for name in ("llava", "ultravox")}
+    told = {name: json.loads(props(world(name).engine.info))["modalities"] for name in ("llava", "ultravox")}
     assert told == {"llava": {"vision": True, "audio": False}, "ultravox": {"vision": False, "audio": True}}
 
 

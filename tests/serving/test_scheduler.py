@@ -1024,7 +1024,7 @@ def test_what_each_was_given_is_told_of(world: SchedulerWorld) -> None:
 
 
 def test_each_end_is_a_line_of_the_log(world: SchedulerWorld, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "umaserve.serving.observer")
+    caplog.set_level(logging.INFO, "umaserve.requests")
     world.arrive("hello", Caller("openai", "192.0.2.1", "garden"), max_tokens=4)
     world.arrive("refuse")
     world.turn_until(lambda: all(client.end for client in world.clients))
