@@ -46,7 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engines(daemon: Daemon) -> list[int]:
     """Their processes, the oldest first."""
     children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"umaserve.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in children:
+        # One may end meanwhile.
+        with contextlib.suppress(OSError):
+            if b"umaserve.engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
 
 
 def engine_of(daemon: Daemon, file: str) -> int:

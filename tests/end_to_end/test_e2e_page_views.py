@@ -212,7 +212,7 @@ def test_one_question_is_answered_side_by_side(browser: Browser, daemon: Daemon)
 
 
 def test_all_are_stopped(browser: Browser, daemon: Daemon):
-    open_compare(browser, daemon.http, Temperature=1, Length=4096)
+    open_compare(browser, daemon.http, Temperature=0, Length=4096)
     browser.press("Add a column")
     browser.wait(lambda: len(browser.all(".column")) == 3)
     question = browser.one(".asking textarea")

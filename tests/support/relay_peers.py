@@ -85,7 +85,11 @@ class Relay:
             self.stop()
         self.wait()
         self._peers.close()
-        logging.getLogger("umaserve").removeHandler(self._log)
+        logger = logging.getLogger("umaserve")
+        logger.removeHandler(self._log)
+        if not logger.handlers:
+            # Of the relays in this process it was the last.
+            logger.setLevel(logging.NOTSET)
         assert not any(record.exc_info for record in self.records), self._text()
 
     def _text(self) -> str:
