@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 import pytest
+from descriptors import opened_below
 
 from umaserve.daemon.feedback import MAX_AGE, MAX_BYTES, FeedbackLog
 from umaserve.errors import ConfigError
@@ -194,10 +195,9 @@ def test_what_is_no_feedback_log_is_refused_and_left_alone(tmp_path: Path, case:
     make, problem = REFUSED[case]
     make(path)
     before = path.read_bytes() if path.is_file() else None
-    open_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError) as caught:
         FeedbackLog(str(path))
     advice = "choose a regular file, no link, that you may write to with --feedback-log"
     assert str(caught.value) == f"feedback log {path}: {problem}: {advice}"
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert opened_below(tmp_path) == []
     assert (path.read_bytes() if path.is_file() else None) == before

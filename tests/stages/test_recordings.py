@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 import pytest
 from clock import Clock
+from descriptors import opened_below
 
 from umaserve.errors import ConfigError
 from umaserve.stages import recordings as under_test
@@ -357,12 +358,11 @@ def test_what_waits_is_written_before_the_end(box: Box) -> None:
 )
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path, place: str, problem: str) -> None:
     (tmp_path / "file").touch()
-    open_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError) as caught:
         Recordings(str(tmp_path / place), 1 << 20, 0.0, lambda: None)
     advice = "choose a folder of this daemon's own that it can write to, with --recordings"
     assert str(caught.value) == f"recordings {tmp_path / place}: {problem}: {advice}"
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert opened_below(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
