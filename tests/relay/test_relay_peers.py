@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,6 @@ def test_what_is_used_elsewhere_is_taken_from_the_rates() -> None:
 
 
 # Two relays.
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Relay]]:
-    made: list[Relay] = []
-    yield lambda **settings: made.append(Relay(**settings)) or made[-1]
-    for relay in made:
-        relay.end()
 
 
 def address() -> str:

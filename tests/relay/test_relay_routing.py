@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -231,14 +231,6 @@ TURNS = [
     ("/v1/responses", [{"input": "Why?"}, {"input": "How?", "previous_response_id": "resp_1"}]),
 ]
 KEPT = {"id": "resp_1", "object": "response", "status": "completed", "output": []}
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Relay]]:
-    made: list[Relay] = []
-    yield lambda **settings: made.append(Relay(**settings)) or made[-1]
-    for relay in made:
-        relay.end()
 
 
 def turn(relay: Relay, workers: Sequence[Any], path: str, fields: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,6 @@ from umaserve.wire.websocket import WebSocketCodec
 
 FLOWING = ["flow", "websocket"]
 WELL = {"model": MODEL, "messages": []}
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Relay]]:
-    """Starts relays with settings of the test's own."""
-    made: list[Relay] = []
-
-    def make(**settings: Any) -> Relay:
-        made.append(Relay(**settings))
-        return made[-1]
-
-    yield make
-    for relay in made:
-        relay.end()
-
-
-@pytest.fixture
-def relay(start: Callable[..., Relay]) -> Relay:
-    return start()
 
 
 def streaming(relay: Relay, worker: Worker) -> tuple[Client, dict[str, Any]]:

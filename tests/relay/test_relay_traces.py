@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,25 +12,6 @@ from relay_peers import CHAT, SECRET, Client, Relay, Worker, register, wait_unti
 
 EVENT = 'data: {"choices":[]}\n\n'
 SHUTTING_DOWN = {"error": "the relay is shutting down"}
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Relay]]:
-    """Starts relays with settings of the test's own."""
-    made: list[Relay] = []
-
-    def make(**settings: Any) -> Relay:
-        made.append(Relay(**settings))
-        return made[-1]
-
-    yield make
-    for relay in made:
-        relay.end()
-
-
-@pytest.fixture
-def relay(start: Callable[..., Relay]) -> Relay:
-    return start()
 
 
 def streaming(relay: Relay, worker: Worker) -> tuple[Client, dict[str, Any]]:
