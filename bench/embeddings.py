@@ -1,5 +1,5 @@
 """What embedding does to a stream beside it, and how many texts are embedded each second:
-``python -m bench.embeddings [--texts N]``."""
+``python -m bench.embeddings [--texts N] [--model FILE]``."""
 
 from __future__ import annotations
 
@@ -56,41 +56,48 @@ WORDS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=200, help="of each length (default: %(default)s)")
-    n_texts = parser.parse_args().texts
+    parser.add_argument("--model", type=Path, help="that embeds, beside the default model's stream (default: that one)")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        flags = ["--socket", str(folder / "s"), "--http", "127.0.0.1:0", "--pooling", "mean", "--no-speculation"]
+        flags = ["--socket", str(folder / "s"), "--http", "127.0.0.1:0", "--no-speculation"]
+        if options.model is None:
+            name, more = "default", ["--pooling", "mean"]
+        else:
+            name, more = options.model.stem, ["--models-dir", str(options.model.parent)]
         with (folder / "log").open("wb") as log:
-            daemon = subprocess.Popen([sys.executable, "-m", "umaserve", *flags], stderr=log)
+            daemon = subprocess.Popen([sys.executable, "-m", "umaserve", *flags, *more], stderr=log)
         try:
-            print(_report(_address(folder / "log"), n_texts))
+            print(_report(_address(folder / "log"), name, options.texts))
         finally:
             daemon.terminate()
             daemon.wait()
 
 
-def _report(http: str, n_texts: int) -> str:
+def _report(http: str, model: str, n_texts: int) -> str:
     rows = []
-    _embed(http, LONG, 4)
+    _embed(http, model, LONG, 4)
     for words in (LONG, SHORT):
-        rows.append([f"{words} words", "-", number(_embed(http, words, n_texts)), "", "", ""])
+        rows.append([f"{words} words", "-", number(_embed(http, model, words, n_texts)), "", "", ""])
     with _Stream(http) as stream:
         time.sleep(ALONE_S)
         rows.append(["none", "yes", "", *stream.gaps_since(stream.begun)])
         for words in (LONG, SHORT):
             begun = time.monotonic()
-            rate = _embed(http, words, n_texts)
+            rate = _embed(http, model, words, n_texts)
             rows.append([f"{words} words", "yes", number(rate), *stream.gaps_since(begun)])
     return table(["texts", "stream", "texts/s", "gap p50", "p95", "max"], rows)
 
 
-def _embed(http: str, words: int, n_texts: int) -> float:
+def _embed(http: str, model: str, words: int, n_texts: int) -> float:
     """The rate at which texts are embedded, per second."""
     source = random.Random(words)
     texts = [" ".join(source.choices(WORDS, k=words)) for _ in range(n_texts)]
     begun = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        bodies = [{"input": texts[start : start + TEXTS_EACH]} for start in range(0, n_texts, TEXTS_EACH)]
+        bodies = [
+            {"model": model, "input": texts[start : start + TEXTS_EACH]} for start in range(0, n_texts, TEXTS_EACH)
+        ]
         for answer in pool.map(lambda body: _post(http, "/v1/embeddings", body).read(), bodies):
             assert json.loads(answer)["data"]
     return n_texts / (time.monotonic() - begun)
