@@ -12,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 from standin_hub import StandinHub, standin_hub
 
-from umaserve.commands.hub import Offer, RemoteFile, Repository, offers
+from umaserve.commands.hub import Offer, RemoteFile, Repository, named, offers
 from umaserve.commands.models import remove
 from umaserve.commands.pull import chosen, listing
 from umaserve.errors import ConfigError
@@ -100,6 +100,7 @@ def test_a_file_in_the_folders_place_is_said(hub: StandinHub, tmp_path: Path) ->
         ("org/none", "no such repository"),
         ("org/closed", "accept its terms"),
         ("not a name", "expected hf.co/ORG/REPOSITORY"),
+        ("https://elsewhere.example/org/Seer-GGUF", "expected hf.co/ORG/REPOSITORY"),
         ("org/Seer-GGUF:Q5_K_M", "no model has Q5_K_M, did you mean Q4_K_M?"),
         ("org/text", "no GGUF files"),
     ],
@@ -118,6 +119,21 @@ def test_a_file_that_would_leave_the_folder_is_refused(hub: StandinHub, tmp_path
     pulled = umaserve(hub, tmp_path, "pull", "org/hostile")
     assert (pulled.returncode, "expected the name of a file in it, got ../" in pulled.stderr) == (2, True)
     assert not [*tmp_path.rglob("*.gguf")]
+
+
+@pytest.mark.parametrize(
+    ("text", "quantization"),
+    [
+        ("org/Seer-GGUF", ""),
+        ("hf.co/org/Seer-GGUF:Q8_0", "Q8_0"),
+        ("https://huggingface.co/org/Seer-GGUF", ""),
+        ("https://huggingface.co/org/Seer-GGUF/tree/main", ""),
+        ("https://huggingface.co/org/Seer-GGUF/blob/main/Seer-Q8_0.gguf", "Seer-Q8_0"),
+        ("https://hf.co/org/Seer-GGUF/resolve/main/q8/Seer-Q8_0.gguf?download=true", "Seer-Q8_0"),
+    ],
+)
+def test_an_address_from_a_browser_names_its_repository(text: str, quantization: str) -> None:
+    assert named(text) == ("org/Seer-GGUF", quantization)
 
 
 @pytest.mark.parametrize("path", ["a/../x.gguf", "./x.gguf", "/x.gguf", "a//x.gguf", "a\\..\\x.gguf", "\x1b[2Jx.gguf"])

@@ -15,8 +15,13 @@ from umaserve.errors import ConfigError
 from umaserve.settings.model_files import grouped, parts, quantization
 from umaserve.settings.sources import printable
 
-_HOSTS = ("https://", "http://", "huggingface.co/", "hf.co/")
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PLACE = re.compile(
+    r"(?:https?://)?(?:(?:huggingface|hf)\.co/)?"
+    r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})"
+    r"(?:/?|/tree/main/?|/(?:blob|resolve)/main/(?:[^:?]+/)?([^/:?]+)\.gguf(?:\?download=true)?)"
+    r"(?::(.+))?"
+)
+"""A repository, also as a browser shows its address or that of one of its files."""
 _STAYS_BELOW = re.compile(r"(?:(?!\.{0,2}/)[^/\\]+/)*[^/\\]+")
 _PROJECTOR = "mmproj"
 
@@ -69,29 +74,34 @@ class Repository:
         return path
 
 
+def named(text: str) -> tuple[str, str]:
+    """The repository, ORG/NAME, and the quantization or file that a user means; the latter is empty where none is
+    named. Raises ConfigError."""
+    found = _PLACE.fullmatch(text)
+    if not found:
+        raise ConfigError(f"{printable(text)}: expected hf.co/ORG/REPOSITORY, such as hf.co/Qwen/Qwen3-8B-GGUF")
+    repository, file, quantization = found.groups()
+    return repository, quantization or file or ""
+
+
 def opened(name: str) -> Repository:
-    """The newest revision of ORG/REPOSITORY, with or without the hub's address before it. Raises ConfigError."""
+    """The newest revision of ORG/NAME. Raises ConfigError."""
     library = _library()
-    short = name
-    for host in _HOSTS:
-        short = short.removeprefix(host)
-    if not _NAME.fullmatch(short):
-        raise ConfigError(f"{printable(name)}: expected hf.co/ORG/REPOSITORY, such as hf.co/Qwen/Qwen3-8B-GGUF")
     if not sys.stderr.isatty():
         library.utils.disable_progress_bars()
     try:
-        found = library.HfApi().model_info(short, files_metadata=True)
+        found = library.HfApi().model_info(name, files_metadata=True)
     except library.errors.GatedRepoError:
-        advice = f"accept its terms at https://huggingface.co/{short}, and set HF_TOKEN to a token of yours"
-        raise ConfigError(f"{short}: who wants it must accept terms: {advice}") from None
+        advice = f"accept its terms at https://huggingface.co/{name}, and set HF_TOKEN to a token of yours"
+        raise ConfigError(f"{name}: who wants it must accept terms: {advice}") from None
     except library.errors.RepositoryNotFoundError:
-        raise ConfigError(f"{short}: no such repository; or it is private: set HF_TOKEN") from None
+        raise ConfigError(f"{name}: no such repository; or it is private: set HF_TOKEN") from None
     except (library.errors.HfHubHTTPError, library.errors.HTTPError, OSError) as error:
-        raise ConfigError(f"{short}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
+        raise ConfigError(f"{name}: the hub can't be asked: {_one_line(error)}: is this machine online?") from None
     files = (
         RemoteFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else "") for one in found.siblings or ()
     )
-    return Repository(short, found.sha or "main", tuple(files))
+    return Repository(name, found.sha or "main", tuple(files))
 
 
 def offers(repository: Repository) -> list[Offer]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from umaserve.commands.hub import Offer, Repository, offers, opened
+from umaserve.commands.hub import Offer, Repository, named, offers, opened
 from umaserve.commands.parser import Parser
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
@@ -45,13 +45,13 @@ def run(arguments: Sequence[str], write: Write) -> int:
     parser.add_argument("--models-dir", metavar="PATH", help="where to (default: $UMA_MODELS_DIR, else one of yours)")
     parser.add_argument("--anyway", action="store_true", help="also what is larger than this machine's memory")
     options = parser.parse_args(arguments)
-    name, _, quantization = options.model.partition(":")
+    name, quantization = named(options.model)
     flags = {} if options.models_dir is None else {"models_dir": options.models_dir}
     folder = Path(SETTINGS.load(flags, os.environ).config.models_dir or _own_folder())
     repository = opened(name)
     found, left = offers(repository), available_bytes()
     if not found:
-        raise ConfigError(f"{printable(name)}: it has no GGUF files: look for a repository of the same model with GGUF")
+        raise ConfigError(f"{name}: it has no GGUF files: look for a repository of the same model with GGUF")
     if options.list:
         write(listing(found, left))
         return 0
