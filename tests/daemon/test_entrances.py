@@ -29,6 +29,7 @@ def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
     paths = {"socket": str(tmp_path / "sock"), "tls_cert": str(cert), "tls_key": str(key)}
     world = HttpWorld(config=replace(CONFIG, ollama=True, http="127.0.0.1:0", **paths))
     opened = Entrances(world.services, world.site)
+    opened.open()
     told = [record.fields for record in caplog.records if record.message == "listening"]
     plain, encrypted = [at["at"].rpartition(":") for at in told if at["protocol"] == "http"]
     answers = []
@@ -64,6 +65,7 @@ def test_wyoming_is_spoken_at_a_path_and_at_a_port_and_refuses_in_its_own_form(
     for place in (f"unix:{path}", "tcp:127.0.0.1:0"):
         world = HttpWorld(config=replace(config, wyoming=place))
         opened = Entrances(world.services, world.site)
+        opened.open()
         (told,) = (record.fields for record in caplog.records if record.fields.get("protocol") == "wyoming")
         host, _, port = told["at"].rpartition(":")
         at = (host, int(port)) if host else path
@@ -90,6 +92,7 @@ def test_a_socket_that_the_service_manager_passes_may_be_wyomings(
     paths = {"socket": str(tmp_path / "sock"), "wyoming": f"unix:{tmp_path / 'wyoming.sock'}"}
     world = HttpWorld(config=replace(CONFIG, **paths))
     opened = Entrances(world.services, world.site)
+    opened.open()
     assert answered(passed.getsockname(), world).startswith(b'{"type":"pong"')
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sock", "sock.lock"], "instead of the setting's"
     opened.close()
@@ -111,6 +114,7 @@ def test_who_comes_while_the_daemon_ends_is_left_to_the_next_one(
     monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [("http", passed.dup())])
     world = HttpWorld(config=replace(CONFIG, socket=str(tmp_path / "sock")))
     opened = Entrances(world.services, world.site)
+    opened.open()
     with connected(address) as known, connected(address) as silent:
         world.turn()
         assert opened.awaits_requests
@@ -148,6 +152,7 @@ def test_who_comes_while_the_daemon_ends_is_left_to_the_next_one(
 def test_connections_between_two_requests_are_closed_when_nothing_more_is_taken(tmp_path: Path) -> None:
     world = HttpWorld(config=replace(CONFIG, http_socket=str(tmp_path / "http"), socket=str(tmp_path / "sock")))
     opened = Entrances(world.services, world.site)
+    opened.open()
     assert not opened.hand_over(), "no service manager holds them"
     with connected(str(tmp_path / "http")) as idle, connected(str(tmp_path / "http")) as busy:
         busy.sendall(b"GET ")
@@ -179,9 +184,11 @@ def test_a_passed_socket_reaches_no_further_than_the_settings_allow(
     world = HttpWorld(config=replace(CONFIG, socket=str(tmp_path / "sock"), **changes))
     if complaint:
         with pytest.raises(ConfigError, match=complaint):
-            Entrances(world.services, world.site)
+            Entrances(world.services, world.site).open()
     else:
-        Entrances(world.services, world.site).close()
+        opened = Entrances(world.services, world.site)
+        opened.open()
+        opened.close()
     world.close()
 
 
@@ -198,6 +205,7 @@ def test_passed_sockets_stand_for_those_of_the_settings_of_their_kind(
         world = HttpWorld(config=config)
         port = passed.getsockname()[1]
         opened = Entrances(world.services, world.site)
+        opened.open()
         told = [record.fields["at"] for record in caplog.records if record.message == "listening"]
         assert told[0] == f"127.0.0.1:{port}"
         assert sum(at.startswith("127.0.0.1") for at in told) == 2

@@ -42,7 +42,8 @@ NETWORK_LEAVES = 8
 
 
 class Entrances:
-    """Opens all listening sockets, or none and raises ``ConfigError``; keeps the connected clients."""
+    """The listening sockets, once they are open, and the connected clients. Raises ``ConfigError`` for a certificate
+    that can't be used."""
 
     def __init__(self, services: Services, site: Site) -> None:
         self._services = services
@@ -57,6 +58,9 @@ class Entrances:
         config = services.config
         self._tls = server_context(config.tls_cert, config.tls_key) if config.tls_cert else None
         self.clients: set[Client] = set()
+
+    def open(self) -> None:
+        """Open all listening sockets, or none and raise ``ConfigError``."""
         try:
             self._open()
         except BaseException:

@@ -15,6 +15,7 @@ from umaserve.access.gate import Gate, Names
 from umaserve.access.keys import KeyFile
 from umaserve.daemon.catalogue_watch import CatalogueWatch
 from umaserve.daemon.detached import Detached
+from umaserve.daemon.ending import Ending
 from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
@@ -32,7 +33,6 @@ from umaserve.exposition import exposition
 from umaserve.metrics import ServingMetrics
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
-from umaserve.net.timers import Timer
 from umaserve.outputs import Metrics
 from umaserve.remote.voice import RemoteVoice
 from umaserve.serving import content_filter
@@ -57,13 +57,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HANDOVER_S, MAX_HANDOVER_S, HANDOVER_LOOK_S = 0.5, 3.0, 0.05
-"""Where those who come now reach the next daemon: how long those who are connected may still make requests; at most,
-while one of them has sent nothing yet, or a part of its request; and how often that is looked at."""
-FAREWELL_S = 1.0
-"""How long clients get to read their last output before the daemon exits."""
-JOIN_S = 5.0
-
 
 class State(enum.Enum):
     """What the daemon is doing."""
@@ -86,14 +79,10 @@ class Server:
         """``voice``: what the default model's engine speaks with. ``read_catalogue``: reads it again; raises
         ``ConfigError``; ``None``: it stays as it is."""
         self._config = config = catalogue.default.config
-        self._state = State.LOADING
         self._status = 0
-        self._leaving = self._handed_over = self._refusing = False
-        self._ending: Timer | None = None
-        self._entrances: Entrances | None = None
         self._loop = loop = Loop()
         self._started_at = loop.now()
-        self._signals = Signals(loop, self._remove_files, self._reread_files)
+        self._signals = Signals(loop, lambda: self._entrances.remove_files(), self._reread_files)
         rates = Rates(config.rate_requests, config.rate_tokens)
         self._admission = Admission(rates, config.max_queue, config.memory_reserve, available_bytes)
         self._serving_metrics = ServingMetrics()
@@ -118,6 +107,8 @@ class Server:
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
         self._links = DaemonLinks(loop, config, self._services)
+        self._entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
+        self._ending = Ending(self._services, self._links, self._entrances)
         self._catalogue_watch = CatalogueWatch(
             self._models, config.models_dir, read_catalogue or (lambda: catalogue), self._links.say_models
         )
@@ -154,7 +145,7 @@ class Server:
         raise_descriptor_limit(self._config.max_sessions, "max_sessions")
         log_missing()
         sys.setswitchinterval(SWITCH_S)
-        self._entrances = entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
+        self._entrances.open()
         self._signals.handle()
         systemd.feed_watchdog(self._loop.call_later, self._stuck)
         self._loop.after_poll = self._collect
@@ -174,23 +165,28 @@ class Server:
         try:
             self._loop.run()
         finally:
-            entrances.close()
-        return self._shut_down(entrances)
+            self._entrances.close()
+        return self._shut_down()
+
+    @property
+    def _state(self) -> State:
+        if self._ending.draining:
+            return State.DRAINING
+        return State.LOADING if self._models.default.info is None else State.READY
 
     def _wanted(self) -> bool:
         """Whether engines are to be loaded."""
-        return self._state is not State.DRAINING
+        return not self._ending.draining
 
     def _on_loaded(self, error: BaseException | None) -> None:
-        if self._state is State.DRAINING:
+        if self._ending.draining:
             return
         if error is not None:
             self._fail_loading(error)
             return
-        if self._leaving:
-            self._drain()
+        if self._ending.leaving:
+            self._ending.drain()
             return
-        self._state = State.READY
         systemd.notify(f"READY=1\nSTATUS=serving {self._models.default.name}")
         self._models.look_soon()
         self._links.start()
@@ -204,7 +200,7 @@ class Server:
         self._models.default.fail_all(
             RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
         )
-        self._begin_farewell()
+        self._ending.bid_farewell()
 
     def _stuck(self) -> Mapping[str, float]:
         """As `ThreadWatch.stuck`. How long loading takes is up to the model and the disk."""
@@ -219,26 +215,10 @@ class Server:
         self._services.recordings.collect()
 
     def _end_turn(self) -> None:
-        if self._signals.count and not self._leaving:
-            self._leave()
+        if self._signals.count and not self._ending.leaving:
+            self._ending.leave()
         self._models.end_turn()
-        if self._state is State.DRAINING and self._over and self._models.put_away():
-            self._begin_farewell()
-        if self._ending is not None:
-            self._stop_when_said()
-
-    @property
-    def _over(self) -> bool:
-        """Whether all is done, and nobody is left who may want more."""
-        assert self._entrances is not None
-        return self._idle and (self._refusing or not self._entrances.clients)
-
-    @property
-    def _idle(self) -> bool:
-        if self._models.default.info is None:
-            return True
-        services = self._services
-        return self._models.idle and services.speech.idle and self._links.over and services.recordings.idle
+        self._ending.look()
 
     # -- services ------------------------------------------------------------------------------------------------
 
@@ -248,11 +228,10 @@ class Server:
             self._traces.ended(session, end)
 
     def _metrics(self) -> Metrics:
-        entrances = self._entrances
         values: dict[str, int | float | str] = {
             "state": self._state.value,
             "uptime_s": round(self._loop.now() - self._started_at, 3),
-            "connections": 0 if entrances is None else len(entrances.clients),
+            "connections": len(self._entrances.clients),
             "sessions_total": self._sessions.totals.sessions,
             "rejected_total": self._sessions.totals.rejected,
             **self._models.snapshot(),
@@ -261,8 +240,8 @@ class Server:
             "large_input_bytes": self._services.input_budget.drawn,
             "stuck_threads": len(self._stuck()),
             "rss_bytes": resident_bytes(self._models.children),
-            "rx_bytes_total": 0 if entrances is None else entrances.bytes_received,
-            "tx_bytes_total": 0 if entrances is None else entrances.bytes_sent,
+            "rx_bytes_total": self._entrances.bytes_received,
+            "tx_bytes_total": self._entrances.bytes_sent,
         }
         return Metrics(values, self._models.snapshot_of_each())
 
@@ -280,8 +259,7 @@ class Server:
         self._catalogue_watch.reread()
         self._gate.reread_keys()
         self._links.reread_files()
-        if self._entrances is not None:
-            self._entrances.reread_certificate()
+        self._entrances.reread_certificate()
         if self._content_filter is not None:
             # Many patterns take longer than the streams should wait.
             load = functools.partial(content_filter.load, self._config.content_filter)
@@ -300,100 +278,13 @@ class Server:
         """Drain and end, as on the first SIGTERM; safe from any thread."""
         self._signals.stop()
 
-    def _remove_files(self) -> None:
-        if self._entrances is not None:
-            self._entrances.remove_files()
-
-    def _leave(self) -> None:
-        """Drain, after the time that load balancers need to see ``/health/ready`` say no; they know of none that never
-        was ready. Relays are told."""
-        self._leaving = True
-        config = self._config
-        entrances = self._entrances
-        assert entrances is not None
-        grace_s = config.drain_grace
-        if self._state is State.LOADING:
-            self._handed_over = entrances.hand_over()
-            # Where the next daemon won't see them, those who wait for the model may have it yet.
-            grace_s = config.drain_timeout if self._handed_over and entrances.clients else 0.0
-        systemd.notify_stopping(grace_s + config.drain_timeout + FAREWELL_S + JOIN_S)
-        self._links.drain()
-        if grace_s:
-            log.info("serving before the end", extra={"fields": {"grace_s": grace_s}})
-            self._loop.call_later(grace_s, self._drain)
-        else:
-            self._drain()
-
-    def _drain(self) -> None:
-        if self._state is State.DRAINING:
-            return
-        assert self._entrances is not None
-        self._state = State.DRAINING
-        running = sum(1 for _ in self._sessions.running())
-        log.info("draining", extra={"fields": {"running": running, "timeout_s": self._config.drain_timeout}})
-        self._handed_over |= self._entrances.hand_over()
-        if self._models.default.info is None:
-            self._refuse_more(of_loaded=True)
-            return
-        self._loop.call_later(self._config.drain_timeout, self._end_drain)
-        if self._handed_over:
-            # Whoever has connected is ours alone: the next daemon won't see it.
-            until = self._loop.now() + MAX_HANDOVER_S
-            self._loop.call_later(HANDOVER_S, lambda: self._end_handover(until))
-        else:
-            self._refuse_more(of_loaded=True)
-
-    def _end_handover(self, until: float) -> None:
-        assert self._entrances is not None
-        if self._entrances.awaits_requests and self._loop.now() < until:
-            self._loop.call_later(HANDOVER_LOOK_S, lambda: self._end_handover(until))
-        else:
-            self._entrances.close_idle()
-            self._refuse_more(of_loaded=False)
-
-    def _refuse_more(self, *, of_loaded: bool) -> None:
-        """Take no more requests; ``of_loaded`` is as in ``Models.refuse_waiting``."""
-        self._refusing = True
-        self._sessions.drain()
-        self._services.detached.drop_all()
-        self._models.refuse_waiting(of_loaded=of_loaded)
-
-    def _end_drain(self) -> None:
-        """The drain timeout is over, also for a decode that does not return."""
-        self._begin_farewell()
-        self._refuse_more(of_loaded=True)
-        self._models.fail_running()
-        self._services.speech.fail_all(
-            RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
-        )
-        self._links.close()
-
-    def _begin_farewell(self) -> None:
-        if self._ending is None:
-            self._ending = self._loop.call_later(FAREWELL_S, self._loop.stop)
-
-    def _stop_when_said(self) -> None:
-        assert self._entrances is not None
-        for client in list(self._entrances.clients):
-            client.close()
-        if not any(client.channel.queued for client in self._entrances.clients):
-            self._loop.call_soon(self._loop.stop)
-
-    def _shut_down(self, entrances: Entrances) -> int:
-        for client in list(entrances.clients):
-            client.channel.abort()
+    def _shut_down(self) -> int:
         self._loop.after_poll = self._loop.before_sleep = lambda: None
-        services = self._services
-        # All are told, whichever doesn't return; first the one whose work others were told is done.
-        stops = [services.recordings.stop, *(thread.stop for thread in self._models.threads.all), services.speech.stop]
-        until = time.monotonic() + JOIN_S
-        stopped = [stop(max(0.0, until - time.monotonic())) for stop in stops]
-        if all(stopped):
-            self._models.close()
-        else:
+        if not self._ending.join():
             log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
             logging.shutdown()
             os._exit(self._status)
+        self._models.close()
         self._links.stop()
         if self._traces is not None:
             self._traces.stop()
