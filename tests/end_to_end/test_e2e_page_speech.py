@@ -80,6 +80,11 @@ class Browser(PlainBrowser):
         return self.js("return window.sounds")
 
 
+def speak(daemon: Daemon, text: str) -> httpx.Response:
+    asked = {"input": text, "response_format": "pcm"}
+    return httpx.post(f"http://{daemon.http}/v1/audio/speech", json=asked, timeout=ANSWER_S)
+
+
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("profile"))
@@ -106,6 +111,24 @@ def test_an_answer_is_heard_while_it_is_written(browser: Browser, daemon: Daemon
     begins = [round(when * SAMPLE_RATE) for when, *_ in sounds]
     assert all(begin >= end for begin, end in zip(begins[1:], ends, strict=False))
     assert sum(begin == end for begin, end in zip(begins[1:], ends, strict=False)) >= 2
+
+
+def test_who_pauses_an_answer_holds_its_sound(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4000, ignore_eos=True)
+    browser.press(ON)
+    browser.say("Tell me about the sea.")
+    browser.wait(browser.sounds)
+    for act in ("Go on", "Stop"):
+        browser.press("Pause")
+        browser.wait(lambda: browser.js("return window.context.state") == "suspended")
+        at = browser.js("return window.context.currentTime")
+        daemon.ask(max_tokens=4)
+        assert browser.js("return window.context.currentTime") == at
+        browser.press(act)
+        after = "running" if act == "Go on" else "closed"
+        browser.wait(lambda after=after: browser.js("return window.context.state") == after)
+    browser.wait_for_end()
+    assert not browser.one("[aria-label='Stop reading']")
 
 
 def test_whether_answers_are_spoken_is_kept(browser: Browser, daemon: Daemon):
@@ -151,9 +174,26 @@ def test_an_answer_is_read_aloud_and_kept_as_a_file(browser: Browser, daemon: Da
         assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, SAMPLE_RATE)
         samples = sound.readframes(sound.getnframes())
     # All that the voice says of the text, in which it leaves out code by itself, and nothing else.
-    asked = {"input": SEA, "response_format": "pcm"}
-    assert samples == httpx.post(f"http://{daemon.http}/v1/audio/speech", json=asked, timeout=ANSWER_S).content
+    assert samples == speak(daemon, SEA).content
     assert np.abs(np.frombuffer(samples, "<i2")).max() > 1000
+
+
+def test_who_may_ask_no_more_for_now_hears_the_whole_answer_later(
+    browser: Browser, daemon: Daemon, own_daemon, tmp_path: Path
+):
+    limited = own_daemon("--http", "127.0.0.1:0", "--rate-requests", "30")
+    sentences = ["The sea is wide.", "Its salt is old."]
+    browser.start(limited.http)
+    # Of two parts, since code counts as text.
+    browser.imports(tmp_path, f"\n\n```\n{'#' * 700}\n```\n\n".join(sentences), end="stop")
+    while speak(limited, ".").status_code != 429:
+        pass
+    browser.press("Save the speech")
+    browser.wait(lambda: "your key's limit is reached. The speech goes on in " in browser.text(".notice"))
+    browser.wait(lambda: browser.js("return window.saved?.type") == "audio/wav")
+    file = base64.b64decode(browser.module(SAVED).partition(",")[2])
+    assert file[44:] == b"".join(speak(daemon, one).content for one in sentences)
+    assert all("429" in complaint for complaint in browser.complaints())
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
@@ -165,13 +205,17 @@ def test_a_growing_text_is_spoken_in_sentences(browser: Browser, daemon: Daemon,
         assert parts == ["The sea is wide.", "Its *salt* is old, Dr. Marsh.", "Is it?", "It is."]
     assert browser.module(PARTS, "~~~\nall code\n``` `\n", step) == []
     assert browser.module(PARTS, "雨です。晴れ", 4) == ["雨です。", "晴れ"]
+    # Code of any length is left out, and is no reason to speak what is around it apart.
+    for code in (f"```\n{'a. ' * 900}\n```", "~~~ \f``` ~~~", f"```{'#' * 700}```"):
+        parts = browser.module(PARTS, f"The sea {code} is\fwide", step)
+        assert " ".join(" ".join(parts).split()) == "The sea is wide"
 
 
 @pytest.mark.parametrize("text", ["word " * 60_000, "`" * 300_000, "~~~ ```" * 40_000, "abc." * 80_000, "?)" * 99_999])
 def test_a_text_without_an_end_is_spoken_in_parts(browser: Browser, daemon: Daemon, text: str):
     browser.open(daemon.http)
     parts = browser.module(PARTS, text, len(text))
-    assert max((len(part) for part in parts), default=0) <= 3000
+    assert max((len(part) for part in parts), default=0) <= 600
     if "`" not in text:
         assert "".join(parts).replace(" ", "") == text.replace(" ", "")
 

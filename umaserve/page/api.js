@@ -2,11 +2,11 @@
 
 const KEY = "umaserve.key";
 
-/** An answer that is an error. `status` is 0 where there was no answer. */
+/** An answer that is an error. `status` is 0 where there was no answer, `waitS` where it is of no use to wait. */
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, waitS = 0) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, waitS });
   }
 }
 
@@ -40,7 +40,8 @@ export function createApi(storage, refused) {
       const response = await this.request(path, options);
       if (response.ok) return response;
       const error = (await response.json().catch(() => ({}))).error;
-      throw new ApiError(response.status, error?.message ?? `The server answers with status ${response.status}.`);
+      const message = error?.message ?? `The server answers with status ${response.status}.`;
+      throw new ApiError(response.status, message, Number(response.headers.get("Retry-After")));
     },
 
     async json(path) {

@@ -2,6 +2,7 @@
 // first use.
 
 import { fill, icon, iconButton, saveFile } from "../dom.js";
+import { seconds } from "../words.js";
 
 const KEY = "umaserve.speech";
 const NO_VOICE = "This server has no voice. Whoever runs it can install one: pip install 'umaserve[speech]'";
@@ -13,6 +14,7 @@ export function chatSpeech(app, store, actions) {
   const node = iconButton("silent", "", () => (state.voiced ? turn(!on) : actions.tell(NO_VOICE)));
   let on = app.storage.getItem(KEY) === "on";
   let reading = null;
+  let player = null;
   let followed = null;
   Object.assign(state, { spoken: null, sounds: false, voiced: false });
 
@@ -24,17 +26,32 @@ export function chatSpeech(app, store, actions) {
     store.update(() => (state.spoken = answer));
     try {
       const { readAloud } = await import("../voice/speech.js");
+      if (signal.aborted) return;
       const source = () => ({ text: answer.text.slice(from), isOver: !growing() });
       const sounds = () => state.sounds || store.update(() => (state.sounds = true));
-      await readAloud(app.api, source, sounds, signal);
+      const spoken = readAloud(app.api, source, { sounds, waits }, signal);
+      ({ player } = spoken);
+      player.hold(isPaused());
+      await spoken.end;
     } catch (error) {
       if (!signal.aborted) actions.tell(`This can't be read aloud: ${error.message}`);
     }
     if (!signal.aborted) stop();
   }
 
+  /** Whether the answer that is spoken is paused, also while its connection is lost. */
+  function isPaused() {
+    const { run, spoken } = state;
+    return run !== null && run.answer === spoken && (run.phase === "lost" ? run.before : run.phase) === "paused";
+  }
+
+  function waits(wait) {
+    actions.tell(`The box is busy, or your key's limit is reached. The speech goes on in ${seconds(1000 * wait)}.`);
+  }
+
   function stop() {
     reading?.abort();
+    player = null;
     store.update(() => Object.assign(state, { spoken: null, sounds: false }));
   }
 
@@ -42,7 +59,7 @@ export function chatSpeech(app, store, actions) {
     actions.tell("The answer is being spoken into a file…");
     try {
       const { soundFile } = await import("../voice/speech.js");
-      saveFile(await soundFile(app.api, text), "answer.wav");
+      saveFile(await soundFile(app.api, text, waits), "answer.wav");
       actions.tell("");
     } catch (error) {
       actions.tell(`This can't be spoken: ${error.message}`);
@@ -74,10 +91,12 @@ export function chatSpeech(app, store, actions) {
     node.ariaDisabled = String(!voiced);
     node.ariaLabel = node.title = label;
     fill(node, on && voiced ? sound : silent);
-    if (run === followed) return;
-    if (run && on && voiced) read(run.answer, run.from);
-    else if (followed?.answer === state.spoken && followed?.answer.end === "cancelled") stop();
-    followed = run;
+    if (run !== followed) {
+      if (run && on && voiced) read(run.answer, run.from);
+      else if (followed?.answer === state.spoken && followed?.answer.end === "cancelled") stop();
+      followed = run;
+    }
+    player?.hold(isPaused());
   });
   return { node, buttons, stop, turn, isOn: () => on };
 }

@@ -116,6 +116,7 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
     if (recording) return ["listening", held ? "Listening… Let go to send." : "Listening… Tap to send."];
     if (understanding) return ["thinking", "Understanding…"];
     if (problem) return ["failed", problem];
+    if (state.run?.phase === "paused") return ["paused", "Paused."];
     if (state.sounds) return ["speaking", "Speaking… Hold the button to interrupt."];
     if (state.run || state.spoken) return ["thinking", state.voiced ? "Thinking…" : "Answering in writing: this server has no voice."];
     return ["idle", IDLE];

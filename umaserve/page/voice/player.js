@@ -6,6 +6,7 @@ const LEAD_S = 0.05;
 export class Player {
   #context;
   #rate;
+  #held = false;
   /** Where the sound ends that is there so far, in samples of the context's time. */
   #end = 0;
 
@@ -25,6 +26,15 @@ export class Player {
     const start = Math.max(this.#end, Math.ceil((context.currentTime + LEAD_S) * this.#rate));
     source.start(start / this.#rate);
     this.#end = start + samples.length;
+  }
+
+  /** Holds the sound where it is, or lets it go on. */
+  hold(wanted) {
+    if (wanted === this.#held) return;
+    this.#held = wanted;
+    const context = this.#context;
+    // Who closes it before that is done has no sound to hold.
+    (wanted ? context.suspend() : context.resume()).catch(() => {});
   }
 
   /** How many seconds are still to be heard. */

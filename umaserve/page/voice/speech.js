@@ -6,53 +6,76 @@ import { wav } from "./wav.js";
 
 /** The rate of the daemon's speech, in samples a second. */
 const RATE = 24_000;
-/** So much is scheduled at most: of what nobody hears in the end, no more is computed. */
-const AHEAD_S = 20;
+/** So long before the end of what is heard the next part is asked for: with all that has been written by then, since
+ * each part is one request, and keys have so many a minute. */
+const AHEAD_S = 8;
 
 /**
- * Plays an answer to its end, or until `signal` says so. `source()` has its {text, isOver}, as far as it has come;
- * `sounds` is called when there is something to be heard. Throws `ApiError`.
+ * Plays an answer, until `signal` says so: returns the player, and the promise of its end. `source()` has the answer's
+ * {text, isOver}, as far as it has come; `sounds` is called when there is something to be heard, `waits` with the seconds
+ * for which the server lets it wait. The promise may throw `ApiError`.
  */
-export async function readAloud(api, source, sounds, signal) {
+export function readAloud(api, source, { sounds, waits }, signal) {
   const player = new Player(RATE);
   signal.addEventListener("abort", () => player.close());
-  try {
-    for await (const samples of spoken(api, source, signal)) {
-      player.play(samples);
-      sounds();
-      while (player.left > AHEAD_S && !signal.aborted) await pause();
+  const isAhead = () => player.left > AHEAD_S;
+
+  async function play() {
+    try {
+      for await (const samples of spoken({ api, source, isAhead, waits, signal })) {
+        player.play(samples);
+        sounds();
+      }
+      while (player.left > 0 && !signal.aborted) await pause();
+    } finally {
+      player.close();
     }
-    while (player.left > 0 && !signal.aborted) await pause();
-  } finally {
-    player.close();
   }
+  return { player, end: play() };
 }
 
-/** The whole speech of a text, as a WAV file. Throws `ApiError`. */
-export async function soundFile(api, text) {
+/** The whole speech of a text, as a WAV file; `waits` as above. Throws `ApiError`. */
+export async function soundFile(api, text, waits) {
   const parts = [];
-  const source = () => ({ text, isOver: true });
-  for await (const samples of spoken(api, source, new AbortController().signal)) parts.push(samples);
+  const { signal } = new AbortController();
+  const whole = { api, source: () => ({ text, isOver: true }), isAhead: () => false, waits, signal };
+  for await (const samples of spoken(whole)) parts.push(samples);
   return wav(parts, RATE);
 }
 
-async function* spoken(api, source, signal) {
+async function* spoken({ api, source, isAhead, waits, signal }) {
   for (let at = 0; !signal.aborted; ) {
+    if (isAhead()) {
+      await pause();
+      continue;
+    }
     const { text, isOver } = source();
     const { length, words } = nextPart(text.slice(at), isOver);
     at += length;
-    if (words) yield* samplesOf(api, words, signal);
+    if (words) yield* samplesOf(await speech(api, words, waits, signal));
     else if (isOver && at >= text.length) return;
     else if (length === 0) await pause();
   }
 }
 
-/** Has a text spoken: its samples, from -1 to 1, as they come. */
-async function* samplesOf(api, input, signal) {
+/** The response that speaks a text, however often the server asks to come again later. */
+async function speech(api, input, waits, signal) {
   const body = JSON.stringify({ input, response_format: "pcm" });
   const headers = { "Content-Type": "application/json" };
-  const response = await api.fetch("/v1/audio/speech", { method: "POST", headers, body, signal });
-  const reader = response.body.getReader();
+  for (;;) {
+    try {
+      return await api.fetch("/v1/audio/speech", { method: "POST", headers, body, signal });
+    } catch (error) {
+      if (!error.waitS) throw error;
+      waits(error.waitS);
+      await pause(1000 * error.waitS);
+    }
+  }
+}
+
+/** The samples of a response, from -1 to 1, as they come. */
+async function* samplesOf({ body }) {
+  const reader = body.getReader();
   let half = new Uint8Array();
   for (;;) {
     const { done, value } = await reader.read();
@@ -66,6 +89,6 @@ async function* samplesOf(api, input, signal) {
   }
 }
 
-function pause() {
-  return new Promise((resolve) => setTimeout(resolve, 50));
+function pause(ms = 50) {
+  return new Promise((resolve) => setTimeout(resolve, ms));
 }
