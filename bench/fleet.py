@@ -20,10 +20,10 @@ The pool, its queue and its timers are the relay's own; workers and clients are 
 conversations of {turns} turns, one after the other, with {think:g} s between: {system} tokens that all conversations
 begin with, {asked} more of the client's in each turn, and {answer} of the answer. A worker computes one prompt after
 the other, {prefill:,.0f} tokens a second, has {places} places, and keeps the {cache:,} tokens that it used last.
-Goodput: requests a second whose first token came within {target:g} s. Wait: for a place, in ms; TTFT: to the first
-token, in ms. Reused: of the prompts' tokens, those that the worker had. Fairness: Jain's index of the clients' shares
-of answers in time; 1: all alike. Busiest: the prompt tokens that the busiest worker computed, of the mean. Pool: real
-time of a request, with the simulation's own.
+In order: a free place goes to whoever waited longest. Goodput: requests a second whose first token came within
+{target:g} s. Wait: for a place, in ms; TTFT: to the first token, in ms. Reused: of the prompts' tokens, those that the
+worker had. Fairness: Jain's index of the clients' shares of answers in time; 1: all alike. Busiest: the prompt tokens
+that the busiest worker computed, of the mean. Pool: real time of a request, with the simulation's own.
 """
 
 
@@ -32,9 +32,11 @@ class Point:
     """What came of one run. Times in seconds."""
 
     policy: str
-    requests: int
+    answers: float
+    """Each second."""
     goodput: float
-    wait_p99: float
+    wait_mean: float
+    wait_p95: float
     ttft_p50: float
     ttft_p99: float
     reused: float
@@ -49,13 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate and print a table; returns the exit status."""
     options = _parser().parse_args(argv)
     fleets = [(options.workers, options.clients)] if options.workers else FLEETS
-    load = Load(think_s=options.think)
+    load = Load(think_s=options.think, target_s=options.target)
     rows = []
     for workers, clients in fleets:
         for policy in POLICIES:
             progress(f"{workers} workers, {clients} clients, {policy}")
             rows.append([f"{workers:,}", f"{clients:,}", *_row(measure(policy, workers, clients, load, options))])
-    header = ["workers", "clients", "by", "requests", "goodput/s", "wait p99", "TTFT p50", "TTFT p99", "reused"]
+    header = ["workers", "clients", "by", "answers/s", "goodput/s", "wait mean", "p95", "TTFT p50", "p99", "reused"]
     print(table([*header, "fairness", "busiest", "failed", "pool, µs"], rows))
     print(_NOTES.format(**load.described()))
     return 0
@@ -75,9 +77,10 @@ def measure(policy: str, workers: int, clients: int, load: Load, options: argpar
     computed = np.array([link.computed for link in fleet.links], dtype=float)
     return Point(
         policy,
-        len(served),
+        answers=len(late) / (options.seconds / 2),
         goodput=float((ttft <= load.target_s).sum() / (options.seconds / 2)),
-        wait_p99=float(np.percentile(waits, 99)),
+        wait_mean=float(waits.mean()),
+        wait_p95=float(np.percentile(waits, 95)),
         ttft_p50=float(np.percentile(ttft, 50)),
         ttft_p99=float(np.percentile(ttft, 99)),
         reused=sum(one.reused for one in late) / sum(one.prompt for one in late),
@@ -98,10 +101,10 @@ def _fairness(served: Sequence[Served], target_s: float) -> float:
 
 
 def _row(point: Point) -> list[str]:
-    ms = (point.wait_p99, point.ttft_p50, point.ttft_p99)
+    ms = (point.wait_mean, point.wait_p95, point.ttft_p50, point.ttft_p99)
     return [
         point.policy,
-        f"{point.requests:,}",
+        number(point.answers),
         number(point.goodput),
         *(number(1000 * seconds) for seconds in ms),
         f"{point.reused:.1%}",
@@ -115,7 +118,7 @@ def _row(point: Point) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m bench.fleet",
-        description="Simulate a relay's pool: conversations by their prefix, by the lowest load, and at random.",
+        description="Simulate a relay's pool: conversations by prefix, in order too; by the lowest load; at random.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -124,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--clients", type=_whole, default=1_000, metavar="N", help="with --workers")
     add("--seconds", type=float, default=160.0, metavar="S", help="simulated; the second half is measured")
     add("--think", type=float, default=Load().think_s, metavar="S", help="mean time between a client's turns")
+    add("--target", type=float, default=Load().target_s, metavar="S", help="time to first token of a good answer")
     add("--seed", type=int, default=1, metavar="N", help="of all chance")
     return parser
 

@@ -15,8 +15,9 @@ from umaserve.relay.worker import Worker
 from umaserve.wire.relay_messages import FromProxy, Request, ResponseComplete
 
 MODEL = "model"
-PREFIX, LOWEST_LOAD, RANDOM = "prefix", "lowest load", "random"
-POLICIES = (PREFIX, LOWEST_LOAD, RANDOM)
+PREFIX, IN_ORDER, LOWEST_LOAD, RANDOM = "prefix", "prefix, in order", "lowest load", "random"
+"""``IN_ORDER``: of those who wait, each place goes to whoever waited longest."""
+POLICIES = (PREFIX, IN_ORDER, LOWEST_LOAD, RANDOM)
 _LIMITS = PoolLimits(
     queue_len=1 << 20, queue_timeout=30.0, request_timeout=300.0, silence=300.0, response_bytes=1 << 20
 )
@@ -149,7 +150,7 @@ class Client:
         prompt = load.system + self._turn * load.asked + (self._turn - 1) * load.answer
         self.served = Served(self._number, fleet.clock.time, prompt)
         fleet.served.append(self.served)
-        beginning = self.conversation if fleet.policy == PREFIX else None
+        beginning = self.conversation if fleet.policy in (PREFIX, IN_ORDER) else None
         request = RelayedRequest(f"r-{len(fleet.served)}", MODEL, "/", False, "", {}, self, beginning=beginning)
         fleet.asking[request.id] = self
         fleet.pool.submit(request)
@@ -180,6 +181,8 @@ class Fleet:
         self.asking: dict[str, Client] = {}
         self.served: list[Served] = []
         self.links = [Link(self, number) for number in range(workers)]
+        if policy == IN_ORDER:
+            self.pool.workers.home_of = lambda _request: ""  # type: ignore[method-assign]
         if policy == RANDOM:
             self.pool.workers.best_for = self._anybody  # type: ignore[method-assign]
         self._all = list(self.pool.workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import fleet, turns
-from bench.fleet_simulator import LOWEST_LOAD, POLICIES, PREFIX, Fleet, Load
+from bench.fleet_simulator import IN_ORDER, LOWEST_LOAD, POLICIES, PREFIX, Fleet, Load
 
 LOAD = Load(think_s=5.0, places=4)
 SECONDS = 90.0
@@ -33,6 +33,16 @@ def test_by_prefix_more_is_reused() -> None:
         served = Fleet(policy, 5, 50, LOAD, seed=1).run(SECONDS)
         shares[policy] = sum(one.reused for one in served) / sum(one.prompt for one in served)
     assert shares[PREFIX] > 1.2 * shares[LOWEST_LOAD]
+
+
+def test_more_is_reused_by_those_who_wait_for_their_worker() -> None:
+    shares = {}
+    for policy in (PREFIX, IN_ORDER):
+        made = Fleet(policy, 5, 120, LOAD, seed=1)
+        served = made.run(SECONDS)
+        assert sum(one.given_at > one.asked_at for one in served) > 200
+        shares[policy] = sum(one.reused for one in served) / sum(one.prompt for one in served)
+    assert shares[PREFIX] > 1.2 * shares[IN_ORDER]
 
 
 def test_it_prints_a_row_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:

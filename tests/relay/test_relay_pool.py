@@ -242,8 +242,12 @@ class Link:
         assert self.relay.holders(client) == []
         assert not client.over
         assert not client.begun, "it would get its answer twice"
-        overtaken = [one for one in self.relay.waiting() if one.request.number < request.number and self.serves(one)]
-        assert overtaken == []
+        waiting = [one.request for one in self.relay.waiting() if self.serves(one)]
+        overtaken = [one for one in waiting if one.number < request.number]
+        assert overtaken == [] or request.home == self.worker.place
+        assert all(request.number - one.number <= sum(link.places for link in self.relay.links) for one in overtaken)
+        own = [one.number for one in waiting if one.home == self.worker.place]
+        assert request.number <= min(own, default=request.number) or request.home != self.worker.place
         self.open[request.id] = client
         self.bodies[request.id], self.held[request.id], self.said[request.id] = [message.body], False, ""
         self.turn = next(self.relay.turns)
@@ -588,6 +592,38 @@ def test_a_conversation_does_not_wait_for_its_worker_while_another_is_free(relay
     home = relay.holders(clients[0])[0]
     home.complete(clients[0].request.id)
     assert relay.holders(clients[3]) == [home]
+
+
+def test_a_place_goes_first_to_who_waits_for_that_worker(relay: Relay) -> None:
+    links = [relay.connect("a", places=2) for _ in range(2)]
+    points: dict[Link, int] = {}
+    for point in range(0, 1 << 64, 1 << 60):
+        (link,) = relay.holders(client := relay.ask(beginning=point))
+        link.complete(client.request.id)
+        points[link] = point
+    for _ in range(4):
+        relay.ask()
+    one, other = (points[link] for link in links)
+    asked = [relay.ask(beginning=point) for point in (one, other, one)] + [relay.ask()]
+
+    def next_of(link: Link) -> Client:
+        link.complete(next(iter(link.open)))
+        return list(link.open.values())[-1]
+
+    assert next_of(links[1]) is asked[1]
+    assert next_of(links[1]) is asked[0], "no place stays free for a conversation's own worker"
+    assert next_of(links[0]) is asked[2]
+    assert next_of(links[0]) is asked[3]
+
+
+def test_nobody_is_passed_by_more_than_there_are_places(relay: Relay) -> None:
+    link = relay.connect("a", places=2)
+    for _ in range(2):
+        relay.ask()
+    asked = [relay.ask(), *(relay.ask(beginning=7) for _ in range(3))]
+    for expected in (asked[1], asked[2], asked[0], asked[3]):
+        link.complete(next(iter(link.open)))
+        assert list(link.open.values())[-1] is expected
 
 
 def test_a_conversation_leaves_a_worker_that_is_busier_than_the_others(relay: Relay) -> None:

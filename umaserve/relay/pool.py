@@ -8,7 +8,10 @@ The rules, and why:
    equals, to the one whose last dispatch is oldest.
 2. If there is none, the request is queued, in order of arrival, and background work after all other. A slot that
    becomes free goes to the first queued request that its worker can serve, so a request never waits for requests of
-   other models, nor for its conversation's own worker. A request that no worker could serve is refused.
+   other models. Instead of that, it goes to the first one whose conversation's own worker it is, if this is of the
+   same class, and came so soon after that no more than one arrival lies between for each slot of all workers: else a
+   busy fleet would compute each prompt anew. No slot stays free for that, and nobody is passed by more requests than
+   there are slots: about the time of one answer. A request that no worker could serve is refused.
 3. A request that loses its worker returns to its position in the queue, at most ``MAX_REQUEUES`` times, and never after
    output has reached its client, which would get that output twice.
 4. A cancelled request occupies its worker's slot until the worker answers, at most for ``CANCEL_GRACE_S``: its backend
@@ -119,7 +122,7 @@ class Pool:
         elif len(self.queue) >= self._limits.queue_len:
             self._fail(request, 429, "queue full")
         else:
-            self.queue.add(request)
+            self._wait(request)
 
     def leave(self, request: RelayedRequest) -> None:
         """Its client has disconnected."""
@@ -235,9 +238,13 @@ class Pool:
 
     # -- dispatch ------------------------------------------------------------------------------------------------
 
+    def _wait(self, request: RelayedRequest) -> None:
+        request.home = request.home or self.workers.home_of(request)
+        self.queue.add(request)
+
     def _serve_queue(self, worker: Worker) -> None:
         """Dispatch queued requests to the worker's free slots."""
-        while worker.free and (request := self.queue.first_for(worker)) is not None:
+        while worker.free and (request := self.queue.next_for(worker, self.workers.slots)) is not None:
             self.queue.remove(request)
             self.in_flight.dispatch(worker, request)
 
@@ -271,7 +278,7 @@ class Pool:
             request.queued_at = self._clock.now()
             worker = self.workers.best_for(request)
             if worker is None:
-                self.queue.add(request)
+                self._wait(request)
             else:
                 self.in_flight.dispatch(worker, request)
 

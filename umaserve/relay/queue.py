@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from umaserve.relay.request import Clock, RelayedRequest
 from umaserve.relay.worker import Worker
 
 _Order = tuple[bool, int]
-_Line = tuple[str, str]
-"""A model, and the feature that is needed: a worker serves all who wait in the same line, or none of them."""
+_Orders = list[_Order]
+"""A heap, whose first one waits; some of the others, also twice, are of requests that do not wait any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Those who wait for the same model, and need the same feature: a worker serves all of them, or none."""
+
+    orders: _Orders = field(default_factory=list)
+    at_home: dict[str, _Orders] = field(default_factory=dict)
+    """By their homes, where they have one."""
 
 
 class Queue:
     """A request that has waited ``timeout`` seconds in total is removed, and ``timed_out`` called with it. Finding the
-    next one for a worker looks at the head of each line, not at all who wait."""
+    next one for a worker looks at the first ones of each line, not at all who wait."""
 
     def __init__(self, clock: Clock, timeout: float, timed_out: Callable[[RelayedRequest], None]) -> None:
         self._clock = clock
         self._timeout = timeout
         self._timed_out = timed_out
         self._waiting: dict[_Order, RelayedRequest] = {}
-        self._lines: dict[_Line, list[_Order]] = {}
-        """Heaps; some entries, also twice, are of requests that do not wait any more."""
+        self._lines: dict[tuple[str, str], _Line] = {}
+        """By model and feature."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -35,27 +45,38 @@ class Queue:
     def add(self, request: RelayedRequest) -> None:
         """Insert it by its order, which a requeue does not change."""
         self._waiting[request.order] = request
-        heapq.heappush(self._lines.setdefault((request.model, request.needs), []), request.order)
+        line = self._lines.setdefault((request.model, request.needs), _Line())
+        heapq.heappush(line.orders, request.order)
+        if request.home:
+            heapq.heappush(line.at_home.setdefault(request.home, []), request.order)
         left_s = max(0.0, self._timeout - request.waited_s)
         request.timer = self._clock.call_later(left_s, lambda: self._on_timeout(request))
 
     def remove(self, request: RelayedRequest) -> None:
         del self._waiting[request.order]
         request.stop_timer()
+        line = self._lines[request.model, request.needs]
+        if not self._anybody(line.orders):
+            del self._lines[request.model, request.needs]
+        if request.home and not self._anybody(line.at_home[request.home]):
+            del line.at_home[request.home]
 
-    def first_for(self, worker: Worker) -> RelayedRequest | None:
-        """The first one that the worker can serve."""
-        heads = (head for line in list(self._lines) if (head := self._head(line)) is not None)
-        return min((head for head in heads if worker.serves(head)), key=lambda head: head.order, default=None)
+    def next_for(self, worker: Worker, reach: int) -> RelayedRequest | None:
+        """The first one that the worker can serve; or the first one that is at home there, if it is in the same class
+        and at most ``reach`` arrivals later."""
+        lines = [line for line in self._lines.values() if worker.serves(self._waiting[line.orders[0]])]
+        if not lines:
+            return None
+        background, number = first = min(line.orders[0] for line in lines)
+        at_home = (line.at_home[worker.place][0] for line in lines if worker.place in line.at_home)
+        own = min(at_home, default=first)
+        return self._waiting[own if own <= (background, number + reach) else first]
 
-    def _head(self, line: _Line) -> RelayedRequest | None:
-        orders = self._lines[line]
+    def _anybody(self, orders: _Orders) -> bool:
+        """Whether one of them waits; removes those before it."""
         while orders and orders[0] not in self._waiting:
             heapq.heappop(orders)
-        if not orders:
-            del self._lines[line]
-            return None
-        return self._waiting[orders[0]]
+        return bool(orders)
 
     def _on_timeout(self, request: RelayedRequest) -> None:
         self.remove(request)

@@ -30,6 +30,8 @@ class Registry:
         self._by_instance: dict[str, Worker] = {}
         self.changes = 0
         """Of the workers' loads."""
+        self.slots = 0
+        """Of all workers together."""
         self._models: list[str] | None = None
         """Those of connected workers; ``None`` after a change."""
         self._known: dict[str, None] = {}
@@ -66,6 +68,7 @@ class Registry:
 
     def add(self, worker: Worker) -> None:
         self._workers[worker.id] = worker
+        self.slots += worker.max_concurrent
         numbered = (f"{worker.name} {number}" for number in itertools.count(2))
         worker.place = next(name for name in itertools.chain((worker.name,), numbered) if name not in self._places)
         self._places.add(worker.place)
@@ -76,6 +79,7 @@ class Registry:
     def remove(self, worker: Worker) -> None:
         if self._workers.pop(worker.id, None) is not None:
             self._places.discard(worker.place)
+            self.slots -= worker.max_concurrent
             if self._by_instance.get(worker.instance) is worker:
                 del self._by_instance[worker.instance]
             self.changes += 1
@@ -146,10 +150,18 @@ class Registry:
     def best_for(self, request: RelayedRequest) -> Worker | None:
         """The worker that the request goes to; ``None`` where none is free."""
         crews = [crew for crew in self._crews.values() if crew.any.serves(request)]
-        if request.beginning is not None and (worker := _next_on_ring(crews, request.beginning)) is not None:
-            return worker
-        found = (worker for crew in crews if (worker := crew.least_loaded()) is not None)
-        return min(found, key=lambda worker: worker.rank, default=None)
+        free = [worker for crew in crews if (worker := crew.least_loaded()) is not None]
+        if not free:
+            return None
+        own = None if request.beginning is None else _next_on_ring(crews, request.beginning)
+        return own or min(free, key=lambda worker: worker.rank)
+
+    def home_of(self, request: RelayedRequest) -> str:
+        """The place of the worker that its conversation's turns go to while that is free, or empty."""
+        if request.beginning is None:
+            return ""
+        ring = _ring([crew for crew in self._crews.values() if crew.any.serves(request)], request.beginning)
+        return next((worker.place for _, worker in ring if not worker.draining), "")
 
     def _new_id(self) -> str:
         while True:
@@ -161,13 +173,16 @@ class Registry:
 def _next_on_ring(crews: Sequence[Crew], point: int) -> Worker | None:
     """The next free worker whose load would be within bounds (consistent hashing with bounded loads)."""
     most = math.ceil(SLACK * (sum(crew.load for crew in crews) + 1) / max(1, sum(crew.size for crew in crews)))
-    rings = [crew.after(point) for crew in crews]
-    # Nearly always there is one crew only, and its first worker is taken.
-    ring = rings[0] if len(rings) == 1 else heapq.merge(*rings, key=lambda step: step[0])
-    for _, worker in itertools.islice(ring, MAX_PASSED):
+    for _, worker in itertools.islice(_ring(crews, point), MAX_PASSED):
         if worker.free and worker.load < min(most, worker.max_concurrent):
             return worker
     return None
+
+
+def _ring(crews: Sequence[Crew], point: int) -> Iterator[tuple[int, Worker]]:
+    rings = [crew.after(point) for crew in crews]
+    # Nearly always there is one crew only, and its first worker is taken.
+    return rings[0] if len(rings) == 1 else heapq.merge(*rings, key=lambda step: step[0])
 
 
 def _offer(worker: Worker) -> tuple[frozenset[str], frozenset[str]]:

@@ -63,6 +63,8 @@ class RelayedRequest:
     """What all turns of its conversation have in common, in 64 bits: by that it goes to where the last one was."""
     tally: Tally | None = None
     """Counts its tokens for its key, if it has one."""
+    home: str = ""
+    """The place of its conversation's own worker, where it had to wait: that of the time when it first did."""
 
     state: State = State.NEW
     number: int = 0
