@@ -138,6 +138,83 @@ def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: D
     assert browser.js(SENT)[0]["content"] == [image, text]
 
 
+def test_an_answer_about_a_picture_is_paused_steered_and_goes_on(browser: Browser, seeing: Daemon):
+    browser.start(seeing.http, max_tokens=1500, ignore_eos=True)
+    attach(browser, "moon.png", "image/png", media_files.image())
+    browser.say("What is this?")
+    browser.wait(lambda: browser.text(".answer .markdown"))
+    browser.set("#set-temperature", "1.5")
+    browser.wait(lambda: "temperature 1.5" in browser.text(".answer"))
+    browser.press("Pause")
+    browser.wait(lambda: browser.one(".answer[data-phase=paused]"))
+    held, received = browser.text(".answer .markdown"), len(browser.js("return window.wire"))
+    # Whatever came after the acknowledgement would have come before another connection's answer.
+    seeing.ask(max_tokens=4)
+    assert (browser.text(".answer .markdown"), len(browser.js("return window.wire"))) == (held, received)
+    browser.set("#set-temperature", "0.2")
+    browser.wait(lambda: browser.js("return window.wire.at(-1).operation") == "modify")
+    assert browser.one(".answer[data-phase=paused]")
+    browser.press("Go on")
+    browser.wait(lambda: "temperature 0.2" in browser.text(".answer .markdown"))
+    browser.press("Stop")
+    browser.wait_for_end()
+    (answer,) = browser.answers()
+    assert [mark["values"] for mark in answer["marks"]] == [{"temperature": 1.5}, {"temperature": 0.2}]
+    wire = browser.js("return window.wire")
+    taken = [i for i, message in enumerate(wire) if message.get("operation") == "modify"]
+    assert [mark["at"] for mark in answer["marks"]] == [
+        len("".join(message["token"] for message in wire[:i] if message["type"] == "token")) for i in taken
+    ]
+    assert answer["marks"][1]["at"] < len(answer["text"])
+
+
+def test_another_token_of_an_answer_about_a_picture_begins_a_branch(browser: Browser, seeing: Daemon):
+    browser.start(seeing.http, max_tokens=12, ignore_eos=True)
+    browser.js("document.querySelector('#probabilities').click()")
+    attach(browser, "moon.png", "image/png", media_files.image())
+    sent = ask(browser)
+    (answer,) = browser.answers()
+    index = next(i for i, token in enumerate(answer["tokens"]) if i > 2 and len(token["others"]) > 3)
+    browser.one(f"[data-token='{index}']").click()
+    browser.wait(lambda: browser.one(".alternatives:popover-open button:enabled")).click()
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait_for_end()
+    before, after = browser.answers()
+    # The question with its picture, and the beginning of the answer.
+    question, beginning = browser.js(SENT)
+    kept = before["tokens"][index - 1]["end"]
+    assert (question["content"], beginning["role"]) == (sent, "assistant")
+    assert beginning["content"] == after["text"][: after["tokens"][index]["end"]]
+    assert beginning["content"][:kept] == before["text"][:kept]
+    assert beginning["content"] != before["text"][: before["tokens"][index]["end"]]
+    assert after["stats"]["cached"] > kept > 0
+
+
+def test_a_video_reaches_the_model(browser: Browser, seeing: Daemon):
+    film = media_files.film([media_files.RED, media_files.BLUE] * 5)
+    browser.start(seeing.http, max_tokens=4)
+    attach(browser, "film.mp4", "video/mp4", film)
+    assert browser.js("return document.querySelector('.previews video').ariaLabel") == "film.mp4"
+    video, text = ask(browser)
+    assert (video["type"], base64.b64decode(video["data"]), text["text"]) == ("video", film, "What is this?")
+    (of_film,) = browser.answers()
+    loaded = "return document.querySelector('.turn .media video')?.videoWidth"
+    browser.wait(lambda: browser.js(loaded) == 64)
+    # What is no film, whatever its name says, is refused with the reason, and what to do.
+    browser.press("New conversation (Alt+N)")
+    attach(browser, "broken.mp4", "video/mp4", bytes(99))
+    browser.say("What is this?")
+    browser.wait(lambda: browser.one(".answer[data-phase=failed]"))
+    note = browser.text(".answer .note")
+    assert note.startswith("The server can't read what is attached: expected a video, got 99 bytes that are damaged")
+    assert note.endswith(". Delete that question, and ask without it.")
+    browser.js("window.confirm = () => true; document.querySelector('.user [aria-label^=Delete]').click()")
+    browser.wait(lambda: not browser.all(".turn"))
+    ask(browser)
+    (of_text,) = browser.answers()
+    assert of_film["stats"]["prompt"] > of_text["stats"]["prompt"] + 10
+
+
 def test_a_recording_and_a_picture_of_the_camera_are_sent(browser: Browser, seeing: Daemon):
     browser.start(seeing.http, max_tokens=4)
     browser.press("Attach")

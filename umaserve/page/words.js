@@ -15,9 +15,15 @@ const ERRORS = {
   none: "The server failed at this. Try again; if it happens again, its log says why.",
 };
 
+/** Where a message of `/generate` has the contents of a medium. */
+const ATTACHED = /^prompt\[\d+\]\.content\[\d+\]\.data: /;
+
 /** One sentence or two about an error message of /generate. */
 export function errorWords({ error, recovery_action: action, message = "", retry_after_ms: wait }) {
   const known = ERRORS[error] ?? ERRORS[action];
+  if (known === undefined && ATTACHED.test(message)) {
+    return `The server can't read what is attached: ${message.replace(ATTACHED, "")}. Delete that question, and ask without it.`;
+  }
   if (known === undefined) return `The server does not take this: ${message}`;
   const when = wait === undefined ? "" : ` Try again in ${seconds(wait)}.`;
   return known + when;
