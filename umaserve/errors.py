@@ -90,6 +90,11 @@ class ContextExceeded(RequestError):
         return ContextExceeded(self.prompt_tokens, self.context_tokens)
 
 
+def shutting_down() -> RequestError:
+    """The daemon drains: another one may take the request."""
+    return RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
+
+
 class ModelNotFound(RequestError):
     """The daemon has no model with the name ``model``."""
 

@@ -8,7 +8,7 @@ import time
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.relay_links import DaemonLinks
 from umaserve.daemon.services import Services
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import shutting_down
 from umaserve.net.timers import Timer
 from umaserve.system import systemd
 
@@ -94,9 +94,7 @@ class Ending:
         self.bid_farewell()
         self._refuse_more(of_loaded=True)
         self._models.fail_running()
-        self._services.speech.fail_all(
-            RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
-        )
+        self._services.speech.fail_all(shutting_down())
         self._links.close()
 
     # -- each turn -----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from umaserve.daemon.loaded_model import NOT_LOADED, LoadedModel
 from umaserve.daemon.model_loading import MAX_PAUSE_S, ModelLoading
 from umaserve.daemon.model_waiting import Then, Waiting
 from umaserve.daemon.surroundings import Surroundings
-from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge
+from umaserve.errors import ConfigError, Fault, ModelError, RequestError, TooLarge, shutting_down
 from umaserve.outputs import Loading, ModelInfo
 from umaserve.remote.process import End
 from umaserve.serving import residency_snapshot as residency
@@ -99,7 +99,7 @@ class ModelHost:
         """Have it loaded, at once also where it failed, and call ``then`` once it is, or with the error. Raises
         ``RequestError`` where that can't be."""
         if not self._around.wanted():
-            raise _shutting_down()
+            raise shutting_down()
         if self.state is State.LOADED and not self._leaving:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is loaded already")
         self._leaving = False
@@ -358,11 +358,11 @@ class ModelHost:
     def refuse_waiting(self) -> None:
         """The daemon drains: fail what has not started."""
         if self.loaded is None:
-            self.fail_all(_shutting_down())
+            self.fail_all(shutting_down())
             return
         self.loaded.scheduler.refuse_waiting()
         if self.sessions.holds_back:
-            self._waiting.fail_all(_shutting_down())
+            self._waiting.fail_all(shutting_down())
 
     def fail_all(self, error: RequestError) -> None:
         for session in list(self.sessions.running()):
@@ -384,10 +384,6 @@ class ModelHost:
         if self.loaded is not None:
             return self.loaded.scheduler.snapshot()
         return {**NOT_LOADED, "waiting_sessions": self.sessions.waiting}
-
-
-def _shutting_down() -> RequestError:
-    return RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
 
 
 def _unexpected(error: BaseException) -> BaseException | None:

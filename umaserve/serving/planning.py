@@ -62,13 +62,11 @@ class Planning:
         capacity: Capacity,
         targets: Targets,
         clock: Callable[[], float],
-        started: Callable[[Session], None],
         metrics: ServingMetrics,
         neighbours: Neighbours,
         *,
         shared_prefixes: bool,
     ) -> None:
-        """``started`` is called with each session that gets a slot, once its reused tokens are known."""
         self.slots = Slots(capacity)
         self._promises = Promises(self.slots)
         self._division = Division(capacity.divisions, clock())
@@ -77,7 +75,6 @@ class Planning:
         self._capacity = capacity
         self._targets = targets
         self._now = clock
-        self._started = started
         self._neighbours = neighbours
         self._shares_prefixes = shared_prefixes
         self._last_adapters: Adapters = ()
@@ -86,6 +83,8 @@ class Planning:
         self._moving = MovingCost(capacity)
         self._drafting_s = 0.0
         """Average time for one draft token of the draft model."""
+        self.started: list[Session] = []
+        """Those that got a slot by the last plan; their reused tokens are known."""
         self.to_encode: list[tuple[Session, Chunk]] = []
         """Prompts that can't start before this chunk of media is encoded, oldest first, as of the last plan."""
         self.disk: DiskCache | None = None
@@ -94,6 +93,7 @@ class Planning:
 
     def next(self, cost: Cost, threads: int, alone: Session | None = None) -> Work:
         """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
+        self.started = []
         self._take_back_slots()
         if self._division.possible and self._divide() and not self.slots.holders:
             # Beside the streams of other models, which it would hold up.
@@ -444,7 +444,7 @@ class Planning:
         cells = self._promises.to_start(session)
         room = Room(cells, sequence(session), self._scope(session), session.request.cache_prompt)
         self.slots.take(session, room)
-        self._started(session)
+        self.started.append(session)
 
 
 def _goes_on(stream: Session) -> bool:

@@ -5,40 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize
+from umaserve.errors import Fault, RequestError, shutting_down
 from umaserve.metrics import ServingMetrics
-from umaserve.outputs import (
-    CacheMiss,
-    Detokenized,
-    FinishReason,
-    Logprobs,
-    Placed,
-    Prefilled,
-    Prefilling,
-    Started,
-    Token,
-    Waiting,
-)
-from umaserve.serving.cache_miss import cache_miss
+from umaserve.outputs import Started, Token, Waiting
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.disk_cache import DiskCache
 from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.neighbours import Neighbours
-from umaserve.serving.observer import log_difference, observe_delivery, observe_start
+from umaserve.serving.observer import observe_delivery
 from umaserve.serving.planning import Planning, Targets
 from umaserve.serving.preparing import Preparing, lacks_media
+from umaserve.serving.results import Results
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
-from umaserve.serving.states import State
 from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted
-from umaserve.serving.ticks import Engine, EngineLost, JobQueue, Outcome, Run, TickResult
+from umaserve.serving.ticks import Engine, JobQueue, Outcome, TickResult
 from umaserve.serving.trials import Trials
 from umaserve.serving.waiting import Why, held_by
-from umaserve.serving.work import Work
 from umaserve.system.cores import CoreUse
 
 log = logging.getLogger(__name__)
@@ -82,7 +68,6 @@ class Scheduler:
         self._aside = preparing
         self._targets = targets
         self._now = clock
-        self._shares_prefixes = shared_prefixes
         speculates = draft_tokens and engine.capacity.max_draft_tokens > 0
         self._preparing, self._preparing_media = (
             Preparing(
@@ -103,7 +88,6 @@ class Scheduler:
             engine.capacity,
             targets,
             clock,
-            self._started,
             self.metrics,
             neighbours or Neighbours(),
             shared_prefixes=shared_prefixes,
@@ -112,11 +96,11 @@ class Scheduler:
         if disk is not None and engine.capacity.keeps:
             self._disk = DiskCache(engine, disk, self._planning.slots, self.metrics, clock)
             self._planning.disk = self._disk
+        self._results = Results(sessions, engine, self._planning, self.metrics, clock, shared_prefixes=shared_prefixes)
         self._changes = Changes(sessions, engine, self._planning)
         self._trials = Trials(sessions, suspects)
         self._submitted: deque[Submitted] = deque()
         """The tick that runs, and perhaps the one after it."""
-        self.tokens_generated = 0
         self._planned_at = 0
         """``SessionManager.version`` when the latest was planned."""
 
@@ -182,12 +166,12 @@ class Scheduler:
         """Fail the requests that have not started: the daemon drains."""
         for session in list(self._sessions.running()):
             if session.started_at is None:
-                self._sessions.fail(session, _shutting_down())
+                self._sessions.fail(session, shutting_down())
 
     def fail_running(self) -> None:
         """Fail all running requests: the time to drain is over."""
         for session in list(self._sessions.running()):
-            self._sessions.fail(session, _shutting_down())
+            self._sessions.fail(session, shutting_down())
 
     def put_away(self) -> bool:
         """Nothing runs any more, nor will: write to disk what was computed. To be called until it is done, which is
@@ -223,6 +207,8 @@ class Scheduler:
     def _submit_planned(self) -> None:
         self._changes.apply()
         work = self._planning.next(self._governor.cost, self._governor.threads, self._trials.current)
+        for session in self._planning.started:
+            self._results.started(session)
         self._encoding.next(self._planning.to_encode)
         tick = work.tick
         if not tick.runs and not tick.kv_operations:
@@ -243,31 +229,6 @@ class Scheduler:
         thread = self._aside if submitted.work.aside else self._compute
         thread.submit(lambda: submitted.run(self._engine), lambda result: self._finished(submitted, result))
 
-    def _started(self, session: Session) -> None:
-        if session.started_at is None:
-            session.started_at = self._now()
-            session.reused = session.computed
-            self._sessions.put(session, Placed(self._cache_miss(session)))
-            self.metrics.prefix_reused_tokens += session.reused
-            observe_start(self.metrics, session, session.started_at - session.requested_at)
-            self._tell_progress(session)
-
-    def _cache_miss(self, session: Session) -> CacheMiss | None:
-        found, prepared = session.difference, session.prepared
-        if found is None or prepared is None:
-            return None
-        log_difference(session, found)
-        tells_known = not (self._shares_prefixes or session.caller.several)
-        try:
-            return cache_miss(found, prepared.tokens, self._text_of, tells_known=tells_known)
-        except EngineLost:
-            return None
-
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        answer = self._engine.answer(Detokenize(tuple(tokens)))
-        assert isinstance(answer, Detokenized)
-        return answer.text
-
     # -- a finished tick -----------------------------------------------------------------------------------------
 
     def _finished(self, submitted: Submitted, result: TickResult | BaseException | None) -> None:
@@ -281,14 +242,14 @@ class Scheduler:
         if isinstance(result, BaseException):
             log.error("a tick failed: requests %s", _ids(work.sessions), exc_info=result)
             result = TickResult(Outcome.FAILED, (), 0.0)
-            self._fail_all(work.sessions)
+            self._results.fail_all(work.sessions)
             # It is unknown which of its KV operations were done, and so what any cell holds.
             self._planning.distrust_all()
         try:
-            self._accept(work, result)
+            self._results.accept(work, result)
         except Exception:
             log.exception("a tick's result could not be taken: requests %s", _ids(work.sessions))
-            self._fail_all(work.sessions)
+            self._results.fail_all(work.sessions)
         self._planning.between_ticks()
         self.pump()
         # After the next tick was submitted, so that learning does not delay it.
@@ -300,124 +261,11 @@ class Scheduler:
             over = work.budget_s is not None and result.seconds > work.budget_s
             self.metrics.observe_tick(result.seconds, sum(rows), over_budget=over, throttled=work.throttled)
 
-    def _accept(self, work: Work, result: TickResult) -> None:
-        match result.outcome:
-            case Outcome.NO_CELLS:
-                # The cells were promised, so this is rare (a cache that needs consecutive ones, say). The youngest
-                # request fails; the others lose nothing but this tick.
-                youngest = max(work.sessions, key=lambda session: session.requested_at)
-                if youngest.running:
-                    error = RequestError(Fault.MEMORY_PRESSURE, "request", "the KV cache is full; try again later")
-                    self._sessions.fail(youngest, error)
-            case Outcome.CACHE_LOST:
-                self._planning.forget_lost(work)
-            case Outcome.FAILED:
-                self._fail_all(work.sessions)
-            case Outcome.DONE:
-                self._planning.moved(work, result.moving_s)
-                now = self._now()
-                for index, (session, run) in enumerate(zip(work.sessions, work.tick.runs, strict=True)):
-                    try:
-                        late = index in result.late
-                        self._advance(session, run, result.tokens[index], result.logprobs.get(index), now, late=late)
-                        if index in result.failed:
-                            raise result.failed[index]
-                    except RequestError as error:
-                        self._sessions.fail(session, error)
-                for draft, draft_tokens in zip(work.tick.drafts, result.drafted, strict=True):
-                    right = max(0, len(result.tokens[draft.run]) - 1)
-                    self._count_draft_tokens(work.sessions[draft.run], draft_tokens, right, drafted=True)
-                self._planning.drafted(sum(result.drafted), result.drafting_s)
-
-    def _fail_all(self, sessions: list[Session]) -> None:
-        for session in sessions:
-            session.computed = 0  # Its cells are in an unknown state: none are reused.
-            if session.running:
-                self._sessions.fail(session, RequestError(Fault.DECODE_FAILED, "decode", "llama.cpp failed"))
-
-    def _advance(
-        self,
-        session: Session,
-        run: Run,
-        tokens: Sequence[int],
-        logprobs: Sequence[Logprobs] | None,
-        now: float,
-        *,
-        late: bool,
-    ) -> None:
-        if session.state is State.PREFILL:
-            if session.generated:
-                self.metrics.recomputed_tokens += len(run.tokens)
-            else:
-                self.metrics.prompt_tokens += len(run.tokens)
-        # Of its draft tokens, the sequence holds the accepted ones: all sampled tokens but the last, which may be late.
-        accepted = len(tokens) if late else max(0, len(tokens) - 1)
-        session.computed += len(run.tokens) - run.draft_tokens + accepted
-        if session.state is State.PREFILL:
-            self._planning.prefilled(session)
-            self._tell_progress(session)
-            if late:
-                self._sessions.prompt_done(session)
-        if tokens and (run.draft_tokens or session.draft_tokens):
-            self._count_draft_tokens(session, run.draft_tokens, accepted, drafted=False)
-        for index, token in enumerate(tokens):
-            if session.running:
-                self._take(session, token, None if logprobs is None else logprobs[index], now)
-
-    def _tell_progress(self, session: Session) -> None:
-        request, prepared, started_at = session.request, session.prepared, session.started_at
-        if session.generated or request is None or not request.wants_progress:
-            return
-        assert prepared is not None
-        assert started_at is not None
-        elapsed_s = self._now() - started_at
-        self._sessions.put(session, Prefilling(len(prepared.tokens), session.reused, session.computed, elapsed_s))
-
-    def _count_draft_tokens(self, session: Session, draft_tokens: int, right: int, *, drafted: bool) -> None:
-        self.metrics.draft_tokens += draft_tokens
-        self.metrics.draft_tokens_accepted += right
-        if drafted:
-            session.drafting.observe(draft_tokens, right)
-        elif session.repetition is not None:
-            session.repetition.acceptance.observe(draft_tokens, right)
-
-    def _take(self, session: Session, token: int, logprobs: Logprobs | None, now: float) -> None:
-        """Add a sampled token to the answer, and end the answer if it is the last."""
-        if session.state is State.PREFILL:
-            self._sessions.prompt_done(session)
-        prepared, text = session.prepared, session.text
-        assert prepared is not None
-        assert text is not None
-        if not session.generated:
-            started_s = session.timing(now).started_s
-            self._sessions.put(session, Prefilled(len(prepared.tokens), session.reused, started_s))
-        if token in self._engine.end_tokens:
-            self._sessions.finish(session, FinishReason.STOP)
-            return
-        self.metrics.tokens_generated += 1
-        self.tokens_generated += 1
-        session.generated.append(token)
-        if session.repetition is not None:
-            session.repetition.append(token)
-        said, ended = text.push(token)
-        if ended is None and len(session.generated) >= prepared.max_tokens:
-            ended = FinishReason.LENGTH
-            # Sent with this token: an output of its own would count as another token.
-            rest, filtered = text.finish()
-            said = said.and_then(rest)
-            ended = FinishReason.CONTENT_FILTER if filtered else ended
-        since = session.requested_at if session.last_made_at is None else session.last_made_at
-        session.last_made_at = now
-        if session.first_made_at is None:
-            session.first_made_at = now
-        times = now - session.requested_at, now - since
-        self._sessions.put(
-            session, Token(said.text, token, logprobs, *times, thoughts=said.thoughts, answer=said.answer)
-        )
-        if ended is not None:
-            self._sessions.finish(session, ended)
-
     # -- state and metrics ---------------------------------------------------------------------------------------
+
+    @property
+    def tokens_generated(self) -> int:
+        return self._results.tokens_generated
 
     @property
     def trying(self) -> bool:
@@ -472,7 +320,3 @@ class Scheduler:
 
 def _ids(sessions: list[Session]) -> str:
     return ", ".join(session.request_id for session in sessions)
-
-
-def _shutting_down() -> RequestError:
-    return RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")

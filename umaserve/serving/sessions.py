@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from umaserve.errors import Fault, RequestError
+from umaserve.errors import Fault, RequestError, shutting_down
 from umaserve.messages import Generate, Modify, Pause, Priority, Resume, Steering
 from umaserve.outputs import Finished, FinishReason, Output, Steered, Timing, Token, Usage
 from umaserve.serving.answer_text import AnswerText, Said
@@ -237,7 +237,7 @@ class SessionManager:
     def admit(self, caller: Caller, now: float) -> None:
         """Raise ``RequestError`` if a request of this caller is refused now."""
         if self.draining:
-            raise RequestError(Fault.SHUTTING_DOWN, "request", "the server is shutting down; try again later")
+            raise shutting_down()
         if self._admit is not None:
             self._admit(caller, self.waiting, now)
 
