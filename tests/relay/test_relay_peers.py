@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from relay_peers import CHAT, SECRET, TOKEN, Client, Relay, Worker, wait_until
 
+from umaserve.net.dial import DialError
 from umaserve.net.timers import Timer, Timers
 from umaserve.relay.elsewhere import FORGET_S, Elsewhere
-from umaserve.relay.peer_link import PATH
+from umaserve.relay.peer_link import LOOK_S, PATH, REFILLED_S, PeerLink
 from umaserve.serving.rates import RateLimits, Rates
 
 NEWS: dict[str, Any] = {"relay": "a relay of the test", "workers": {}, "keys": {}}
@@ -156,6 +157,75 @@ def test_a_relay_that_comes_back_is_told_again(start: Callable[..., Relay]) -> N
     second.wait_for("peers", 1)
     wait_until(lambda: any("is told our load" in record.getMessage() for record in first.records))
     assert first.stat("peers") == 0, "the other one is not told of it"
+
+
+def test_a_relay_is_told_of_what_was_used_while_it_was_away(start: Callable[..., Relay], tmp_path: Path) -> None:
+    keys, other = str(tmp_path / "keys.sqlite"), address()
+    first = start(peer=(f"http://{other}",), client_keys=keys)
+    worker, headers = first.worker(), key(first, requests_per_minute=2)
+    for _ in range(2):
+        client = ask(first, headers)
+        worker.answer()
+        assert client.receive().status == 200
+    second = start(listen=other, client_keys=keys)
+    second.wait_for("peers", 1)
+    assert ask(second, headers).receive().status == 429
+
+
+class Away:
+    """A dialer, and the channel to a relay that answers while it is there; what the link has to tell."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.changes = 0
+        self.here = False
+        self.total = 0
+        self.heard: list[tuple[int, int]] = []
+        self.handler: PeerLink
+        self.link = PeerLink(self.clock, self, "http://box", "a", lambda: SECRET, self)  # type: ignore[arg-type]
+
+    def loads(self) -> dict[str, int]:
+        return {}
+
+    def used(self) -> dict[str, tuple[int, int]]:
+        return {"alice": (self.total, 0)} if self.total else {}
+
+    def connect(self, _url: object, done: Callable[[Any], None], **_limits: float) -> None:
+        done(self if self.here else DialError("it is away"))
+
+    def write(self, data: bytes) -> None:
+        if self.here:
+            self.heard += json.loads(data.partition(b"\r\n\r\n")[2])["keys"].values()
+            self.clock.call_later(
+                0, lambda: self.handler.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            )
+
+    def abort(self) -> None: ...
+
+    def pass_time(self, seconds: float, used_each_second: int) -> None:
+        for _ in range(round(seconds)):
+            self.total += used_each_second
+            self.changes += 1
+            self.clock.advance(1.0)
+            self.clock.advance(LOOK_S)
+
+
+@pytest.mark.parametrize("away_s", [0, 3, 50, 100, 1000])
+def test_what_was_used_long_ago_is_not_told(away_s: int) -> None:
+    away = Away()
+    away.here = True
+    away.link.start()
+    away.pass_time(3, 2)
+    assert sum(requests for requests, _ in away.heard) == 6
+    if away_s:
+        away.here = False
+        away.link.connection_lost()
+        away.pass_time(away_s, 1)
+        away.here = True
+    away.heard.clear()
+    away.pass_time(3, 0)
+    told = sum(requests for requests, _ in away.heard)
+    assert min(away_s, REFILLED_S) <= told <= min(away_s, 2 * REFILLED_S + 2)
 
 
 def test_a_relay_with_another_secret_is_told_nothing(start: Callable[..., Relay]) -> None:

@@ -1,7 +1,8 @@
 """The link to one other relay, which is told what ours has given to workers, and what its keys have used.
 
-It is told all anew each time, but of the keys only what is new since the last time: what one post has lost the next one
-has, and a relay that begins anew is not told of what was used before.
+It is told all anew each time, but of the keys only what is new since the last post that was answered. After a time
+without any, that is what the last minute or two have used: what was used before would be in no bucket any more. A key
+may be charged twice for what a post said whose answer was lost, but its rate holds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LOOK_S = 0.02
 TELL_S = 1.0
 """How often it is told without any: it forgets relays that say nothing."""
 TIMEOUT_S = 5.0
+REFILLED_S = 60.0
+"""A key's bucket is full again after so long, whatever was taken, unless that was too much."""
 RETRY_S = 1.0
 HIGH_WATER = 1 << 20
 
@@ -61,6 +64,9 @@ class PeerLink:
         self._channel: Channel | None = None
         self._codec = HttpClientCodec()
         self._told: Used = {}
+        self._lately: Used = {}
+        """As ``_told``, but of a later time while no post is answered."""
+        self._lately_at = loop.now()
         self._telling: Used | None = None
         """What an unanswered post has told."""
         self._changes = -1
@@ -86,7 +92,7 @@ class PeerLink:
             self._again(str(found))
             return
         self._channel, self._codec = found, HttpClientCodec()
-        self._told, self._telling, self._changes = self._news.used(), None, -1
+        self._telling, self._changes = None, -1
         found.handler = self
         self._look()
 
@@ -130,6 +136,7 @@ class PeerLink:
                     return
                 if isinstance(event, End) and self._telling is not None:
                     self._told, self._telling = self._telling, None
+                    self._lately, self._lately_at = self._told, self._loop.now()
                     if self._problem:
                         self._problem = ""
                         log.info("another relay is told our load", extra={"fields": {"url": self._url.text}})
@@ -164,6 +171,8 @@ class PeerLink:
         if problem != self._problem:
             self._problem = problem
             log.warning("another relay is not told our load: %s", problem, extra={"fields": {"url": self._url.text}})
+        if self._loop.now() - self._lately_at >= REFILLED_S:
+            self._told, self._lately, self._lately_at = self._lately, self._news.used(), self._loop.now()
         self._loop.call_later(RETRY_S, self.start)
 
 
