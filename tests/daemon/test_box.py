@@ -25,8 +25,8 @@ from umaserve.messages import Generate, Priority
 from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Metrics, Token
 from umaserve.serving.observer import observe_delivery
-from umaserve.serving.planning import Targets
 from umaserve.serving.sessions import Caller, Hold, Session
+from umaserve.serving.targets import Targets
 from umaserve.serving.waiting import Why
 from umaserve.settings.daemon import SETTINGS
 

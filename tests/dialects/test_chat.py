@@ -42,9 +42,9 @@ from umaserve.outputs import (
     VoiceInfo,
     Waiting,
 )
-from umaserve.serving.planning import Targets
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Hold
+from umaserve.serving.targets import Targets
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import SAMPLE_RATE
 from umaserve.stages.spoken import SpokenAnswer

@@ -14,9 +14,9 @@ from umaserve.messages import ChatTurn, Generate, Modify, Pause, Resume, TokenId
 from umaserve.outputs import Finished, FinishReason, Output, Started, Steered, Token
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
-from umaserve.serving.planning import Targets
 from umaserve.serving.scheduler import Scheduler
 from umaserve.serving.sessions import Caller, Session, SessionManager
+from umaserve.serving.targets import Targets
 
 ORIGIN = Caller("uds", "uid:1000")
 

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from umaserve.metrics import ServingMetrics
 from umaserve.serving.cost_model import Cost, MovingCost
-from umaserve.serving.disk_cache import PRIVATE, DiskCache
 from umaserve.serving.division import Division
 from umaserve.serving.neighbours import Neighbours, seen_elsewhere
 from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
-from umaserve.serving.sessions import NEVER, Session, SessionManager
+from umaserve.serving.readiness import Readiness, resumes
+from umaserve.serving.sessions import Session, SessionManager
 from umaserve.serving.slots import Room, Slots
-from umaserve.serving.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, Stream, urgency
+from umaserve.serving.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, Stream
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS
 from umaserve.serving.states import RUNNING, State
+from umaserve.serving.targets import Targets
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,
-    Chunk,
     Copy,
     Divide,
     Load,
     Move,
-    Span,
 )
 from umaserve.serving.waiting import Why
 from umaserve.serving.work import Work, make_work, moving, next_work, sequence
-
-LOOKED_UP = 4
-"""Waiting prompts whose cached prefix is looked up before one tick: the lookup of a long prompt takes its time."""
 
 MAX_SAVING_S = 0.02
 """Ended sequences are saved beside streams for so long in one tick, or one of them; the others in later ticks."""
@@ -45,14 +39,6 @@ DRAFTING_FORGOTTEN = 0.99
 """Factor on that average for each tick without such draft tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Latency targets of requests that name none; seconds."""
-
-    ttft_s: float
-    tbt_s: float
-
-
 class Planning:
     """Plans ticks. Only this class gives slots to sessions and takes them back."""
 
@@ -60,15 +46,16 @@ class Planning:
         self,
         sessions: SessionManager,
         capacity: Capacity,
+        slots: Slots,
+        readiness: Readiness,
         targets: Targets,
         clock: Callable[[], float],
         metrics: ServingMetrics,
         neighbours: Neighbours,
-        *,
-        shared_prefixes: bool,
     ) -> None:
-        self.slots = Slots(capacity)
-        self._promises = Promises(self.slots)
+        self._slots = slots
+        self._readiness = readiness
+        self._promises = Promises(slots)
         self._division = Division(capacity.divisions, clock())
         self._metrics = metrics
         self._sessions = sessions
@@ -76,7 +63,6 @@ class Planning:
         self._targets = targets
         self._now = clock
         self._neighbours = neighbours
-        self._shares_prefixes = shared_prefixes
         self._last_adapters: Adapters = ()
         self._prefilled_at = -math.inf
         """When the latest tick with prompt tokens was planned."""
@@ -85,20 +71,15 @@ class Planning:
         """Average time for one draft token of the draft model."""
         self.started: list[Session] = []
         """Those that got a slot by the last plan; their reused tokens are known."""
-        self.to_encode: list[tuple[Session, Chunk]] = []
-        """Prompts that can't start before this chunk of media is encoded, oldest first, as of the last plan."""
-        self.disk: DiskCache | None = None
-        self._to_fetch: dict[int, str] = {}
-        """Sequences on disk that prompts wait for, with their scopes, as of the last plan."""
 
     def next(self, cost: Cost, threads: int, alone: Session | None = None) -> Work:
         """The next tick, which may be empty. ``alone``: the only session that it may serve, if there is one."""
         self.started = []
         self._take_back_slots()
-        if self._division.possible and self._divide() and not self.slots.holders:
+        if self._division.possible and self._divide() and not self._slots.holders:
             # Beside the streams of other models, which it would hold up.
             self._neighbours.tell(self, Elsewhere())
-            return moving(self.slots.take_kv_operations(), threads)
+            return moving(self._slots.take_kv_operations(), threads)
         snapshot = self._snapshot(cost, self._sessions.running() if alone is None else [alone])
         the_plan = plan(snapshot)
         for id_ in the_plan.preempt:
@@ -108,7 +89,7 @@ class Planning:
             if id_ in lacking:
                 self._promises.give_lacking(self._sessions.get(id_))
         if not snapshot.prompts:
-            self.slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
+            self._slots.close_gaps([self._sessions.get(id_) for id_, _ in the_plan.decode])
         self._last_adapters = the_plan.adapters
         work = self._work(snapshot, the_plan, threads)
         if work.prefill_rows:
@@ -125,12 +106,12 @@ class Planning:
         # The compute thread has their ticks to do meanwhile, and these would wait for two of this model.
         if self._neighbours.elsewhere(self) != Elsewhere():
             return None
-        if any(holder.state is not State.DECODE for holder in self.slots.holders):
+        if any(holder.state is not State.DECODE for holder in self._slots.holders):
             return None
         again = tuple([(session.id, 0) for session in work.sessions])
         if plan(self._snapshot(cost, self._sessions.running())) != Plan(again, adapters=work.tick.adapters):
             return None
-        if self.to_encode or self.slots.kv_operations:
+        if self._readiness.to_encode or self._slots.kv_operations:
             return None
         return next_work(work) if all(map(_goes_on, work.sessions)) else None
 
@@ -158,9 +139,8 @@ class Planning:
                     lost.add(move.target)
                 case Divide():
                     lost.update(slot for _before, slot in move.kept)
-        self.slots.forget_cached()
-        if self.disk is not None:
-            self.disk.distrust_fetched()
+        self._slots.forget_cached()
+        self._readiness.distrust_fetched()
         for session in work.sessions:
             if session.slot in lost:
                 session.computed = 0
@@ -169,8 +149,8 @@ class Planning:
 
     def distrust_all(self) -> None:
         """The KV cache is in an unknown state: clear all sequences, and preempt all sessions."""
-        self.slots.distrust_all()
-        for session in list(self.slots.holders):
+        self._slots.distrust_all()
+        for session in list(self._slots.holders):
             session.computed = 0
             if session.running:
                 self.preempt(session)
@@ -182,7 +162,7 @@ class Planning:
     def prefilled(self, session: Session) -> None:
         """More of its prompt is computed: other prompts may reuse it."""
         whole = session.computed == session.length
-        self.slots.share(session, sequence(session)[: session.computed], whole=whole)
+        self._slots.share(session, sequence(session)[: session.computed], whole=whole)
 
     def drafted(self, draft_tokens: int, seconds: float) -> None:
         """Learn how long the draft model takes for a draft token."""
@@ -197,28 +177,23 @@ class Planning:
         """Learn how long the KV operations of a tick took."""
         self._moving.observe(work.tick.kv_operations, seconds, parted=self._division.parted)
 
-    def between_ticks(self) -> None:
-        """No tick with KV operations is under way."""
-        if self.disk is not None and not self.slots.kv_operations:
-            self.disk.between_ticks(self._to_fetch)
-
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def _divide(self) -> bool:
         """Divide the cells so that all running and waiting sessions fit, if there is such a division; returns whether
         they are divided anew."""
-        running = self.slots.holders
+        running = self._slots.holders
         waiting = [s for s in self._sessions.running() if s.slot is None and s.prepared is not None and not s.holds]
         needs = [self._promises.soon(session) for session in running]
         needs += sorted(map(self._promises.to_start, waiting), reverse=True)[: self._capacity.slots - len(needs)]
         if not self._division.choose(needs, len(running), self._now()):
             return False
-        self.slots.divide(self._division.parts)
+        self._slots.divide(self._division.parts)
         return True
 
     def _take_back_slots(self) -> None:
-        ended = [session for session in self.slots.holders if session.state not in RUNNING]
-        beside_streams = any(session.state is State.DECODE for session in self.slots.holders)
+        ended = [session for session in self._slots.holders if session.state not in RUNNING]
+        beside_streams = any(session.state is State.DECODE for session in self._slots.holders)
         beside_streams = beside_streams or self._neighbours.elsewhere(self).streaming
         for index, session in enumerate(ended):
             if beside_streams and index and self._moving_s() > MAX_SAVING_S:
@@ -228,25 +203,14 @@ class Planning:
 
     def _moving_s(self) -> float:
         """Time for the KV operations that are planned so far."""
-        return self._moving.seconds(self.slots.kv_operations, parted=self._division.parted)
+        return self._moving.seconds(self._slots.kv_operations, parted=self._division.parted)
 
     def _give_up(self, session: Session) -> None:
         request = session.request
         assert request is not None
         # A preempted session reuses its own tokens, even if nobody else may.
         keep = session.running or request.cache_prompt
-        self.slots.give_up(session, sequence(session)[: session.computed], keep=keep)
-
-    def _scope(self, session: Session) -> str:
-        """The scope of its cache entries: tenant and adapters, or only itself. Were they shared between tenants, timing
-        would tell one tenant what another one has asked."""
-        request, prepared = session.request, session.prepared
-        assert request is not None
-        assert prepared is not None
-        if not request.cache_prompt:
-            return f"{PRIVATE}{session.id}"
-        tenant = "" if self._shares_prefixes else session.caller.tenant
-        return f"{tenant} {prepared.adapters}" if prepared.adapters else tenant
+        self._slots.give_up(session, sequence(session)[: session.computed], keep=keep)
 
     # -- the snapshot for the policy -----------------------------------------------------------------------------
 
@@ -264,18 +228,17 @@ class Planning:
                     prefill.append(session)
         held = [Held(s.id, s.cells) for s in self._sessions.held() if s.slot is not None]
         now = self._now()
-        self._look_up_some([s for s in prefill if s.slot is None and s.looked_at != self.slots.version])
-        ready = self._encoded(prefill)
+        ready = self._readiness.of(prefill)
         # A long queue that nobody can leave now must not take its time in each tick.
-        if ready and _only_wait(ready, streams) and not may_start(streams, held, self.slots.free, now):
+        if ready and _only_wait(ready, streams) and not may_start(streams, held, self._slots.free, now):
             ready = []
         return Snapshot(
             now=now,
             streams=streams,
             prompts=[self._prompt(session) for session in ready],
-            free_slots=self.slots.free,
-            free_cells=self.slots.free_cells,
-            cached=self.slots.visited_cells,
+            free_slots=self._slots.free,
+            free_cells=self._slots.free_cells,
+            cached=self._slots.visited_cells,
             batch_tokens=self._capacity.batch_tokens,
             cost=cost,
             held=held,
@@ -319,80 +282,13 @@ class Planning:
             adapters=prepared.adapters,
         )
 
-    def urgency(self, session: Session) -> tuple[bool, bool, bool, float, int]:
-        """The sort key of waiting sessions: the least is served first."""
-        request = session.request
-        assert request is not None
-        target, resumes = request.target_ttft_s or self._targets.ttft_s, _resumes(session)
-        return *urgency(request.priority, session.requested_at, target, self._now(), resumes=resumes), session.id
-
     def why_waiting(self, session: Session) -> Why:
         """Why a prepared session that nobody holds has no slot."""
-        if session.follows is not None and self._follows(session, session.follows):
-            return Why.PREFIX
-        if session.awaits is not None and self._comes_from_disk(session.awaits):
-            return Why.DISK
-        if any(one is session for one, _chunk in self.to_encode):
-            return Why.MEDIA
-        if not self.slots.free:
+        if why := self._readiness.why_waiting(session):
+            return why
+        if not self._slots.free:
             return Why.SLOTS
-        return Why.CELLS if self.slots.free_cells < session.length else Why.TURN
-
-    def _encoded(self, prefill: Sequence[Session]) -> list[Session]:
-        """The sessions whose prompts can start or go on now; sets ``to_encode``."""
-        ready: list[Session] = []
-        self.to_encode = []
-        self._to_fetch = {}
-        for session in prefill:
-            if session.slot is None and session.follows is not None and self._follows(session, session.follows):
-                continue
-            if session.slot is None and session.awaits is not None and self._comes_from_disk(session.awaits):
-                self._to_fetch[session.awaits] = self._scope(session)
-                continue
-            prepared = session.prepared
-            chunk = _not_encoded(session, prepared.spans) if prepared is not None and prepared.spans else None
-            if chunk is None:
-                ready.append(session)
-            elif session.slot is not None or session.looked_at != NEVER:
-                # Before its first lookup it is unknown which chunks it has to compute.
-                self.to_encode.append((session, chunk))
-        return ready
-
-    def _comes_from_disk(self, key: int) -> bool:
-        return self.disk is not None and self.disk.is_awaited(key)
-
-    def _look_up_some(self, stale: list[Session]) -> None:
-        """Look up the most urgent session, which may start in this tick, and those with the oldest lookups."""
-        if stale:
-            most_urgent = min(stale, key=self.urgency)
-            stale.remove(most_urgent)
-            for session in (most_urgent, *heapq.nsmallest(LOOKED_UP - 1, stale, key=lambda s: s.looked_at)):
-                self._look_up(session)
-
-    def _look_up(self, session: Session) -> None:
-        """Find the longest cached prefix, and the session that is now computing a longer one, if any."""
-        scope, tokens = self._scope(session), sequence(session)
-        session.looked_at = self.slots.version
-        session.reusable = self.slots.reusable(scope, tokens)
-        coming = self.slots.coming(scope, tokens)
-        session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
-        if self.disk is not None and session.slot is None and session.awaits is None:
-            known = max(session.reusable, 0 if coming is None else coming.length)
-            session.awaits = self.disk.better(scope, tuple(tokens), known)
-
-    def _follows(self, session: Session, leader_id: int) -> bool:
-        """Whether it waits to reuse that session's prompt in prefill, which will be served before it in any case."""
-        leader = self._sessions.find(leader_id)
-        if leader is None or leader.state is not State.PREFILL or leader.slot is None or leader.holds:
-            return False
-        assert leader.request is not None
-        assert session.request is not None
-        in_time = self._now() <= self._deadline(leader) <= self._deadline(session)
-        return in_time and leader.request.priority <= session.request.priority
-
-    def _deadline(self, session: Session) -> float:
-        assert session.request is not None
-        return session.requested_at + (session.request.target_ttft_s or self._targets.ttft_s)
+        return Why.CELLS if self._slots.free_cells < session.length else Why.TURN
 
     def _prompt(self, session: Session) -> Prompt:
         request, prepared = session.request, session.prepared
@@ -407,7 +303,7 @@ class Planning:
             priority=request.priority,
             started=started,
             cells=session.cells if started else self._promises.to_start(session),
-            resumes=_resumes(session),
+            resumes=resumes(session),
             computed=session.computed if started else session.reusable,
             adapters=prepared.adapters,
             # Without divisions, it mostly shares the cells of the cached prefix.
@@ -426,8 +322,8 @@ class Planning:
                 self._start(session)
             # Fewer than planned if more of it is reused than the last lookup found.
             end = min(session.computed + n_tokens, session.length)
-            prompts.append((session, self.slots.before_checkpoint(session, end)))
-        kv_operations = self.slots.take_kv_operations()
+            prompts.append((session, self._slots.before_checkpoint(session, end)))
+        kv_operations = self._slots.take_kv_operations()
         apart = self._capacity.prompts_apart
         return make_work(snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart)
 
@@ -442,8 +338,8 @@ class Planning:
     def _start(self, session: Session) -> None:
         assert session.request is not None
         cells = self._promises.to_start(session)
-        room = Room(cells, sequence(session), self._scope(session), session.request.cache_prompt)
-        self.slots.take(session, room)
+        room = Room(cells, sequence(session), self._readiness.scope(session), session.request.cache_prompt)
+        self._slots.take(session, room)
         self.started.append(session)
 
 
@@ -455,21 +351,7 @@ def _goes_on(stream: Session) -> bool:
     return len(stream.generated) + 1 < stream.prepared.max_tokens and stream.cells > stream.length
 
 
-def _resumes(session: Session) -> bool:
-    return bool(session.generated) or (session.slot is None and session.started_at is not None)
-
-
 def _only_wait(prompts: Sequence[Session], streams: Sequence[Stream]) -> bool:
     """Whether none of ``prompts`` has started, and their adapters take no turns of their own."""
     sets = {stream.adapters for stream in streams}
     return all(one.slot is None and one.prepared is not None and one.prepared.adapters in sets for one in prompts)
-
-
-def _not_encoded(session: Session, spans: Sequence[Span]) -> Chunk | None:
-    """The first chunk to encode before this prompt can start, so that it takes no slot meanwhile; or before it can go
-    on, where the lookup had found the chunk cached."""
-    start = session.reusable if session.slot is None else session.computed
-    for span in spans:
-        if span.end > start and not span.chunk.encoded:
-            return span.chunk
-    return None

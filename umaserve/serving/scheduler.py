@@ -16,12 +16,15 @@ from umaserve.serving.encoding import Encoding
 from umaserve.serving.governor import ThreadGovernor
 from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.observer import observe_delivery
-from umaserve.serving.planning import Planning, Targets
+from umaserve.serving.planning import Planning
 from umaserve.serving.preparing import Preparing, lacks_media
+from umaserve.serving.readiness import Readiness
 from umaserve.serving.results import Results
 from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
+from umaserve.serving.slots import Slots
 from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted
+from umaserve.serving.targets import Targets
 from umaserve.serving.ticks import Engine, JobQueue, Outcome, TickResult
 from umaserve.serving.trials import Trials
 from umaserve.serving.waiting import Why, held_by
@@ -83,19 +86,14 @@ class Scheduler:
         )
         self._encoding = Encoding(sessions, engine, compute, self.metrics, clock)
         self._governor = ThreadGovernor(engine.capacity.threads, clock(), core_use)
-        self._planning = Planning(
-            sessions,
-            engine.capacity,
-            targets,
-            clock,
-            self.metrics,
-            neighbours or Neighbours(),
-            shared_prefixes=shared_prefixes,
-        )
+        self._slots = slots = Slots(engine.capacity)
         self._disk: DiskCache | None = None
         if disk is not None and engine.capacity.keeps:
-            self._disk = DiskCache(engine, disk, self._planning.slots, self.metrics, clock)
-            self._planning.disk = self._disk
+            self._disk = DiskCache(engine, disk, slots, self.metrics, clock)
+        self._readiness = Readiness(sessions, slots, self._disk, targets, clock, shared_prefixes=shared_prefixes)
+        self._planning = Planning(
+            sessions, engine.capacity, slots, self._readiness, targets, clock, self.metrics, neighbours or Neighbours()
+        )
         self._results = Results(sessions, engine, self._planning, self.metrics, clock, shared_prefixes=shared_prefixes)
         self._changes = Changes(sessions, engine, self._planning)
         self._trials = Trials(sessions, suspects)
@@ -116,7 +114,7 @@ class Scheduler:
         self._preparing_media.next()
         if self._disk is not None:
             if not self._submitted:
-                self._planning.between_ticks()
+                self._readiness.between_ticks()
             self._disk.next(self._governor.cost)
 
     def _begin(self, session: Session) -> None:
@@ -141,7 +139,7 @@ class Scheduler:
     def tell_waiting(self) -> None:
         """Tell each request that has waited in the queue for ``PATIENCE_S`` its position."""
         now = self._now()
-        queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=self._planning.urgency)
+        queue = sorted((s for s in self._sessions.running() if self._waits(s)), key=self._readiness.urgency)
         each = self.metrics.request_s / self._engine.capacity.slots
         for position, session in enumerate(queue, 1):
             if now - session.waits_since >= PATIENCE_S:
@@ -178,8 +176,8 @@ class Scheduler:
         returned."""
         if self._disk is None:
             return True
-        if self._planning.slots.cached_cells:
-            self._planning.slots.put_away()
+        if self._slots.cached_cells:
+            self._slots.put_away()
         self._disk.put_away()
         self.pump()
         return self.idle and self._disk.is_put_away
@@ -190,7 +188,7 @@ class Scheduler:
 
     def shed_caches(self) -> None:
         """Memory is short: drop cached prefixes and media."""
-        self._planning.slots.forget_cached()
+        self._slots.forget_cached()
         self._compute.submit(self._engine.shed, lambda _result: None)
 
     # -- a tick: plan, submit ------------------------------------------------------------------------------------
@@ -209,7 +207,7 @@ class Scheduler:
         work = self._planning.next(self._governor.cost, self._governor.threads, self._trials.current)
         for session in self._planning.started:
             self._results.started(session)
-        self._encoding.next(self._planning.to_encode)
+        self._encoding.next(self._readiness.to_encode)
         tick = work.tick
         if not tick.runs and not tick.kv_operations:
             return
@@ -250,7 +248,7 @@ class Scheduler:
         except Exception:
             log.exception("a tick's result could not be taken: requests %s", _ids(work.sessions))
             self._results.fail_all(work.sessions)
-        self._planning.between_ticks()
+        self._readiness.between_ticks()
         self.pump()
         # After the next tick was submitted, so that learning does not delay it.
         if work.decode_rows + work.prefill_rows and result.outcome is Outcome.DONE:
@@ -276,7 +274,7 @@ class Scheduler:
     def in_work(self) -> list[Session]:
         """The sessions that the engine computes, prepares or samples now: one of them may be why it ends."""
         ticks = [session for submitted in self._submitted for session in submitted.work.sessions]
-        late = [session for session in self._planning.slots.holders if session.running and session.is_late]
+        late = [session for session in self._slots.holders if session.running and session.is_late]
         prepared = [*self._preparing.in_work, *self._preparing_media.in_work, *self._encoding.in_work]
         return list(dict.fromkeys((*ticks, *late, *prepared)))
 
@@ -298,7 +296,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing runs, and nothing is left to deliver or to take back."""
-        running = any(True for _ in self._sessions.running()) or bool(self._planning.slots.holders)
+        running = any(True for _ in self._sessions.running()) or bool(self._slots.holders)
         return not (self._submitted or running or self._sessions.undelivered) and self._encoding.idle
 
     def snapshot(self) -> dict[str, int | float | str]:
@@ -310,10 +308,10 @@ class Scheduler:
             "tx_stalled_sessions": sum(Hold.READER in session.holds for session in running),
             "threads": self._governor.threads,
             "threads_reason": self._governor.reason,
-            "kv_cells_used": self._planning.slots.used_cells,
-            "kv_cells_cached": self._planning.slots.cached_cells,
+            "kv_cells_used": self._slots.used_cells,
+            "kv_cells_cached": self._slots.cached_cells,
             "kv_cells_total": self._engine.capacity.cells,
-            "host_cache_bytes": self._planning.slots.host_bytes,
+            "host_cache_bytes": self._slots.host_bytes,
             "disk_cache_bytes": 0 if self._disk is None else self._disk.used_bytes,
         }
 
