@@ -20,6 +20,18 @@ MARKDOWN = (
     '<tool_call>\n{"name": "tide_table", "arguments": {}}\n</tool_call>\n\n\u0645\u0631\u062d\u0628\u0627\n'
 )
 
+AWAY = """
+window.plain = [window.fetch, WebSocket];
+window.fetch = () => Promise.reject(new TypeError("of the test"));
+window.WebSocket = class extends WebSocket {
+  constructor(...a) {
+    super(...a);
+    this.close();
+  }
+};
+"""
+"""Lets the page reach no server any more."""
+
 
 # -- talking -----------------------------------------------------------------------------------------------------
 
@@ -171,6 +183,20 @@ def test_a_lost_connection_is_resumed_where_it_was(browser: Browser, daemon: Dae
     assert answer["stats"]["tokens"] == 160
 
 
+def test_a_server_that_is_away_is_found_again(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    browser.js(AWAY)
+    browser.say("Are you there?")
+    browser.wait(lambda: browser.text(".answer .note") == "The server can't be reached. Ask again when it is back.")
+    browser.wait(lambda: browser.text(".problem") == "The server can't be reached.")
+    browser.js("[window.fetch, window.WebSocket] = window.plain")
+    browser.wait(lambda: browser.text(".problem") == "")
+    browser.press("Answer again")
+    browser.wait(lambda: browser.text(".branch") == "2 / 2")
+    browser.wait_for_end()
+    assert all("WebSocket" in complaint for complaint in browser.complaints())
+
+
 def test_an_error_says_what_to_do(browser: Browser, daemon: Daemon):
     browser.start(daemon.http)
     browser.set(".composer textarea", "word " * 20_000)
@@ -226,6 +252,17 @@ def test_two_tabs_know_of_each_others_conversations(browser: Browser, daemon: Da
     browser.wait_for_end()
     browser.driver.switch_to.window(second)
     browser.wait(lambda: browser.text(".conversations .open") == "A question of the first tab")
+    # Whoever writes in one and then in the other loses nothing.
+    browser.one(".conversations .open").click()
+    for count, (tab, text) in enumerate([(second, "One of the second tab"), (first, "And one of the first")], 1):
+        browser.driver.switch_to.window(tab)
+        browser.wait(lambda count=count: len(browser.all(".answer")) == count)
+        browser.say(text)
+        browser.wait(lambda count=count: len(browser.all(".answer")) == count + 1)
+        browser.wait_for_end()
+    assert len(browser.stored()["turns"]) == len(browser.all(".turn")) == 6
+    browser.driver.switch_to.window(second)
+    browser.wait(lambda: len(browser.all(".turn")) == 6)
     browser.driver.close()
     browser.driver.switch_to.window(first)
 
@@ -273,6 +310,16 @@ def test_it_is_for_everybody(browser: Browser, daemon: Daemon, tmp_path: Path, s
         assert (
             browser.js("return getComputedStyle(document.querySelector('.markdown > :last-child')).direction") == "rtl"
         )
+
+
+def test_on_a_phone_one_drawer_is_open_at_a_time(browser: Browser, daemon: Daemon):
+    with browser.screen(320, 640):
+        browser.open(daemon.http)
+        browser.driver.refresh()
+        browser.wait(lambda: browser.one(".composer textarea"))
+        for name in ("Conversations", "Settings", "Conversations"):
+            browser.press(name)
+            browser.wait(lambda name=name: [each.accessible_name for each in browser.all("aside.open")] == [name])
 
 
 def test_what_is_loaded_before_one_writes_is_small(browser: Browser, daemon: Daemon):

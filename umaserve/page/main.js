@@ -25,6 +25,9 @@ const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) =
     h("h2", { id: "key-title" }, "API key"), wrong, h("label", { for: "key" }, "Key"), key,
     h("button.primary", { type: "submit" }, "Use this key")));
 
+/** So soon it is tried again what has failed: the server may be back. */
+const RETRY_MS = 5000;
+let retry = 0;
 let unmount = null;
 
 async function show() {
@@ -42,13 +45,16 @@ async function show() {
 }
 
 async function refreshModels() {
+  clearTimeout(retry);
   try {
     // The voice is the daemon's, and stays.
     const voiced = store.state.voices ? store.state : api.json("/v1/audio/voices");
     const [{ data: models, limits }, { voices }] = await Promise.all([api.json("/v1/models"), voiced]);
     store.update((state) => Object.assign(state, { models, limits, voices, problem: "" }));
   } catch (error) {
-    if (error.status !== 401) store.update((state) => (state.problem = error.message));
+    if (error.status === 401) return;
+    store.update((state) => (state.problem = error.message));
+    retry = setTimeout(refreshModels, RETRY_MS);
   }
 }
 

@@ -9,8 +9,9 @@ const ERRORS = {
   rate_limited: "The box is busy, or your key's limit is reached.",
   ask_operator: "Whoever runs the server has ended this answer. Ask them why.",
   lost: "The connection was lost, and the answer with it. What has come so far is here: continue it, or ask again.",
+  unreachable: "The server can't be reached. Ask again when it is back.",
   authenticate: "The server needs an API key, or doesn't know yours.",
-  restart: "The connection was lost for too long. What has come so far is here: continue it, or ask again.",
+  restart: "The connection was lost, and the server doesn't have this answer any more. What has come so far is here: continue it, or ask again.",
   reconnect: "The server is shutting down. Continue the answer when it is back.",
   none: "The server failed at this. Try again; if it happens again, its log says why.",
 };

@@ -103,7 +103,8 @@ export class Generation {
     }
     const late = Date.now() - this.#lostAt > GIVE_UP_MS;
     if (this.#stopped) this.#end(() => this.#on.done({ finish_reason: "cancelled" }));
-    else if (late || this.#id === null) this.#end(() => this.#on.failed({ error: "lost", message: "" }));
+    else if (this.#id === null) this.#end(() => this.#on.failed({ error: "unreachable" }));
+    else if (late) this.#end(() => this.#on.failed({ error: "lost" }));
     else {
       const wait = RETRY_MS[Math.min(this.#tries, RETRY_MS.length - 1)];
       this.#tries += 1;

@@ -56,6 +56,20 @@ export function chatActions({ store, api, library, storage, wide }) {
     update(() => (state.list = list));
   }
 
+  /** Takes over what another tab has made of a conversation, but for the answer that is being written here. */
+  async function adopt(conversation) {
+    const found = await library.get(conversation.id);
+    if (!found || found.changed <= conversation.changed) return;
+    const { title, changed, turns, chosen } = found;
+    const answer = state.run?.conversation === conversation && state.run.answer;
+    const both = answer && {
+      turns: { ...conversation.turns, ...turns, [answer.id]: answer },
+      chosen: { ...chosen, ...conversation.chosen },
+    };
+    update(() => Object.assign(conversation, { title, changed, turns, chosen }, both));
+    for (const turn of Object.values(turns)) touch(turn);
+  }
+
   async function save(conversation) {
     clearTimeout(saveTimer);
     saveTimer = 0;
@@ -183,6 +197,13 @@ export function chatActions({ store, api, library, storage, wide }) {
       await relist();
     },
     relist,
+    /** Another tab has changed some. */
+    refresh: async () => {
+      for (const conversation of new Set([state.conversation, state.run?.conversation ?? state.conversation])) {
+        await adopt(conversation);
+      }
+      await relist();
+    },
 
     // -- turns
     draft: (text) => update(() => (state.draft = text)),
@@ -250,7 +271,11 @@ export function chatActions({ store, api, library, storage, wide }) {
     },
 
     // -- what is shown
-    toggle: (drawer, open = !state.open[drawer]) => update(() => (state.open[drawer] = open)),
+    toggle: (drawer, open = !state.open[drawer]) => update(() => {
+      // Where they lie over the conversation, one would lie over the other.
+      if (open && !wide()) Object.assign(state.open, { list: false, settings: false });
+      state.open[drawer] = open;
+    }),
     tell,
   };
   return actions;

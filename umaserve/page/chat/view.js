@@ -68,7 +68,7 @@ export async function mount(root, app) {
     veil.hidden = !state.open.list && !state.open.settings;
   });
   addEventListener("keydown", onkeydown);
-  library.onchange(actions.relist);
+  library.onchange(actions.refresh);
   await actions.relist();
   writing.focus();
 
