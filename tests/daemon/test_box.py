@@ -24,8 +24,9 @@ from umaserve.exposition import HELP
 from umaserve.messages import Generate, Priority
 from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Metrics, Token
+from umaserve.serving.caller import Caller
 from umaserve.serving.observer import observe_delivery
-from umaserve.serving.sessions import Caller, Hold, Session
+from umaserve.serving.session import Hold, Session
 from umaserve.serving.targets import Targets
 from umaserve.serving.waiting import Why
 from umaserve.settings.daemon import SETTINGS

@@ -12,7 +12,9 @@ from umaserve.dialects.dialect import Reply
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Command, Generate
 from umaserve.outputs import Finished, FinishReason, Output, Token
-from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Hold, Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.states import State
 
 WINDOW = 60.0

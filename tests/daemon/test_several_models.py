@@ -28,10 +28,11 @@ from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
+from umaserve.serving.caller import Caller
 from umaserve.serving.questions import Question
 from umaserve.serving.rates import Rates
 from umaserve.serving.residency_snapshot import State
-from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.session import Session
 from umaserve.serving.ticks import Allowance, EngineLost
 from umaserve.settings.daemon import Config
 from umaserve.settings.models import Catalogue, ModelSpec

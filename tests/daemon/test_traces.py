@@ -14,7 +14,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from umaserve.daemon.traces import Traces
 from umaserve.messages import ChatTurn, Generate, Sampling
-from umaserve.serving.sessions import Caller, Session, SessionManager
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.ticks import Prepared
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

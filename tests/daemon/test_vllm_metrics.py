@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from umaserve.daemon.vllm_metrics import HISTOGRAMS, Use, use_of, vllm_metrics
 from umaserve.messages import Generate
 from umaserve.metrics import Of, ServingMetrics
-from umaserve.serving.sessions import Caller, SessionManager
+from umaserve.serving.caller import Caller
+from umaserve.serving.sessions import SessionManager
 
 IDLE = {
     "active_sessions": 0,

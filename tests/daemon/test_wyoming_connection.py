@@ -36,7 +36,8 @@ from umaserve.net.channel import Channel
 from umaserve.net.input_budget import InputShare
 from umaserve.outputs import Finished, FinishReason, ModelInfo, ModelState, Placed, Token, Usage
 from umaserve.serving import content_filter
-from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Session
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import SAMPLE_RATE
 from umaserve.wire.pcm import pcm16

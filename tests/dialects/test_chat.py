@@ -43,7 +43,7 @@ from umaserve.outputs import (
     Waiting,
 )
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import Hold
+from umaserve.serving.session import Hold
 from umaserve.serving.targets import Targets
 from umaserve.settings.daemon import Config
 from umaserve.speech.voice import SAMPLE_RATE

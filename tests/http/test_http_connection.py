@@ -21,7 +21,7 @@ from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.outputs import Finished, FinishReason, Output, Placed, Prefilled, Started, Timing, Token, Usage
-from umaserve.serving.sessions import Hold
+from umaserve.serving.session import Hold
 from umaserve.stages.spoken import Speech
 from umaserve.wire.pcm import pcm16
 from umaserve.wire.websocket import Message

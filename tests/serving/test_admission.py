@@ -6,8 +6,8 @@ import pytest
 
 from umaserve.errors import Fault, RequestError
 from umaserve.serving.admission import Admission
+from umaserve.serving.caller import Caller
 from umaserve.serving.rates import RateLimits, Rates
-from umaserve.serving.sessions import Caller
 
 ORIGIN = Caller("uds", "uid:1000")
 KEYED = Caller("openai", "192.0.2.1", "garden")

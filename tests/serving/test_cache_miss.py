@@ -10,7 +10,7 @@ from scheduler_world import ORIGIN, Client, SchedulerWorld
 
 from umaserve.outputs import CacheMiss, Placed
 from umaserve.serving.cache_miss import RUN, SEARCHED, Difference, cache_miss, difference
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.serving.ticks import media_ids
 
 WORDS = "Answer in verse, name your sources, and be kind to whoever asks: most are children at school."

@@ -14,9 +14,9 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Attachment, ChatTurn, Image, Priority
 from umaserve.outputs import Finished, Prefilled, Token, Waiting
 from umaserve.serving import promises
+from umaserve.serving.caller import Caller
 from umaserve.serving.preparing import MAX_MEDIA_AHEAD
 from umaserve.serving.scheduler import PATIENCE_S
-from umaserve.serving.sessions import Caller
 from umaserve.serving.snapshot import AGING_S
 
 OTHER = Caller("uds", "another")

@@ -15,7 +15,7 @@ from umaserve.messages import Priority
 from umaserve.outputs import FinishReason, Waiting
 from umaserve.serving import promises
 from umaserve.serving.scheduler import PATIENCE_S
-from umaserve.serving.sessions import Hold
+from umaserve.serving.session import Hold
 from umaserve.serving.states import State
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.messages import Generate
+from umaserve.serving.caller import Caller
 from umaserve.serving.promises import QUANTILE, REMEMBERED, STEP, UNKNOWN, AnswerLengths, Promises, step
-from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.session import Session
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Capacity, Prepared

@@ -25,9 +25,10 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Grammar, Pause, Priority, Resume, Sampling, Syntax, TokenIds, Tool, ToolCall
 from umaserve.outputs import Finished, FinishReason, Placed, Prefilled, Prefilling, Started, Steered, Waiting
 from umaserve.serving import planning
+from umaserve.serving.caller import Caller
 from umaserve.serving.policy import MAX_SHARE
 from umaserve.serving.scheduler import PATIENCE_S
-from umaserve.serving.sessions import Caller, Hold
+from umaserve.serving.session import Hold
 from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.snapshot import AGING_S
 from umaserve.serving.states import State

@@ -14,7 +14,9 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Modify, Pause, Priority, Resume, Steering
 from umaserve.outputs import Finished, FinishReason, Output, Steered, Timing, Token
 from umaserve.serving.answer_text import AnswerText
-from umaserve.serving.sessions import MAX_CHANGES, Caller, Hold, Session, SessionManager
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Hold, Session
+from umaserve.serving.sessions import MAX_CHANGES, SessionManager
 from umaserve.serving.states import RUNNING, TRANSITIONS, Event, State, TransitionError
 from umaserve.serving.text import TextStream
 from umaserve.serving.ticks import Prepared

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from standin import SAVED_BYTES, StandInMemory
 
-from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Session
 from umaserve.serving.slots import MIN_REUSED, Room, Slots
 from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, SavedBytes, Shed
 

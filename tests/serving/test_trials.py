@@ -5,7 +5,9 @@ from __future__ import annotations
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.outputs import Output
-from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Hold, Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.trials import TOKENS, Trials
 

@@ -30,7 +30,8 @@ from umaserve.dialects.openai.routes import DIALECT as OPENAI
 from umaserve.media import sound_decoder
 from umaserve.media.sound_encoder import SoundEncoder
 from umaserve.serving import content_filter
-from umaserve.serving.sessions import Caller, SessionManager
+from umaserve.serving.caller import Caller
+from umaserve.serving.sessions import SessionManager
 from umaserve.settings.daemon import Config
 from umaserve.speech import reference as under_test
 from umaserve.speech.load import load

@@ -11,8 +11,9 @@ from umaserve.engine.engine import load
 from umaserve.errors import RequestError
 from umaserve.messages import ChatTurn, Generate, Sampling, TokenIds
 from umaserve.outputs import Finished, FinishReason, Output, Token
+from umaserve.serving.caller import Caller
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import Caller, SessionManager
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.targets import Targets
 from umaserve.settings.daemon import Config
 

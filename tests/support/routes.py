@@ -13,7 +13,7 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.http import Facts, HttpDialect, Route
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.outputs import ListedModel, ModelInfo, ModelState
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.settings.daemon import Config
 
 MODEL_INFO = ModelInfo(

@@ -12,10 +12,12 @@ from standin import DEFAULT_MAX_TOKENS, StandInEngine, SteppedWorker, answer
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Generate, Modify, Pause, Resume, TokenIds
 from umaserve.outputs import Finished, FinishReason, Output, Started, Steered, Token
+from umaserve.serving.caller import Caller
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import Caller, Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.targets import Targets
 
 ORIGIN = Caller("uds", "uid:1000")

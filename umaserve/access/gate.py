@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from umaserve.access.keys import Key, KeyFile
 from umaserve.errors import Fault, RequestError
+from umaserve.serving.caller import Caller
 from umaserve.serving.rates import RateLimits
-from umaserve.serving.sessions import Caller
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.wire.http_head import Refusal, Request, parse_authority, shown
 

@@ -14,7 +14,7 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.parameters import json_body
 from umaserve.errors import Fault, RequestError
 from umaserve.outputs import ListedModel
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.serving.states import State
 from umaserve.serving.waiting import held_by
 from umaserve.settings.daemon import SETTINGS, Config

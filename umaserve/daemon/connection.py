@@ -15,7 +15,8 @@ from umaserve.messages import Cancel, Command, Feedback, Generate, GetMetrics, M
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
 from umaserve.outputs import FeedbackKept, Finished, Output, Placed
-from umaserve.serving.sessions import Caller, Hold
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Hold
 from umaserve.serving.states import State
 from umaserve.stages.recorded import RecordedAnswer
 from umaserve.stages.spoken import SpokenAnswer

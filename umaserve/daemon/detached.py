@@ -12,7 +12,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.outputs import Output
-from umaserve.serving.sessions import Hold, Session
+from umaserve.serving.session import Hold, Session
 
 LOST_BYTES = 16 * 1024
 """Memory in bytes of a generation besides its text: session, sampler and the like."""

@@ -19,7 +19,7 @@ from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener, SocketFile
 from umaserve.net.tcp import tcp_sockets
 from umaserve.net.tls import Tls, server_context
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.settings.addresses import is_loopback, parse_address, parse_place
 from umaserve.settings.daemon import Config
 from umaserve.settings.reread import reread

@@ -13,7 +13,7 @@ from umaserve.daemon.speech_exchange import SpeechExchange
 from umaserve.daemon.text_exchange import TextExchange
 from umaserve.dialects.http import EngineQuestion, ErrorShape, Facts, FormReply, KeptTextReply, SpeechReply, TextReply
 from umaserve.net.input_budget import InputShare
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 
 Endpoint = EngineQuestion | TextReply | FormReply | SpeechReply
 

@@ -15,7 +15,7 @@ import orjson
 
 from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.messages import Feedback
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 
 log = logging.getLogger(__name__)
 

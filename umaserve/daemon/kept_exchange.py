@@ -10,7 +10,7 @@ from umaserve.daemon.text_exchange import TextExchange
 from umaserve.dialects.http import KeptBody
 from umaserve.errors import Fault, RequestError
 from umaserve.net.input_budget import InputShare
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 
 
 class KeptExchange(TextExchange):

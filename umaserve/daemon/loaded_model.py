@@ -8,7 +8,8 @@ from umaserve.daemon.surroundings import Surroundings
 from umaserve.serving.engine_jobs import EngineJobs
 from umaserve.serving.questions import Question, Questions
 from umaserve.serving.scheduler import Scheduler
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.targets import Targets
 from umaserve.serving.ticks import Engine
 from umaserve.settings.daemon import Config

@@ -20,7 +20,8 @@ from umaserve.remote.process import End
 from umaserve.serving import residency_snapshot as residency
 from umaserve.serving.questions import Question, too_many_questions
 from umaserve.serving.residency_snapshot import State
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.ticks import Engine, EngineLost
 from umaserve.serving.waiting import Why, held_by
 from umaserve.settings.models import ModelSpec

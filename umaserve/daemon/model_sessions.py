@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from umaserve.daemon.models import Models
 from umaserve.errors import RequestError
 from umaserve.messages import Generate, Steering
-from umaserve.serving.sessions import Caller, Hold, Session, SessionManager, Sink, Totals
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Hold, Session, Sink
+from umaserve.serving.sessions import SessionManager, Totals
 
 
 class ModelSessions:

@@ -20,11 +20,13 @@ from umaserve.net.timers import Timer
 from umaserve.outputs import ListedModel, ModelInfo, ModelState
 from umaserve.serving import residency
 from umaserve.serving.admission import Admission
+from umaserve.serving.caller import Caller
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.neighbours import Neighbours
 from umaserve.serving.questions import Question
 from umaserve.serving.residency_snapshot import Model, Snapshot, State
-from umaserve.serving.sessions import Caller, Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.settings.models import Catalogue, ModelSpec
 from umaserve.system.memory import available_bytes, mapped_bytes, resident_bytes
 

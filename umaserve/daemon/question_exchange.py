@@ -10,8 +10,8 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape, Facts
 from umaserve.errors import ModelAwaited, RequestError
 from umaserve.net.input_budget import InputShare
+from umaserve.serving.caller import Caller
 from umaserve.serving.questions import Question
-from umaserve.serving.sessions import Caller
 from umaserve.system import logs
 
 log = logging.getLogger(__name__)

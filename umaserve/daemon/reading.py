@@ -11,8 +11,8 @@ from umaserve.daemon.services import Services
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Speaking
 from umaserve.outputs import Finished, FinishReason, Output, Spoken, Token, Usage
+from umaserve.serving.caller import Caller
 from umaserve.serving.content_filter import not_allowed
-from umaserve.serving.sessions import Caller
 from umaserve.system import logs
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from umaserve.dialects.responses.keeping import told_by_relay
 from umaserve.errors import RequestError
 from umaserve.net.channel import Channel, Handler
 from umaserve.net.loop import Loop
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.wire.http_head import TRACE_HEADER, Headers
 from umaserve.wire.http_head import Request as HttpRequest
 from umaserve.wire.relay_messages import BYTES, FLOW, FORMS, WEBSOCKET, Request

@@ -8,7 +8,7 @@ from umaserve.daemon.detached import ResumableDialect
 from umaserve.daemon.websocket import WebSocketConnection
 from umaserve.errors import RequestError
 from umaserve.messages import Generate, Reattach
-from umaserve.serving.sessions import Hold
+from umaserve.serving.session import Hold
 
 MISSED_PER_TURN = 64
 

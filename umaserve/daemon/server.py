@@ -40,7 +40,7 @@ from umaserve.serving.admission import Admission
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.observer import observe_end
 from umaserve.serving.rates import Rates
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.serving.ticks import EngineLost
 from umaserve.settings.models import Catalogue
 from umaserve.settings.reread import reread

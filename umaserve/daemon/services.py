@@ -19,8 +19,9 @@ from umaserve.messages import Generate, Infill, MixedText, Prompt, TokenIds
 from umaserve.net.input_budget import InputBudget
 from umaserve.net.loop import Loop
 from umaserve.outputs import Metrics, ModelInfo
+from umaserve.serving.caller import Caller
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.session import Session
 from umaserve.settings.daemon import Config
 from umaserve.stages.recordings import Recordings
 from umaserve.stages.ref_audio import RefAudio

@@ -31,7 +31,7 @@ from umaserve.dialects.http import (
 from umaserve.errors import RequestError
 from umaserve.http.connection import HttpConnection, HttpLimits, Serve
 from umaserve.http.echo import EchoConnection
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.wire.http_head import TRACE_HEADER, Headers, Refusal, Request
 from umaserve.wire.websocket import WebSocketCodec
 

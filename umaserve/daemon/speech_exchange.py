@@ -11,7 +11,7 @@ from umaserve.dialects.http import ErrorShape, Facts, SoundEvents, SpeechReply
 from umaserve.errors import RequestError
 from umaserve.messages import Speaking
 from umaserve.outputs import Finished, Spoken
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 
 log = logging.getLogger(__name__)

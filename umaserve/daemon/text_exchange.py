@@ -16,7 +16,8 @@ from umaserve.messages import Speaking
 from umaserve.net.input_budget import InputShare
 from umaserve.net.timers import Timer
 from umaserve.outputs import Finished, Output, Placed, Prefilled, Started
-from umaserve.serving.sessions import Caller, Hold, Session
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Hold, Session
 from umaserve.stages.spoken import SpokenAnswer
 
 log = logging.getLogger(__name__)

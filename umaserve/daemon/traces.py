@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from umaserve import __version__
 from umaserve.outputs import FinishReason
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.system.threads import JobThread
 
 log = logging.getLogger(__name__)

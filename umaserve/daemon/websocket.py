@@ -13,7 +13,7 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.net.channel import Channel
 from umaserve.net.pings import Pings
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.wire.websocket import CloseCode, State, WebSocketCodec
 
 Authenticate = Callable[[str], bool]

@@ -13,7 +13,7 @@ from umaserve.dialects.wyoming import replies
 from umaserve.errors import RequestError
 from umaserve.net.backlog import Backlog
 from umaserve.net.channel import READ_PER_TURN, Channel
-from umaserve.serving.sessions import Caller
+from umaserve.serving.caller import Caller
 from umaserve.wire.fields import Fields
 from umaserve.wire.wyoming import Event, WyomingCodec, encode
 

@@ -14,7 +14,8 @@ from umaserve.dialects.wyoming.requests import Listening, PcmFormat, misplaced
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Sound
 from umaserve.outputs import Finished, Output, Placed, Spoken, Token
-from umaserve.serving.sessions import Caller, Session
+from umaserve.serving.caller import Caller
+from umaserve.serving.session import Session
 from umaserve.wire.pcm import mono
 from umaserve.wire.wyoming import Event
 

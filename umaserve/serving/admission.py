@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from umaserve.errors import Fault, RequestError
+from umaserve.serving.caller import Caller
 from umaserve.serving.rates import Rates
-from umaserve.serving.sessions import Caller
 
 
 class Admission:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
 from umaserve.metrics import ServingMetrics
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.snapshot import is_background
 from umaserve.serving.ticks import Chunk, Engine, JobQueue
 from umaserve.serving.turns import Turns

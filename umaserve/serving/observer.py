@@ -6,7 +6,7 @@ from umaserve.errors import RequestError
 from umaserve.metrics import Of, ServingMetrics
 from umaserve.outputs import Finished, Output, Token
 from umaserve.serving.cache_miss import Difference
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.serving.targets import Targets
 from umaserve.system import logs
 

@@ -12,7 +12,8 @@ from umaserve.serving.neighbours import Neighbours, seen_elsewhere
 from umaserve.serving.policy import may_start, plan
 from umaserve.serving.promises import Promises
 from umaserve.serving.readiness import Readiness, resumes
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.slots import Room, Slots
 from umaserve.serving.snapshot import Elsewhere, Held, Plan, Prompt, Snapshot, Stream
 from umaserve.serving.speculation import MAX_DRAFT_TOKENS

@@ -11,7 +11,8 @@ from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
 from umaserve.outputs import Detokenized
 from umaserve.serving.answer_text import text_of
 from umaserve.serving.content_filter import ContentFilter
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.snapshot import is_background
 from umaserve.serving.speculation import PromptIndex, Repetition
 from umaserve.serving.states import State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.serving.slots import Slots
 
 REMEMBERED = 128

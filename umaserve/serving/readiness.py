@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from umaserve.serving.disk_cache import PRIVATE, DiskCache
-from umaserve.serving.sessions import NEVER, Session, SessionManager
+from umaserve.serving.session import NEVER, Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.slots import Slots
 from umaserve.serving.snapshot import urgency
 from umaserve.serving.states import State

@@ -11,7 +11,8 @@ from umaserve.outputs import CacheMiss, Detokenized, FinishReason, Logprobs, Pla
 from umaserve.serving.cache_miss import cache_miss
 from umaserve.serving.observer import log_difference, observe_start
 from umaserve.serving.planning import Planning
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.states import State
 from umaserve.serving.ticks import Engine, EngineLost, Outcome, Run, TickResult
 from umaserve.serving.work import Work

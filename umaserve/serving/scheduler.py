@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from umaserve.errors import Fault, RequestError, shutting_down
 from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Started, Token, Waiting
+from umaserve.serving.caller import Caller
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.disk_cache import DiskCache
 from umaserve.serving.encoding import Encoding
@@ -20,7 +21,8 @@ from umaserve.serving.planning import Planning
 from umaserve.serving.preparing import Preparing, lacks_media
 from umaserve.serving.readiness import Readiness
 from umaserve.serving.results import Results
-from umaserve.serving.sessions import Caller, Hold, Session, SessionManager
+from umaserve.serving.session import Hold, Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.slots import Slots
 from umaserve.serving.steering import Changes
 from umaserve.serving.submitted import Submitted

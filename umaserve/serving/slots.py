@@ -10,7 +10,7 @@ from umaserve.serving.checkpoints import Checkpoints
 from umaserve.serving.division import SHARED
 from umaserve.serving.host_cache import HostCache, Place
 from umaserve.serving.prefix_cache import Match, PrefixCache
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.serving.ticks import (
     Capacity,
     Copy,

@@ -9,7 +9,8 @@ from umaserve.errors import Fault, RequestError
 from umaserve.messages import Modify, Steering
 from umaserve.outputs import FinishReason, Steered
 from umaserve.serving.planning import Planning
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 from umaserve.serving.ticks import Engine, EngineLost
 
 log = logging.getLogger(__name__)

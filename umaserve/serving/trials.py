@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from umaserve.errors import Fault, RequestError
-from umaserve.serving.sessions import Session, SessionManager
+from umaserve.serving.session import Session
+from umaserve.serving.sessions import SessionManager
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from umaserve.serving.sessions import Hold, Session
+from umaserve.serving.session import Hold, Session
 
 
 class Why(enum.Enum):

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from umaserve.serving.sessions import Session
+from umaserve.serving.session import Session
 from umaserve.serving.snapshot import Plan, Snapshot
 from umaserve.serving.ticks import Divide, Draft, KVOperation, Prepared, Run, Span, Tick
 

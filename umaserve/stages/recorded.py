@@ -7,7 +7,7 @@ import logging
 
 from umaserve.errors import RequestError
 from umaserve.outputs import Finished, Output, Spoken, Token
-from umaserve.serving.sessions import Sink
+from umaserve.serving.session import Sink
 from umaserve.stages.recordings import Recording
 
 log = logging.getLogger(__name__)

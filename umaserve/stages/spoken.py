@@ -12,7 +12,7 @@ from umaserve.media import sound_encoder
 from umaserve.media.sound_encoder import SoundEncoder
 from umaserve.messages import Speaking
 from umaserve.outputs import Finished, Output, Spoken, Token, VoiceInfo
-from umaserve.serving.sessions import Sink
+from umaserve.serving.session import Sink
 from umaserve.serving.ticks import JobQueue
 from umaserve.speech.reference import Reference
 from umaserve.speech.speaker import Speaker
