@@ -353,6 +353,48 @@ def test_a_lost_engine_that_nobody_waits_for_is_not_replaced(new_world: NewWorld
     assert asked.end is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("broken", ["chat", "code"])
+def test_a_model_that_can_not_be_loaded_again_keeps_no_other_from_being_loaded(
+    new_world: NewWorld, broken: str
+) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB, "new": GIB})
+    stream = world.ask(broken, max_tokens=60)
+    world.until(lambda: stream.text)
+    world.box.broken.add(broken)
+    next(handle for handle in world.box.handles if handle.spec.name == broken).crash("SIGBUS")
+    world.until(lambda: stream.end)
+    assert stream.end is Fault.MODEL_NOT_LOADED
+    asked = world.ask("new")
+    world.until(lambda: asked.end, 1.0)
+    assert asked.end is FinishReason.LENGTH
+    for _ in range(200):
+        world.turn(1.0)
+    engines = len(world.box.handles)
+    for _ in range(200):
+        world.turn(1.0)
+    assert (len(world.box.handles) == engines) == (broken == "code"), "the default model is tried again and again"
+    listed = {one.name: one.state for one in world.models.listed()}
+    assert listed[broken] is ModelState.FAILED
+    assert world.models.choose(broken).recovers == (broken == "chat")
+    # The file is whole again, and the operator doesn't wait for the end of a pause.
+    world.box.broken.clear()
+    world.models.load(broken)
+    world.until(lambda: world.models.choose(broken).state is State.LOADED, 0.5)
+
+
+def test_a_model_that_leaves_the_catalogue_while_it_pauses_is_loaded_no_more(new_world: NewWorld) -> None:
+    world = new_world(8 * GIB, {"chat": GIB, "code": GIB}, code={"preload": True})
+    world.until(lambda: world.loaded() == ["chat", "code"])
+    world.box.broken.add("code")
+    world.box.handles[-1].crash("SIGBUS")
+    world.until(lambda: world.models.choose("code").loading.pausing)
+    world.models.take(Catalogue(world.specs[0]))
+    engines = len(world.box.handles)
+    for _ in range(200):
+        world.turn(1.0)
+    assert len(world.box.handles) == engines
+
+
 def test_a_crash_is_felt_by_its_models_streams_alone(new_world: NewWorld) -> None:
     world = new_world(8 * GIB, {"chat": GIB, "code": GIB})
     streams = [world.ask(name, "one two three", max_tokens=60) for name in ("chat", "code")]

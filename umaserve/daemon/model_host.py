@@ -75,7 +75,7 @@ class ModelHost:
             return State.UNLOADING
         if self.loaded is not None:
             return State.LOADED
-        if self.loading.under_way:
+        if self.loading.under_way and not self.loading.pausing:
             return State.LOADING
         return State.FAILED if self.loading.failures else State.UNLOADED
 
@@ -106,6 +106,7 @@ class ModelHost:
         self._leaving = False
         self.loading.retry_at = -math.inf
         self._waiting.wish(then)
+        self.loading.end_pause()
 
     def leave(self) -> None:
         """Have it unloaded once what it runs has ended; raises ``RequestError`` where that can't be."""
@@ -114,7 +115,7 @@ class ModelHost:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} {why}: it stays loaded")
         if self._leaving or self.state is State.UNLOADING:
             raise RequestError(Fault.BUSY, "model", f"{self.name} is being unloaded already")
-        if self.loading.under_way:
+        if self.state is State.LOADING:
             raise RequestError(Fault.BUSY, "model", f"{self.name} is being loaded: it can be unloaded afterwards")
         if self.state is not State.LOADED:
             raise RequestError(Fault.BAD_REQUEST, "model", f"{self.name} is not loaded")
@@ -258,9 +259,12 @@ class ModelHost:
         log.error("%s could not be loaded again: %s", self.name, error, exc_info=_unexpected(error))
         # One that another program has killed says nothing about the next one.
         if self.loading.patience_is_over and not isinstance(error, EngineLost):
-            problem = "the model could not be loaded again: see the server's log"
-            self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "request", problem, retry_after_s=MAX_PAUSE_S))
-        self._load_again()
+            problem = f"{self.name} could not be loaded again: see the server's log"
+            self.fail_all(RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=MAX_PAUSE_S))
+        if self._default or self.spec.preload or self.awaited:
+            self._load_again()
+        else:
+            self.loading.failed()
 
     # -- serving -------------------------------------------------------------------------------------------------
 
@@ -341,7 +345,7 @@ class ModelHost:
             loaded_at=self.loading.loaded_at,
             last_used_at=self.last_used_at,
             load_s=self.loading.load_s,
-            retry_at=self.loading.retry_at,
+            retry_at=math.inf if self.loading.pausing else self.loading.retry_at,
             pinned=self.pinned,
             preload=self.spec.preload,
             idle_unload_s=self.spec.idle_unload,
@@ -350,6 +354,11 @@ class ModelHost:
         )
 
     # -- the end -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """It has no engine, and gets none."""
+        self.loading.give_up()
+        self.place.stop()
 
     @property
     def idle(self) -> bool:

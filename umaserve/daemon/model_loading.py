@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from umaserve.daemon.engine_place import EnginePlace
 from umaserve.daemon.surroundings import Surroundings
+from umaserve.net.timers import Timer
 from umaserve.serving.residency import retry_pause_s
 from umaserve.serving.ticks import Allowance, Engine
 from umaserve.settings.models import ModelSpec
@@ -43,37 +44,61 @@ class ModelLoading:
         self._around = around
         self._now = around.loop.now
         self._begun_at = 0.0
+        self._loaded: Loaded = _nobody
+        self._pause: Timer | None = None
+
+    @property
+    def pausing(self) -> bool:
+        """Whether it takes no memory yet, and others may be loaded meanwhile."""
+        return self._pause is not None
 
     def begin(self, loaded: Loaded) -> None:
         """Load the model, then call ``loaded`` with its engine, or the error."""
-        self._announce()
-        self._load(loaded)
+        self._announce(loaded)
+        self._load()
 
     def begin_again(self, loaded: Loaded) -> None:
         """Its engine has ended: as ``begin``, for another one, after a pause that doubles."""
         pause_s = min(2.0 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1
-        self._announce()
+        self._announce(loaded)
+        if pause_s:
+            self._pause = self._around.loop.call_later(pause_s, self.end_pause)
+        else:
+            self._around.loop.call_soon(self._load_if_wanted)
 
-        def again() -> None:
-            if self._around.wanted():
-                self._load(loaded)
+    def end_pause(self) -> None:
+        """Load it now, if it pauses."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+            self._load_if_wanted()
 
-        self._around.loop.call_later(pause_s, again)
+    def _load_if_wanted(self) -> None:
+        if self._around.wanted():
+            self._load()
 
-    def _announce(self) -> None:
+    def give_up(self) -> None:
+        """If it pauses, load it no more."""
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+            self.under_way = False
+
+    def _announce(self, loaded: Loaded) -> None:
         self.under_way = True
+        self._loaded = loaded
         self._place.progress = 0.0
         self._begun_at = self._now()
 
-    def _load(self, loaded: Loaded) -> None:
+    def _load(self) -> None:
         def ended(result: Engine | BaseException) -> None:
             self.under_way = False
             if not isinstance(result, BaseException):
                 self.loaded_at = self._now()
                 self.load_s = self.loaded_at - self._begun_at
                 self.needed_bytes = result.info.needed_bytes or resident_bytes(self._place.pids) - resident_bytes()
-            loaded(result)
+            self._loaded(result)
 
         beside = any(pid not in self._place.pids for pid in self._around.children())
         self._place.load(Allowance(self._around.available_bytes(), beside), ended)
@@ -92,3 +117,7 @@ class ModelLoading:
         """Seconds until it is loaded; ``None`` where nobody knows."""
         so_far, progress = self._now() - self._begun_at, self._place.progress
         return so_far / progress - so_far if self.under_way and progress else None
+
+
+def _nobody(_result: Engine | BaseException) -> None:
+    """Waits for it."""

@@ -172,7 +172,7 @@ class Models:
             if host.unused and host.state is State.LOADED:
                 host.unload()
             elif host.unused and host.state in (State.UNLOADED, State.FAILED):
-                host.place.stop()
+                host.stop()
                 del self._hosts[host.name]
         for name in specs.keys() - self._hosts.keys():
             self._hosts[name] = self._new_host(specs[name])
