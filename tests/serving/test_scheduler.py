@@ -27,9 +27,9 @@ from umaserve.outputs import Finished, FinishReason, Placed, Prefilled, Prefilli
 from umaserve.serving import planning
 from umaserve.serving.caller import Caller
 from umaserve.serving.policy import MAX_SHARE
+from umaserve.serving.prefix_cache import MIN_REUSED
 from umaserve.serving.scheduler import PATIENCE_S
 from umaserve.serving.session import Hold
-from umaserve.serving.slots import MIN_REUSED
 from umaserve.serving.snapshot import AGING_S
 from umaserve.serving.states import State
 from umaserve.serving.steering import CHANGED_PER_TICK

@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from standin import SAVED_BYTES, StandInMemory
 
 from umaserve.serving.caller import Caller
+from umaserve.serving.prefix_cache import MIN_REUSED
 from umaserve.serving.session import Session
-from umaserve.serving.slots import MIN_REUSED, Room, Slots
+from umaserve.serving.slots import Room, Slots
 from umaserve.serving.ticks import Capacity, Copy, Load, Release, Save, SavedBytes, Shed
 
 TOKEN = st.integers(0, 1)
@@ -110,7 +111,7 @@ class Played(RuleBasedStateMachine):
     def compute(self, player: Player, count: int) -> None:
         self.tick()
         at = player.session.computed
-        end = self.slots.before_checkpoint(player.session, min(at + count, len(player.tokens)))
+        end = self.slots.coming.before_checkpoint(player.session, min(at + count, len(player.tokens)))
         assert player.session.slot is not None
         self.memory.add(player.session.slot, player.tokens[at:end], player.scope)
         player.session.computed = end
@@ -327,12 +328,12 @@ def test_what_another_computes_can_be_awaited_and_then_shared(moment: str) -> No
     one = begin(slots, EIGHT)
     if moment == "computed":
         slots.share(one, EIGHT)
-    coming = slots.coming("", [*EIGHT, 9])
+    coming = slots.coming.match("", [*EIGHT, 9])
     assert (coming and (coming.holder, coming.length)) == ((one.id, 8) if moment == "computing" else None)
     assert slots.reusable("", [*EIGHT, 9]) == (0 if moment == "computing" else 8)
-    assert slots.coming("another", [*EIGHT, 9]) is None
+    assert slots.coming.match("another", [*EIGHT, 9]) is None
     slots.give_up(one, [], keep=True)
-    assert (slots.coming("", [*EIGHT, 9]), slots.reusable("", [*EIGHT, 9])) == (None, 0)
+    assert (slots.coming.match("", [*EIGHT, 9]), slots.reusable("", [*EIGHT, 9])) == (None, 0)
 
 
 @pytest.mark.parametrize("change", ["take", "share", "give_up", "forget_cached"])
@@ -383,7 +384,7 @@ class Uncut:
         ends = []
         while one.computed < end:
             self.memory.move(self.slots.take_kv_operations())
-            until = self.slots.before_checkpoint(one, end)
+            until = self.slots.coming.before_checkpoint(one, end)
             assert one.slot is not None
             self.memory.add(one.slot, tokens[one.computed : until], "")
             one.computed = until
@@ -431,7 +432,7 @@ def test_where_a_prompt_parts_from_one_in_prefill_that_one_is_saved():
     first, second = [*system, *[100] * 40], [*system, *[101] * 40]
     one = world.take(first)
     assert world.compute(one, first, 20) == [20]
-    assert world.slots.coming("", second) == (one.id, 60)
+    assert world.slots.coming.match("", second) == (one.id, 60)
     assert world.compute(one, first, 100) == [60, 96, 100]
     assert world.slots.reusable("", second) == 60
     assert world.run(second) == (60, [96, 100])

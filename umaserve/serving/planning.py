@@ -323,7 +323,7 @@ class Planning:
                 self._start(session)
             # Fewer than planned if more of it is reused than the last lookup found.
             end = min(session.computed + n_tokens, session.length)
-            prompts.append((session, self._slots.before_checkpoint(session, end)))
+            prompts.append((session, self._slots.coming.before_checkpoint(session, end)))
         kv_operations = self._slots.take_kv_operations()
         apart = self._capacity.prompts_apart
         return make_work(snapshot, the_plan, streams, prompts, kv_operations, threads, prompts_apart=apart)

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+MIN_REUSED = 4
+"""The shortest prefix that is reused: computing fewer tokens again is as fast."""
+
 Tokens = tuple[int, ...]
 
 

@@ -121,7 +121,7 @@ class Readiness:
         scope, tokens = self.scope(session), sequence(session)
         session.looked_at = self._slots.version
         session.reusable = self._slots.reusable(scope, tokens)
-        coming = self._slots.coming(scope, tokens)
+        coming = self._slots.coming.match(scope, tokens)
         session.follows = coming.holder if coming is not None and coming.length > session.reusable else None
         if self._disk is not None and session.slot is None and session.awaits is None:
             known = max(session.reusable, 0 if coming is None else coming.length)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from umaserve.serving.cache_miss import Difference, difference
-from umaserve.serving.checkpoints import Checkpoints
+from umaserve.serving.coming import Coming
 from umaserve.serving.division import SHARED
 from umaserve.serving.host_cache import HostCache, Place
-from umaserve.serving.prefix_cache import Match, PrefixCache
+from umaserve.serving.prefix_cache import MIN_REUSED, Match, PrefixCache
 from umaserve.serving.session import Session
 from umaserve.serving.ticks import (
     Capacity,
@@ -23,9 +23,6 @@ from umaserve.serving.ticks import (
     Shed,
     without_parts,
 )
-
-MIN_REUSED = 4
-"""The shortest prefix that is reused: computing fewer tokens again is as fast."""
 
 
 class Room(NamedTuple):
@@ -86,13 +83,10 @@ class Slots:
         self._kept: dict[int, _Kept] = {}
         """Cached sequences by slot, the least recently used first."""
         self._prefixes = PrefixCache()
-        self._coming = PrefixCache()
-        """By session id: prompts in prefill."""
-        self._checkpoints: dict[int, Checkpoints] = {}
-        """By session id."""
         self._host = None
         if capacity.host_bytes:
             self._host = HostCache(capacity.host_bytes, capacity.saved_bytes, entire=not self._cuttable)
+        self.coming = Coming(self._host, cuttable=self._cuttable)
         self._promised = 0
         self._cached_cells = 0
         self.version = 0
@@ -147,25 +141,6 @@ class Slots:
         """Length of the longest reusable prefix of ``tokens``, always without the last one, which gives the logits."""
         return self._source(tokens, *self._matches(scope, tokens)).length
 
-    def coming(self, scope: str, tokens: Sequence[int]) -> Match | None:
-        """The session that is now computing the longest prefix of ``tokens``; ``None`` if too short to reuse.
-
-        Where sequences can't be cut, that session gets a checkpoint at the end of the prefix.
-        """
-        found = self._coming.match(scope, tokens[:-1])
-        if found is None or found.length < MIN_REUSED:
-            return None
-        if self._cuttable:
-            return found
-        computed = self._holders[found.holder].computed
-        length = self._checkpoints[found.holder].at(without_parts(tokens, found.length), computed)
-        return None if length is None else found._replace(length=length)
-
-    def before_checkpoint(self, session: Session, end: int) -> int:
-        """``end``, or the next checkpoint of the session's prompt, if that comes before."""
-        checkpoints = self._checkpoints.get(session.id)
-        return end if checkpoints is None else checkpoints.before(end, session.computed)
-
     def take(self, session: Session, room: Room) -> int:
         """Give ``session`` its cells and a slot, which must be free. Sets ``session.computed``, the tokens reused, and
         ``session.difference``."""
@@ -187,8 +162,7 @@ class Slots:
             # Later KV operations find it in place: others may copy it at once.
             self._prefixes.put(slot, room.scope, room.tokens[:length])
         if self._reuses:
-            self._checkpoints[session.id] = self._new_checkpoints(room, length)
-            self._coming.put(session.id, room.scope, room.tokens)
+            self.coming.begin(session, room.scope, room.tokens, shared=room.shared)
             self.version += 1
         return slot
 
@@ -207,11 +181,11 @@ class Slots:
         if not self._reuses or session.slot is None:
             return
         if whole:
-            self._coming.remove(session.id)
+            self.coming.complete(session)
         scope = self._rooms[session.slot].scope
         if self._cuttable:
             self._prefixes.put(session.slot, scope, tokens)
-        elif len(tokens) in self._checkpoints[session.id]:
+        elif self.coming.is_checkpoint(session, len(tokens)):
             self._save(session.slot, scope, tokens)
         self.version += 1
 
@@ -220,8 +194,7 @@ class Slots:
         slot = session.slot
         if slot is None:
             raise RuntimeError(f"session {session.id} has no slot")
-        self._coming.remove(session.id)
-        self._checkpoints.pop(session.id, None)
+        self.coming.forget(session)
         self.version += 1
         room = self._rooms.pop(slot)
         del self._holders[session.id]
@@ -361,12 +334,6 @@ class Slots:
         if source.length < place.tokens:
             self._kv_operations.append(Release(slot, source.length))
         return source.length
-
-    def _new_checkpoints(self, room: Room, reused: int) -> Checkpoints:
-        if self._cuttable or self._host is None or not room.shared:
-            return Checkpoints()
-        common, _tokens = self._host.nearest(room.scope, room.tokens)
-        return Checkpoints(room.tokens, reused, known=common)
 
     # -- cached sequences ----------------------------------------------------------------------------------------
 
