@@ -230,6 +230,7 @@ def test_a_recording_and_a_picture_of_the_camera_are_sent(browser: Browser, seei
     browser.wait(lambda: len(browser.all(".previews li")) == 2)
     browser.shoot("attach-two")
     assert [one["type"] for one in ask(browser)] == ["audio", "image", "text"]
+    assert [one.tag_name for one in browser.all(".turn .media > *")] == ["audio", "img"]
     assert browser.violations() == []
 
 
@@ -239,6 +240,8 @@ def test_what_is_too_large_or_of_no_kind_is_refused(browser: Browser, seeing: Da
         ("film.mp4", "video/mp4", 3 << 20, "film.mp4 has 3.0 MiB: this server takes 2.6 MiB with a conversation."),
         ("notes.txt", "text/plain", 9, "notes.txt is no picture, sound or video."),
         ("broken.heic", "image/heic", 9, "The browser can't read broken.heic."),
+        ("broken.png", "image/png", 9, "The browser can't read broken.png."),
+        ("silence.wav", "audio/wav", 0, "silence.wav is empty."),
     ):
         drop(browser, name, kind, bytes(size))
         browser.wait(lambda problem=problem: browser.text(".notice") == problem)

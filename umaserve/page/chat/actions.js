@@ -155,7 +155,8 @@ export function chatActions({ store, api, library, storage, wide }) {
     let turn;
     update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
     try {
-      for (const { id, blob } of media) if (blob) await library.keep(conversation.id, id, blob);
+      // All begun at once: the turn is shown meanwhile, and whoever reads them from now on waits until they are there.
+      await Promise.all(media.map(({ id, blob }) => blob && library.keep(conversation.id, id, blob)));
       answerTo(conversation, turn.id);
     } catch (error) {
       update(() => {

@@ -21,21 +21,22 @@ export function takes(model, kind) {
 export async function prepared(file) {
   const kind = file.type.split("/")[0];
   if (!(kind in KINDS)) throw new Error(`${file.name} is no picture, sound or video.`);
-  const small = kind !== "image" || (file.size <= KEPT_BYTES && KEPT_TYPES.includes(file.type));
-  const blob = small ? file : await scaled(file);
+  if (file.size === 0) throw new Error(`${file.name} is empty.`);
+  const blob = kind === "image" ? await picture(file) : file;
   return { id: newId(), kind, name: file.name, type: blob.type, size: blob.size, blob };
 }
 
-async function scaled(file) {
-  const picture = await createImageBitmap(file).catch(() => {
+async function picture(file) {
+  const read = await createImageBitmap(file).catch(() => {
     throw new Error(`The browser can't read ${file.name}.`);
   });
-  const factor = Math.min(1, Math.sqrt(MOST_PIXELS / (picture.width * picture.height)));
-  const canvas = new OffscreenCanvas(Math.ceil(picture.width * factor), Math.ceil(picture.height * factor));
+  if (file.size <= KEPT_BYTES && KEPT_TYPES.includes(file.type)) return file;
+  const factor = Math.min(1, Math.sqrt(MOST_PIXELS / (read.width * read.height)));
+  const canvas = new OffscreenCanvas(Math.ceil(read.width * factor), Math.ceil(read.height * factor));
   const pen = canvas.getContext("2d");
   pen.fillStyle = "white";
   pen.fillRect(0, 0, canvas.width, canvas.height);
-  pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  pen.drawImage(read, 0, 0, canvas.width, canvas.height);
   return canvas.convertToBlob({ type: "image/jpeg", quality: 0.9 });
 }
 
