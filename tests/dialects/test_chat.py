@@ -74,6 +74,12 @@ def dialect(*, voice: VoiceInfo | None = VOICE, key: str | None = None, limits: 
     return ChatDialect(limits, voice, lambda: "chat_1", None if key is None else key.__eq__)
 
 
+def test_messages_without_a_model_mean_the_handshakes() -> None:
+    for named, model in (({}, "b"), ({"model": "default"}, "b"), ({"model": None}, "b"), ({"model": "a"}, "a")):
+        asked = ChatDialect(LIMITS, VOICE, lambda: "chat_1", asked_model="b")
+        assert tell(asked, **named).model == model
+
+
 def tell(asked: ChatDialect, **fields: Any) -> Generate:
     return asked.receive(json.dumps({"messages": HELLO, **fields}).encode())
 

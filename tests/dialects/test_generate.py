@@ -87,6 +87,19 @@ def dialect(*, resumable: bool = True, key: str | None = None, model: ModelInfo 
     )
 
 
+@pytest.mark.parametrize(("named", "model"), [({}, "small"), ({"model": ""}, "small"), ({"model": "tiny"}, "tiny")])
+def test_messages_without_a_model_mean_the_handshakes(named: Message, model: str) -> None:
+    asked = GenerateDialect(LIMITS, lambda _name: MODEL, lambda: MODELS, str, resumable=False, asked_model="small")
+    command = tell(asked, "config", prompt="Once", **named)
+    assert isinstance(command, Generate)
+    assert command.model == model
+
+
+def test_a_handshakes_model_that_is_no_name_is_refused() -> None:
+    asked = GenerateDialect(LIMITS, lambda _name: MODEL, lambda: MODELS, str, resumable=False, asked_model="x" * 300)
+    assert refusal(asked, "config", prompt="Once").message.startswith("model: expected a string of at most")
+
+
 def tell(asked: GenerateDialect, kind: object, **fields: Any) -> Command:
     return asked.receive(json.dumps({"type": kind, **fields}).encode())
 

@@ -319,7 +319,8 @@ def test_all_models_of_a_box_are_offered_and_the_relay_hears_when_they_change(tm
     folder.mkdir()
     shutil.copyfile(default_model(), folder / "second.gguf")
     relay = Relay(tmp_path)
-    daemon = box(tmp_path / "box", relay, flags=("--models-dir", str(folder), "--weights", "as-is"))
+    flags = ("--models-dir", str(folder), "--weights", "as-is", "--http", "127.0.0.1:0")
+    daemon = box(tmp_path / "box", relay, flags=flags)
     relay.wait_for_workers(1)
     first = str(daemon.metrics()["model"])
 
@@ -332,6 +333,15 @@ def test_all_models_of_a_box_are_offered_and_the_relay_hears_when_they_change(tm
     until_models_are(first, "second")
     answer = relay.client.completions.create(model="second", prompt=FAR_FROM_A_TIE, max_tokens=4)
     assert (answer.model, answer.usage and answer.usage.completion_tokens) == ("second", 4)
+    for address in (relay.address, daemon.http):
+        with connect(f"ws://{address}/generate?model=second") as socket:
+            for named, model in (({}, "second"), ({"model": first}, first)):
+                parameters = {"max_tokens": 1}
+                socket.send(json.dumps({"type": "config", "prompt": FAR_FROM_A_TIE, "parameters": parameters, **named}))
+                told = [json.loads(socket.recv(60))]
+                while told[-1]["type"] != "completion":
+                    told.append(json.loads(socket.recv(60)))
+                assert next(message["model"] for message in told if message["type"] == "init") == model
     shutil.copyfile(default_model(), folder / "third.gguf")
     daemon.process.send_signal(signal.SIGHUP)
     until_models_are(first, "second", "third")

@@ -209,6 +209,7 @@ def test_a_key_sees_and_gets_only_its_models(relay: Relay) -> None:
         ("", {"type": "config", "model": "other"}, None),
         (f"?model={MODEL}", {"type": "config", "model": "other"}, None),
         (f"?model={MODEL}", {"type": "config"}, None),
+        ("?model=other", {"type": "config", "model": MODEL}, None),
         ("", {"type": "control", "action": "stop"}, None),
         ("", {"type": "config", "model": MODEL}, {"type": "config", "model": "other"}),
         ("", {"type": "config", "model": MODEL}, {"type": "config"}),

@@ -1113,15 +1113,18 @@ def test_a_relay_that_ends_says_so_to_those_who_wait(start: Callable[..., Relay]
 @pytest.mark.parametrize(
     ("query", "first", "model"),
     [
-        ("?model=b", {"model": "a"}, "b"),
+        ("?model=b", {"model": "a"}, "a"),
+        ("?model=b", {"model": "default"}, "b"),
+        ("?model=b", {"type": "config"}, "b"),
         ("", {"model": "b"}, "b"),
-        ("?model=default", {"model": "a"}, ""),
+        ("?model=default", {"model": "a"}, "a"),
+        ("?model=default", {}, ""),
         ("", {"model": "default"}, ""),
         ("", {"type": "config"}, ""),
         ("", "not JSON", ""),
     ],
 )
-def test_the_model_of_a_websocket_is_in_the_query_or_the_first_message(
+def test_the_model_of_a_websocket_is_in_the_first_message_or_the_query(
     relay: Relay, query: str, first: Any, model: str
 ) -> None:
     worker = relay.worker("a", "b", features=["websocket"])

@@ -92,7 +92,7 @@ class DaemonBackend:
                 return _Posted(responder, exchange, content).begun()
             case Conversation() as endpoint:
                 wire = _Wire(self._services.loop, reply)
-                dialect = endpoint.new_dialect(facts, None)
+                dialect = endpoint.new_dialect(replace(facts, asked_model=request.model), None)
                 # As far as a connection uses its channel, the wire is one.
                 Connection(self._services, cast(Channel, wire), _Frames(), dialect, caller, _forget)
                 conversation = _Conversation(wire, max_bytes, too_large)

@@ -139,6 +139,7 @@ class DaemonSite:
     ) -> None:
         rest = connection.upgrade(request, [SUBPROTOCOL])
         config = self._services.config
+        facts = replace(self._services.facts(caller), asked_model=request.query.get("model", ""))
         authenticated = bool(caller.key) or not self._gate.keyed
         new_connection = ResumableConnection if endpoint.resumable else WebSocketConnection
         conversation = new_connection(
@@ -146,7 +147,7 @@ class DaemonSite:
             connection.channel,
             # A large message is for those who have shown a key with the handshake.
             WebSocketCodec(max_body_bytes(found.route, config) if authenticated else config.max_frame_bytes),
-            lambda authenticate: endpoint.new_dialect(self._services.facts(caller), authenticate),
+            lambda authenticate: endpoint.new_dialect(facts, authenticate),
             caller,
             connection.lost,
             self._gate,

@@ -101,6 +101,8 @@ class Facts:
     """The answers that have a slot, the oldest first."""
     kept: TenantsResponses | None
     """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
+    asked_model: str = ""
+    """The model that a WebSocket's messages mean where they name none, or the default one."""
     kept_by_relay: Mapping[str, Any] = field(default_factory=dict)
     """What a response says of what the relay keeps, where that keeps it."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from umaserve.dialects.grammars import grammar
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import ChatTurn, Generate, Priority, Sampling
+from umaserve.model_names import DEFAULT
 from umaserve.wire.fields import MAX_VALUES, Fields, bad_request, dump_capped, number, out_of_range, parse_json, string
 
 MAX_ID_BYTES = 256
@@ -93,6 +94,12 @@ def json_body(body: bytes) -> Fields:
 def model_name(fields: Fields) -> str:
     """What the client calls the model; empty where it names none."""
     return fields.string("model", max_bytes=MAX_ID_BYTES, empty=True) or ""
+
+
+def with_model(fields: Fields, asked: str) -> Fields:
+    """``fields`` of a message, which mean the model ``asked`` where they name none, or the default one."""
+    unnamed = fields.values.get("model") in (None, "", DEFAULT)
+    return Fields({**fields.values, "model": asked}) if asked and unnamed else fields
 
 
 def refuse_unknown_constraints(fields: Fields) -> None:

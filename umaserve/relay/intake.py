@@ -148,13 +148,19 @@ class Intake:
         return model
 
     def conversation(self, handshake: Request, client_name: str) -> Callable[[str, Client], RelayedRequest]:
-        """A function that makes a WebSocket's request from its first message."""
+        """A function that makes a WebSocket's request from its first message. Messages that name no model, or the
+        default one, mean that of the handshake."""
         headers = self._headers(handshake, client_name)
+        asked = _shortened(handshake.query.get("model", ""))
 
         def request(text: str, client: Client) -> RelayedRequest:
             values = _values_of(text)
             self._check_message(values, client_name, first=True)
-            named = handshake.query.get("model") or values.get("model")
+            if asked and self._accounts:
+                self._accounts.check_model(client_name, self.model_for(asked))
+            named = values.get("model")
+            if asked and named in (None, "", DEFAULT):
+                named = asked
             # Empty means any model.
             model = self.model_for(_shortened(named) if named and isinstance(named, str) else None) or ""
             return RelayedRequest(

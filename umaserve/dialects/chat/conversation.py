@@ -11,7 +11,7 @@ import orjson
 
 from umaserve.dialects.chat.request import ChatRequest, read_request
 from umaserve.dialects.dialect import Reply
-from umaserve.dialects.parameters import RequestLimits, check_key
+from umaserve.dialects.parameters import RequestLimits, check_key, with_model
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate
 from umaserve.outputs import Finished, Output, Placed, Prefilled, Spoken, Token, VoiceInfo, Waiting
@@ -52,12 +52,14 @@ class ChatDialect:
         authenticate: Callable[[str], bool] | None = None,
         *,
         recorded: bool = False,
+        asked_model: str = "",
     ) -> None:
         self._limits = limits
         self._voice = voice
         self._new_id = new_id
         self._authenticate = authenticate
         self._recorded = recorded
+        self._asked_model = asked_model
         self._answer: _Answer | None = None
         self._ended = False
 
@@ -70,7 +72,7 @@ class ChatDialect:
             raise bad_request("payload", "an object", values)
         if self._authenticate is not None:
             check_key(values.get("auth"), self._authenticate, '{"auth":"KEY","messages":[…]}')
-        asked = read_request(Fields(values), self._limits, self._voice, self._new_id())
+        asked = read_request(with_model(Fields(values), self._asked_model), self._limits, self._voice, self._new_id())
         self._answer = _Answer(asked)
         if not self._recorded:
             return asked.request

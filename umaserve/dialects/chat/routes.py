@@ -13,7 +13,9 @@ def _conversation(facts: Facts, authenticate: Authenticate | None) -> ChatDialec
     def new_id() -> str:
         return facts.new_id("chat_")
 
-    return ChatDialect(facts.limits, facts.voice, new_id, authenticate, recorded=facts.recorded)
+    return ChatDialect(
+        facts.limits, facts.voice, new_id, authenticate, recorded=facts.recorded, asked_model=facts.asked_model
+    )
 
 
 DIALECT = HttpDialect(

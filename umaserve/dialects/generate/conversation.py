@@ -14,7 +14,7 @@ from umaserve.dialects.generate.request import (
     read_config,
     with_parameters,
 )
-from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key
+from umaserve.dialects.parameters import MAX_ID_BYTES, RequestLimits, check_key, with_model
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Cancel, Command, Feedback, Generate, Modify, Pause, Reattach, Replace, Resume
 from umaserve.outputs import FeedbackKept, ListedModel, Metrics, ModelInfo, Output, Spoken, Steered
@@ -50,6 +50,7 @@ class GenerateDialect:
         *,
         resumable: bool,
         authenticate: Callable[[str], bool] | None = None,
+        asked_model: str = "",
     ) -> None:
         self._limits = limits
         self._model = model
@@ -57,6 +58,7 @@ class GenerateDialect:
         self._new_id = new_id
         self._resumable = resumable
         self._authenticate = authenticate
+        self._asked_model = asked_model
         first = ("config", "resume") if resumable else ("config",)
         self._types = {kind: kind for kind in (*first, "control", "feedback")}
         self._generation: Generation | None = None
@@ -158,7 +160,9 @@ class GenerateDialect:
 
     def _configure(self, fields: Fields) -> Generate:
         self._check_idle()
-        request, options = read_config(fields, self._limits, self._models(), self._new_id())
+        request, options = read_config(
+            with_model(fields, self._asked_model), self._limits, self._models(), self._new_id()
+        )
         self._generation = Generation(request, options, self._model, keep_tokens=self._resumable)
         self._asked = None
         return request

@@ -16,7 +16,13 @@ def _conversation(facts: Facts, authenticate: Authenticate | None) -> GenerateDi
         return facts.new_id(_ID_PREFIX)
 
     return GenerateDialect(
-        facts.limits, facts.model, facts.models, new_id, resumable=facts.resumable, authenticate=authenticate
+        facts.limits,
+        facts.model,
+        facts.models,
+        new_id,
+        resumable=facts.resumable,
+        authenticate=authenticate,
+        asked_model=facts.asked_model,
     )
 
 
