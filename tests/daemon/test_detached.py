@@ -9,6 +9,7 @@ from world import World
 
 from umaserve.daemon.detached import LOST_BYTES, Detached
 from umaserve.dialects.dialect import Reply
+from umaserve.dialects.generate.generation import Kept
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Command, Generate
 from umaserve.outputs import Finished, FinishReason, Output, Token
@@ -35,6 +36,17 @@ class Remembering:
     @property
     def held_bytes(self) -> int:
         return OUTPUT_BYTES * len(self.told)
+
+    @property
+    def finished(self) -> bool:
+        return any(isinstance(output, Finished | RequestError) for output in self.told)
+
+    @property
+    def kept(self) -> None:
+        return None
+
+    def take_over(self, kept: Kept) -> None:
+        raise AssertionError("it keeps nothing")
 
     def receive(self, payload: bytes) -> Command | None:
         raise AssertionError("a lost connection receives nothing")
@@ -206,7 +218,7 @@ def test_the_oldest_go_when_they_take_too_much_together(make: Callable[..., Lost
     world.turn(2 * WINDOW)
 
 
-@pytest.mark.parametrize("leave", ["taken", "expired", "dropped"])
+@pytest.mark.parametrize("leave", ["taken", "expired"])
 def test_what_is_no_longer_kept_takes_no_room(make: Callable[..., LostStreams], leave: str) -> None:
     world = make(max_bytes=12 * LOST_BYTES)
     for _ in range(3):
@@ -218,8 +230,6 @@ def test_what_is_no_longer_kept_takes_no_room(make: Callable[..., LostStreams], 
                 world.take()
             case "expired":
                 world.turn(WINDOW)
-            case "dropped":
-                world.detached.drop_all()
         assert len(world.detached) == 0
 
 
@@ -239,7 +249,7 @@ class Connected:
         self.world, self.request_id = world, request_id
         self.dialect, self.session = world.streaming(request_id, caller)
         self.aborted = 0
-        world.detached.watch(request_id, caller.tenant, self.abort)
+        world.detached.watch(request_id, caller.tenant, self.abort, self.abort)
 
     def abort(self) -> None:
         self.aborted += 1
@@ -300,7 +310,8 @@ def test_what_cannot_be_kept_ends_with_its_connection(make: Callable[..., LostSt
 
 def test_dropping_all_leaves_none(world: LostStreams) -> None:
     kept = [world.keep(f"r{number}")[1] for number in range(3)]
-    world.detached.drop_all()
+    world.detached.leave_all()
+    assert not world.detached.left
     assert (len(world.detached), [session.state for session in kept]) == (0, [State.DONE] * 3)
     world.turn(2 * WINDOW)
 

@@ -1,4 +1,5 @@
-"""A daemon whose sockets a service manager holds is restarted under load: nobody is refused or lost."""
+"""A daemon whose sockets a service manager holds is restarted under load: nobody is refused, and what ran is finished,
+or can be resumed."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 from daemon import ANSWER_S, Wire
+from generate_wire import Conversation, text_of
 from service_manager import ServiceManager
 
 REQUESTS, RESTARTS, CLIENTS = 200, 3, 8
+LONG = {"max_tokens": 120, "ignore_eos": True}
+SERVICE_RESTART = 1012
 
 
 @pytest.fixture
@@ -102,3 +106,39 @@ def test_who_waits_for_the_model_when_the_end_comes_gets_it_yet(manager: Service
         manager.restart()
         assert wire.receive_until("eos", "error").get("reason") == "length"
     assert manager.daemon.ask("Once", max_tokens=2)[-1]["event"] == "eos"
+
+
+def test_streams_that_outlast_the_drain_timeout_go_on_at_the_next_daemon(tmp_path: Path):
+    left = tmp_path / "left"
+    manager = ServiceManager(tmp_path, "--drain-timeout", "0", "--resume-file", str(left))
+    try:
+        manager.daemon.wait_until_ready()
+        with Conversation(manager.daemon) as client, Conversation(manager.daemon) as paused:
+            paused.config(**LONG)
+            paused_id = paused.until("init")[-1]["request_id"]
+            paused.control("pause")
+            paused.until("pause")
+            client.config(**LONG)
+            request_id = client.until("init")[-1]["request_id"]
+            tokens = client.tokens(2)
+            manager.restart()
+            more, code = client.rest()
+            tokens += more
+            assert (code, paused.rest()[1]) == (SERVICE_RESTART, SERVICE_RESTART)
+        with Conversation(manager.daemon) as client:
+            # Its model is being loaded meanwhile.
+            client.send("resume", request_id=request_id, position=len(tokens))
+            status, *rest = client.until("completion")
+            assert status["message"] == f"from token {len(tokens)} of {len(tokens)} so far"
+            client.send("resume", request_id=paused_id, position=0)
+            again = client.until("resume")
+            client.control("resume")
+            again += client.until("completion")
+            client.config(**LONG)
+            whole = client.until("completion")[-1]["generated_text"]
+        assert text_of(tokens + rest) == rest[-1]["generated_text"] == whole == text_of(again)
+        assert 0 < len(tokens) < rest[-1]["usage"]["completion_tokens"] == LONG["max_tokens"]
+        assert not left.exists()
+    finally:
+        manager.close()
+    assert "Traceback" not in manager.daemon.logs, manager.daemon.logs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any
@@ -62,6 +63,15 @@ class Conversation:
     def kill(self) -> None:
         """The connection is lost, without a goodbye."""
         self._ws.socket.shutdown(socket.SHUT_RDWR)
+
+    def rest(self) -> tuple[list[dict], int]:
+        """The messages up to the server's goodbye, and its close code."""
+        messages = []
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                messages.append(self.receive())
+        assert self._ws.close_code is not None
+        return messages, self._ws.close_code
 
     def close_code(self) -> int:
         """The server's, which must come next."""

@@ -1,18 +1,26 @@
-"""Generations whose connection was lost: kept for a while, paused, for a new connection to take over."""
+"""Generations whose connection was lost: kept for a while, paused, for a new connection to take over, be it in this
+process or in the next one."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from umaserve.daemon.left_file import Left
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.dialects.dialect import Dialect, Reply
+from umaserve.dialects.generate.generation import Kept
 from umaserve.errors import Fault, RequestError
 from umaserve.net.loop import Loop
 from umaserve.net.timers import Timer
 from umaserve.outputs import Output
+from umaserve.serving.begun import Begun
 from umaserve.serving.session import Hold, Session
+
+log = logging.getLogger(__name__)
 
 LOST_BYTES = 16 * 1024
 """Memory in bytes of a generation besides its text: session, sampler and the like."""
@@ -26,8 +34,19 @@ class ResumableDialect(Dialect, Protocol):
         """Id of the current generation, or of the last one."""
 
     @property
+    def finished(self) -> bool:
+        """Whether no generation runs."""
+
+    @property
     def held_bytes(self) -> int:
         """Estimated memory of the generation in bytes."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """What another process needs to go on with it; ``None`` where none can."""
+
+    def take_over(self, kept: Kept) -> None:
+        """Go on with what another process kept."""
 
     def replay(self, position: int) -> Iterator[bytes]:
         """Payloads from token ``position`` on; raises ``RequestError`` where that token does not exist."""
@@ -46,14 +65,21 @@ class Lost:
 class Detached:
     """Keeps each for ``window`` seconds, and at most ``max_bytes`` of them: the oldest goes first."""
 
-    def __init__(self, loop: Loop, sessions: ModelSessions, window: float, max_bytes: int) -> None:
+    def __init__(
+        self, loop: Loop, sessions: ModelSessions, window: float, max_bytes: int, *, leaves: bool = False
+    ) -> None:
+        """``leaves``: whether there will be a process after this one to leave them to."""
         self._loop = loop
         self._sessions = sessions
         self._window = window
         self._max_bytes = max_bytes
         self._lost: dict[str, Lost] = {}
         self._bytes = 0
-        self._watched: dict[str, tuple[str, Callable[[], None]]] = {}
+        self._watched: dict[str, tuple[str, Callable[[], None], Callable[[], None]]] = {}
+        self._leaves = leaves
+        self._leaving = False
+        self.left: list[Left] = []
+        """For the next process, those that were lost first at the front."""
 
     @property
     def enabled(self) -> bool:
@@ -62,11 +88,11 @@ class Detached:
     def __len__(self) -> int:
         return len(self._lost)
 
-    def watch(self, request_id: str, tenant: str, abort: Callable[[], None]) -> None:
+    def watch(self, request_id: str, tenant: str, abort: Callable[[], None], restart: Callable[[], None]) -> None:
         """A connection has this generation. Its client may know of its loss long before we do, and resume it: then
-        ``abort`` ends the old connection."""
+        ``abort`` ends the old connection. ``restart`` has it part with what the next process can go on with."""
         if self.enabled:
-            self._watched[request_id] = (tenant, abort)
+            self._watched[request_id] = (tenant, abort, restart)
 
     def unwatch(self, request_id: str | None) -> None:
         if request_id is not None:
@@ -74,15 +100,20 @@ class Detached:
 
     def keep(self, dialect: ResumableDialect, session: Session) -> None:
         """Take over a generation from the connection that was lost; its stream is paused and costs no computing."""
-        request_id = dialect.request_id
-        if not self.enabled or self._sessions.draining or request_id is None:
+        if not self.enabled or dialect.request_id is None:
             self._sessions.abandon(session)
+            return
+        if self._leaving or self._sessions.draining:
+            self._leave(dialect, session, self._window)
             return
         session.sink = _recorder(dialect)
         self._sessions.hold(session, Hold.DETACHED)
         # The reader that was behind is gone, and the next one may never be.
         self._sessions.release(session, Hold.READER)
-        expiry = self._loop.call_later(self._window, lambda: self._drop(request_id))
+        self._add(dialect.request_id, dialect, session, self._window)
+
+    def _add(self, request_id: str, dialect: ResumableDialect, session: Session, window: float) -> None:
+        expiry = self._loop.call_later(window, lambda: self._drop(request_id))
         n_bytes = LOST_BYTES + dialect.held_bytes
         self._lost[request_id] = Lost(dialect, session, expiry, n_bytes)
         self._bytes += n_bytes
@@ -92,7 +123,7 @@ class Detached:
     def take(self, request_id: str, tenant: str, position: int) -> tuple[ResumableDialect, Session, Iterator[bytes]]:
         """The generation and what its client has missed; raises ``RequestError`` and keeps it where it isn't this
         tenant's or the position isn't right."""
-        owner, abort = self._watched.get(request_id, ("", None))
+        owner, abort, _restart = self._watched.get(request_id, ("", None, None))
         if abort is not None and owner == tenant:
             abort()
         lost = self._lost.get(request_id)
@@ -110,10 +141,51 @@ class Detached:
             session = self._sessions.open(session.sink, session.caller)
         return lost.dialect, session, missed
 
-    def drop_all(self) -> None:
-        """Drop all of them: the daemon ends."""
+    # -- the next process ----------------------------------------------------------------------------------------
+
+    def leave_all(self) -> None:
+        """The daemon ends: leave all of them to the next process, for what is left of their time by then. Those that
+        can't be left are dropped."""
+        self._leaving = True
         for request_id in list(self._lost):
-            self._drop(request_id)
+            lost = self._forget(request_id)
+            self._leave(lost.dialect, lost.session, lost.expiry.at - self._loop.now())
+
+    def restart_all(self) -> None:
+        """Have the connections part with their generations."""
+        self._leaving = True
+        for _tenant, _abort, restart in list(self._watched.values()):
+            restart()
+
+    def can_leave(self, dialect: ResumableDialect, session: Session) -> bool:
+        """Whether the next process can go on with it, and its client knows its id."""
+        known = session.announced or not session.running
+        return self._leaves and self.enabled and known and dialect.kept is not None
+
+    def _leave(self, dialect: ResumableDialect, session: Session, window: float) -> None:
+        record = _recorder(dialect)
+        for output in session.outbox:
+            record(output)
+        kept = dialect.kept
+        if kept is not None and self.can_leave(dialect, session):
+            begun = _begun(session, kept, self._loop.now()) if session.running else None
+            self.left.append(Left(session.caller, kept, begun, time.time() + window))
+        self._sessions.abandon(session, "left")
+
+    def take_over(self, left: Left, dialect: ResumableDialect) -> None:
+        """Keep what the process before this one left, paused."""
+        kept, window = left.kept, min(left.expires_at - time.time(), self._window)
+        if not window > 0 or kept.request.id in self._lost or (left.begun is None and not kept.ending):
+            return
+        dialect.take_over(kept)
+        session = self._sessions.open(_recorder(dialect), left.caller)
+        if left.begun is not None:
+            try:
+                self._sessions.take_over(session, kept.request, left.begun, self._loop.now())
+            except RequestError as error:
+                log.warning("request %s can't go on: %s", kept.request.id, error)
+                return
+        self._add(kept.request.id, dialect, session, window)
 
     def _drop(self, request_id: str) -> None:
         self._sessions.abandon(self._forget(request_id).session)
@@ -132,3 +204,20 @@ def _recorder(dialect: Dialect) -> Callable[[Output | RequestError], None]:
         _unsent: Reply | None = dialect.fail(output) if isinstance(output, RequestError) else dialect.send(output)
 
     return record
+
+
+def _begun(session: Session, kept: Kept, now: float) -> Begun:
+    held_s = session.held_s + (now - session.held_at if session.holds else 0.0)
+    took_s = now - session.requested_at - held_s
+    timing = session.timing(now)
+    return Begun(
+        model=session.model,
+        generated=session.generated,
+        text=kept.text,
+        thoughts=kept.thoughts,
+        reused=session.reused,
+        paused=Hold.PAUSE in session.holds,
+        took_s=took_s,
+        started_s=None if session.started_at is None else min(timing.started_s, took_s),
+        first_token_s=None if session.first_made_at is None else min(timing.first_token_s, took_s),
+    )

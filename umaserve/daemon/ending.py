@@ -86,12 +86,13 @@ class Ending:
         """Take no more requests; ``of_loaded`` is as in ``Models.refuse_waiting``."""
         self._refusing = True
         self._services.sessions.drain()
-        self._services.detached.drop_all()
+        self._services.detached.leave_all()
         self._models.refuse_waiting(of_loaded=of_loaded)
 
     def _end_drain(self) -> None:
         """The drain timeout is over, also for a decode that does not return."""
         self.bid_farewell()
+        self._services.detached.restart_all()
         self._refuse_more(of_loaded=True)
         self._models.fail_running()
         self._services.speech.fail_all(shutting_down())

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from umaserve.daemon.models import Models
-from umaserve.errors import RequestError
+from umaserve.errors import ModelNotFound, RequestError
 from umaserve.messages import Generate, Steering
+from umaserve.serving.begun import Begun
 from umaserve.serving.caller import Caller
 from umaserve.serving.session import Hold, Session, Sink
 from umaserve.serving.sessions import SessionManager, Totals
@@ -55,6 +56,14 @@ class ModelSessions:
         session.model = host.name
         host.sessions.request(session, request, now, admitted=admitted, arrived_at=arrived_at)
         self._models.see_to(host)
+
+    def take_over(self, session: Session, request: Generate, begun: Begun, now: float) -> None:
+        """As in ``SessionManager``; raises ``RequestError`` where the model isn't there."""
+        host = self._models.choose(request.model)
+        if host.name != begun.model:
+            raise ModelNotFound(begun.model)
+        session.model = host.name
+        host.sessions.take_over(session, request, begun, now)
 
     def admit(self, caller: Caller, now: float) -> None:
         self._models.default.sessions.admit(caller, now)

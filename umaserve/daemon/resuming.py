@@ -9,6 +9,7 @@ from umaserve.daemon.websocket import WebSocketConnection
 from umaserve.errors import RequestError
 from umaserve.messages import Generate, Reattach
 from umaserve.serving.session import Hold
+from umaserve.wire.websocket import CloseCode
 
 MISSED_PER_TURN = 64
 
@@ -47,7 +48,14 @@ class ResumableConnection(WebSocketConnection):
         self._services.detached.unwatch(self._watched)
         self._watched = request_id
         if request_id is not None:
-            self._services.detached.watch(request_id, self._caller.tenant, self.channel.abort)
+            self._services.detached.watch(request_id, self._caller.tenant, self.channel.abort, self._restart)
+
+    def _restart(self) -> None:
+        """The daemon ends: the next one has what the client has not got yet."""
+        owes = not self._dialect.finished or bool(self.channel.queued)
+        if owes and self._services.detached.can_leave(self._dialect, self._session):
+            self._part(lost=True)
+            self._close(CloseCode.SERVICE_RESTART, "the server restarts: the generation can be resumed")
 
     def _reattach(self, command: Reattach) -> None:
         self._watch(None)

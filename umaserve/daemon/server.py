@@ -20,6 +20,7 @@ from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.housekeeping import keep_house
+from umaserve.daemon.left_file import LeftFile
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.daemon.relay_links import DaemonLinks
@@ -27,6 +28,7 @@ from umaserve.daemon.services import Services
 from umaserve.daemon.site import DaemonSite
 from umaserve.daemon.vllm_metrics import use_of, vllm_metrics
 from umaserve.daemon.voices import Voices
+from umaserve.dialects.generate.routes import conversation
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import ConfigError, Fault, ModelError, RequestError
 from umaserve.exposition import exposition
@@ -106,6 +108,7 @@ class Server:
         self._sessions = ModelSessions(self._models, self._observe_end)
         self._voices = Voices(config, voice, loop.wake, self._models.threads.compute)
         self._services = self._new_services()
+        self._left_file = LeftFile(config.resume_file, config.resume_bytes) if config.resume_file else None
         self._links = DaemonLinks(loop, config, self._services)
         self._entrances = Entrances(self._services, DaemonSite(self._services, self._gate))
         self._ending = Ending(self._services, self._links, self._entrances)
@@ -122,7 +125,9 @@ class Server:
             config=config,
             loop=loop,
             sessions=self._sessions,
-            detached=Detached(loop, self._sessions, config.resume_window, config.resume_bytes),
+            detached=Detached(
+                loop, self._sessions, config.resume_window, config.resume_bytes, leaves=bool(config.resume_file)
+            ),
             models=self._models,
             metrics=self._metrics,
             started_at=int(time.time()),
@@ -161,6 +166,7 @@ class Server:
             self._stuck,
             self._config.request_timeout,
         )
+        self._take_over()
         self._models.default.load(self._on_loaded)
         try:
             self._loop.run()
@@ -173,6 +179,12 @@ class Server:
         if self._ending.draining:
             return State.DRAINING
         return State.LOADING if self._models.default.info is None else State.READY
+
+    def _take_over(self) -> None:
+        """Keep what the daemon before this one left."""
+        if self._left_file is not None:
+            for left in self._left_file.take():
+                self._services.detached.take_over(left, conversation(self._services.facts()))
 
     def _wanted(self) -> bool:
         """Whether engines are to be loaded."""
@@ -197,6 +209,7 @@ class Server:
         else:
             log.error("the model could not be loaded: see the server's log", exc_info=error)
         self._status = 1
+        self._services.detached.leave_all()
         self._models.default.fail_all(
             RequestError(Fault.MODEL_NOT_LOADED, "request", "the model could not be loaded: see the server's log")
         )
@@ -280,6 +293,8 @@ class Server:
 
     def _shut_down(self) -> int:
         self._loop.after_poll = self._loop.before_sleep = lambda: None
+        if self._left_file is not None and self._services.detached.left:
+            self._left_file.write(self._services.detached.left)
         if not self._ending.join():
             log.warning("a call into llama.cpp, the voice, a decoder or the disk does not return: ending without it")
             logging.shutdown()

@@ -109,8 +109,8 @@ class WebSocketConnection(Connection):
     def abort(self) -> None:
         self._close(CloseCode.INTERNAL_ERROR)
 
-    def _close(self, code: int) -> None:
+    def _close(self, code: int, reason: str = "") -> None:
         self._part(lost=False)
         self._input.close()
-        self.channel.write(self._codec.close(code))
+        self.channel.write(self._codec.close(code, reason))
         self.channel.close()

@@ -95,6 +95,7 @@ class Preparation:
             max_tokens = min(max_tokens, request.sound_limit.tokens(prompt.sound_s))
         request = dataclasses.replace(request, sampling=_behind(request.sampling, generated))
         sampler = self._new_sampler(request, tokens, constraint, in_thought)
+        self._check_ids(generated, "generated")
         sampler.follow(generated)
         adapters = self._adapters.resolve(request.lora)
         return Prepared(

@@ -35,9 +35,14 @@ class Tail:
         self._at += length
         return self._data[self._at - length : self._at]
 
+    @property
+    def left(self) -> int:
+        """Bytes not taken yet."""
+        return len(self._data) - self._at
+
     def end(self) -> None:
-        if self._at < len(self._data):
-            raise Malformed(f"{len(self._data) - self._at} bytes too many")
+        if self.left:
+            raise Malformed(f"{self.left} bytes too many")
 
 
 Write = Callable[[Any, list[bytes | memoryview]], Any]

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
 from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
-from umaserve.outputs import Detokenized
-from umaserve.serving.answer_text import text_of
+from umaserve.outputs import Detokenized, FinishReason
+from umaserve.serving.answer_text import AnswerText, text_of
+from umaserve.serving.begun import Begun, catch_up
 from umaserve.serving.content_filter import ContentFilter
 from umaserve.serving.session import Session
 from umaserve.serving.sessions import SessionManager
@@ -25,7 +26,7 @@ MAX_MEDIA_AHEAD = 4
 """Prompts with media that are prepared but not started: their pixels and spectra take more memory than their files."""
 
 
-Ready = tuple[Prepared, Repetition | None]
+Ready = tuple[Prepared, Repetition | None, AnswerText]
 
 
 class Preparing:
@@ -84,7 +85,7 @@ class Preparing:
         self._waiting = [session for session in self._waiting if session not in choices]
         self._turns.take(first.caller.tenant)
         requests = [session.request for session in choices if session.request is not None]
-        generated = list(first.generated)
+        generated, begun = list(first.generated), first.begun if first.text is None else None
         tenant = "" if self._shares_prefixes else first.caller.tenant
 
         def wanted() -> bool:
@@ -100,21 +101,20 @@ class Preparing:
         self._choices = choices
         for session in choices:
             session.preparing_at = self._now() if session.preparing_at is None else session.preparing_at
-        self._worker.submit(lambda: self._prepare(requests, tenant, wanted, generated), prepared)
+        self._worker.submit(lambda: self._prepare(requests, tenant, wanted, generated, begun), prepared)
 
     def _end(self, session: Session, result: Ready | BaseException) -> None:
         assert session.request is not None
         if isinstance(result, tuple):
-            prepared, repetition = result
+            prepared, repetition, text = result
             session.request = session.request.with_small_media()
-            text = session.text
-            if text is None:
-                filtered = None if self._filter is None else self._filter.stream()
-                text = text_of(session.request, prepared, self._engine, filtered)
-            elif not prepared.spans and session.before is not None:
+            if session.text is not None and not prepared.spans and session.before is not None:
                 # A template with the time in it has made another prompt.
                 prepared = replace(prepared, tokens=session.before.tokens)
-            self._sessions.prepared(session, prepared, text, session.repetition or repetition)
+            self._sessions.prepared(session, prepared, session.text or text, session.repetition or repetition)
+            if session.begun is not None and len(session.generated) >= prepared.max_tokens:
+                # There is less room than in the process that began it.
+                self._sessions.finish(session, FinishReason.LENGTH)
         elif isinstance(result, RequestError):
             self._sessions.fail(session, result.copy())
         else:
@@ -129,19 +129,32 @@ class Preparing:
         return background, self._turns.last(session.caller.tenant), session.id
 
     def _prepare(
-        self, requests: Sequence[Generate], tenant: str, wanted: Callable[[], bool], generated: Sequence[int]
+        self,
+        requests: Sequence[Generate],
+        tenant: str,
+        wanted: Callable[[], bool],
+        generated: Sequence[int],
+        begun: Begun | None,
     ) -> list[Ready]:
-        """On the preparing thread. ``generated``: of the only request."""
+        """On the preparing thread. ``generated``: of the only request; ``begun``: where its text is made again."""
         (request, *others) = requests
         if self._filter is not None:
             self._filter.check_prompt("\n".join(self._prompt_texts(request)))
         first = self._engine.prepare(request, tenant, wanted, generated)
         choices = [first, *(self._engine.prepare_choice(other, first) for other in others)]
-        if not self._speculates:
-            return [(prepared, None) for prepared in choices]
-        text_from = first.spans[-1].end if first.spans else 0
-        index = PromptIndex(first.tokens[text_from:])
-        return [(prepared, Repetition(index)) for prepared in choices]
+        texts = [self._text(one, prepared) for one, prepared in zip(requests, choices, strict=True)]
+        if begun is not None:
+            catch_up(texts[0], begun)
+        repetitions: list[Repetition | None] = [None] * len(choices)
+        if self._speculates:
+            text_from = first.spans[-1].end if first.spans else 0
+            index = PromptIndex(first.tokens[text_from:])
+            repetitions = [Repetition(index, generated) for _ in choices]
+        return list(zip(choices, repetitions, texts, strict=True))
+
+    def _text(self, request: Generate, prepared: Prepared) -> AnswerText:
+        filtered = None if self._filter is None else self._filter.stream()
+        return text_of(request, prepared, self._engine, filtered)
 
     def _prompt_texts(self, request: Generate) -> Iterator[str]:
         """All texts that the client sends to the model."""

@@ -11,6 +11,7 @@ from umaserve.errors import RequestError
 from umaserve.messages import Generate
 from umaserve.outputs import Output, Timing, Usage
 from umaserve.serving.answer_text import AnswerText
+from umaserve.serving.begun import Begun
 from umaserve.serving.cache_miss import Difference
 from umaserve.serving.caller import Caller
 from umaserve.serving.speculation import Acceptance, Repetition
@@ -43,6 +44,8 @@ class Session:
     prepared: Prepared | None = None
     before: Prepared | None = None
     """What an engine that was lost had prepared."""
+    begun: Begun | None = None
+    """What another process had done of it."""
     text: AnswerText | None = None
     slot: int | None = None
     cells: int = 0

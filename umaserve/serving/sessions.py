@@ -12,6 +12,7 @@ from umaserve.errors import Fault, RequestError, shutting_down
 from umaserve.messages import Generate, Modify, Pause, Resume, Steering
 from umaserve.outputs import Finished, FinishReason, Output, Steered, Token
 from umaserve.serving.answer_text import AnswerText, Said
+from umaserve.serving.begun import Begun
 from umaserve.serving.caller import Caller
 from umaserve.serving.session import NEVER, Hold, Session, Sink
 from umaserve.serving.speculation import Repetition
@@ -92,6 +93,19 @@ class SessionManager:
         session.requested_at = session.waits_since = arrived_at
         self._running[session.id] = session
         self._arrived[session.id] = session
+
+    def take_over(self, session: Session, request: Generate, begun: Begun, now: float) -> None:
+        """Go on with a request that another process has begun, of which its client knows; detached for now."""
+        self.request(session, request, now, admitted=True, arrived_at=now - begun.took_s)
+        session.begun, session.announced = begun, True
+        session.generated, session.reused = list(begun.generated), begun.reused
+        if begun.started_s is not None:
+            session.started_at = session.requested_at + begun.started_s
+        if begun.first_token_s is not None:
+            session.first_made_at, session.last_made_at = session.requested_at + begun.first_token_s, now
+        self.hold(session, Hold.DETACHED)
+        if begun.paused:
+            self.hold(session, Hold.PAUSE)
 
     def admit(self, caller: Caller, now: float) -> None:
         """Raise ``RequestError`` if a request of this caller is refused now."""

@@ -64,7 +64,7 @@ class PromptIndex:
 class Repetition:
     """Looks for an earlier occurrence of the text's last tokens: the draft tokens are what followed there."""
 
-    def __init__(self, prompt: PromptIndex) -> None:
+    def __init__(self, prompt: PromptIndex, answer: Sequence[int] = ()) -> None:
         self.acceptance = Acceptance()
         self._prompt = prompt
         self._answer: list[int] = []
@@ -73,6 +73,8 @@ class Repetition:
         self._after: dict[tuple[int, ...], int] = {}
         """By ``NGRAM`` tokens that end in the answer, or with the prompt: the position behind their latest
         occurrence."""
+        for token in answer:
+            self.append(token)
 
     def append(self, token: int) -> None:
         if len(self._end) == NGRAM:

@@ -119,6 +119,12 @@ class Config:
         "keep the generation of a lost WebSocket for this long, so that its client can resume it; 0: off",
     )
     resume_bytes: int = setting(16 * MIB, size(0, GIB), "http", "memory for all generations of lost WebSockets")
+    resume_file: str = setting(
+        "",
+        path(or_empty=True),
+        "http",
+        "file for those that outlast drain_timeout, which clients can then resume at the next daemon; empty: none",
+    )
     feedback_log: str = setting(
         "", path(or_empty=True), "http", "file to which clients' feedback is appended, as JSON lines; empty: off"
     )

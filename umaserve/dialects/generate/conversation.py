@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from umaserve.dialects.dialect import Reply
-from umaserve.dialects.generate.generation import Generation, error_message, status
+from umaserve.dialects.generate.generation import Generation, Kept, error_message, status
 from umaserve.dialects.generate.request import (
     FIXED_PARAMETERS,
     PARAMETERS,
@@ -81,6 +81,15 @@ class GenerateDialect:
     def held_bytes(self) -> int:
         """An estimate of the memory that the current or last generation takes, in bytes."""
         return 0 if self._generation is None else self._generation.held_bytes
+
+    @property
+    def kept(self) -> Kept | None:
+        """As ``Generation.kept``, of the current or last generation."""
+        return None if self._generation is None else self._generation.kept
+
+    def take_over(self, kept: Kept) -> None:
+        """Have what another process kept as the last generation."""
+        self._generation = Generation.again(kept, self._model)
 
     def receive(self, payload: bytes) -> Command | None:
         """The command in ``payload``, ``None`` if there is nothing to do; raises ``RequestError``."""

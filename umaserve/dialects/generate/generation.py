@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -61,6 +62,21 @@ TOKEN_BYTES, SCORED_BYTES, BIAS_BYTES = 256, 192, 128
 """Estimates of CPython's memory for each one that is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What another process needs to replay a generation, and to go on with it."""
+
+    request: Generate
+    options: Options
+    text: str
+    """Without the echoed prompt."""
+    thoughts: str
+    tokens: tuple[Token, ...] | None
+    """``None``: its messages need none."""
+    ending: tuple[bytes, ...]
+    """Its last messages, if it has ended."""
+
+
 class Generation:
     """One generation: its request, its text so far, and its messages.
 
@@ -84,6 +100,27 @@ class Generation:
         self._kept: list[Token] | None = [] if whole or (options.stream and keep_tokens) else None
         self._sent = 0
         self._ending: tuple[bytes, ...] = ()
+
+    @classmethod
+    def again(cls, kept: Kept, model: Callable[[str], ModelInfo | None]) -> Generation:
+        """One that another process kept."""
+        generation = cls(kept.request, kept.options, model, keep_tokens=kept.tokens is not None)
+        generation._text += kept.text
+        generation._thoughts = kept.thoughts
+        generation._ending = kept.ending
+        if generation._kept is not None:
+            generation._kept += kept.tokens or ()
+            generation._sent = len(generation._kept)
+        return generation
+
+    @property
+    def kept(self) -> Kept | None:
+        """``None`` where it can't go on in another process, since its media were too large to be kept."""
+        if self.lacks_media:
+            return None
+        tokens = None if self._kept is None else tuple(self._kept)
+        text = self._text.removeprefix(self._echo)
+        return Kept(self.request, self.options, text, self._thoughts, tokens, self._ending)
 
     @property
     def text(self) -> str:

@@ -11,7 +11,9 @@ from umaserve.dialects.http import Authenticate, Conversation, Facts, HttpDialec
 _ID_PREFIX = "gen_"
 
 
-def _conversation(facts: Facts, authenticate: Authenticate | None) -> GenerateDialect:
+def conversation(facts: Facts, authenticate: Authenticate | None = None) -> GenerateDialect:
+    """The dialect of one connection."""
+
     def new_id() -> str:
         return facts.new_id(_ID_PREFIX)
 
@@ -32,7 +34,7 @@ def _body(facts: Facts) -> GenerateBody:
 
 DIALECT = HttpDialect(
     "generate",
-    {"/generate": Route("GET", Conversation(_conversation, resumable=True, media=True))},
+    {"/generate": Route("GET", Conversation(conversation, resumable=True, media=True))},
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),
 )
