@@ -11,7 +11,7 @@ from http_world import CONFIG, HEALTH, HttpWorld, post
 from routes import facts, routes
 from standin import StandInEngine
 
-from umaserve.dialects.http import RunningAnswer
+from umaserve.dialects.facts import RunningAnswer
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
 from umaserve.dialects.llama_server.embeddings import embedding_result, parse_embedding

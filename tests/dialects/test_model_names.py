@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from routes import MODEL_INFO, facts, listed, routes
 
-from umaserve.dialects.http import Body, EngineQuestion, Facts, FormReply, TextReply
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import Body, EngineQuestion, FormReply, TextReply
 from umaserve.dialects.listing import find_model
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.uds.conversation import JsonDialect

@@ -38,7 +38,8 @@ from standin import StandInEngine
 
 import umaserve
 from umaserve.access.keys import KeyFile
-from umaserve.dialects.http import EngineQuestion, Facts, SpeechReply, TextReply
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import EngineQuestion, SpeechReply, TextReply
 from umaserve.dialects.openai.speech import text_to_speech
 from umaserve.errors import RequestError
 from umaserve.outputs import VoiceInfo

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter
 from routes import facts
 
 from tests.support.routes import MODEL_INFO
+from umaserve.dialects.facts import Facts
 from umaserve.dialects.grammars import MAX_GRAMMAR_BYTES
-from umaserve.dialects.http import Facts
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody

@@ -10,7 +10,8 @@ from typing import Any
 from umaserve.daemon.pages import own_pages
 from umaserve.daemon.routes import DIALECTS
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import Facts, HttpDialect, Route
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import HttpDialect, Route
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.outputs import ListedModel, ModelInfo, ModelState
 from umaserve.serving.caller import Caller

@@ -11,7 +11,8 @@ from umaserve.daemon.responder import Responder
 from umaserve.daemon.services import Services
 from umaserve.daemon.speech_exchange import SpeechExchange
 from umaserve.daemon.text_exchange import TextExchange
-from umaserve.dialects.http import EngineQuestion, ErrorShape, Facts, FormReply, KeptTextReply, SpeechReply, TextReply
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import EngineQuestion, ErrorShape, FormReply, KeptTextReply, SpeechReply, TextReply
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.caller import Caller
 

@@ -11,7 +11,8 @@ from umaserve.daemon import health, web_page
 from umaserve.daemon.box import end_request, settings_page
 from umaserve.daemon.routes import DIALECTS, openapi
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import JSON, Document, Echo, Facts, HttpDialect, OperatorsPage, Page, Route, Watch
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON, Document, Echo, HttpDialect, OperatorsPage, Page, Route, Watch
 from umaserve.dialects.llama_server.metrics import llama_metrics
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.errors import Fault, RequestError

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from umaserve.daemon.responder import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape, Facts
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape
 from umaserve.errors import ModelAwaited, RequestError
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.caller import Caller

@@ -12,11 +12,11 @@ from umaserve.daemon.connection import Connection
 from umaserve.daemon.exchange import Exchange, new_exchange
 from umaserve.daemon.routes import DIALECTS, Routes, max_body_bytes
 from umaserve.daemon.services import Services
+from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import (
     Conversation,
     EngineQuestion,
     ErrorShape,
-    Facts,
     FormReply,
     OperatorsPage,
     Page,

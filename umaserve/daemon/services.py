@@ -11,7 +11,7 @@ from umaserve.daemon.detached import Detached
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
-from umaserve.dialects.http import Facts, RunningAnswer
+from umaserve.dialects.facts import Facts, RunningAnswer
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.dialects.responses.kept import KeptResponses
 from umaserve.errors import Fault, RequestError

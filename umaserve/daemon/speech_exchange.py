@@ -7,7 +7,8 @@ import logging
 from umaserve.daemon.reading import Reading, log_end
 from umaserve.daemon.responder import AS_IT_COMES, JSON_TYPE, Responder
 from umaserve.daemon.services import Services
-from umaserve.dialects.http import ErrorShape, Facts, SoundEvents, SpeechReply
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import ErrorShape, SoundEvents, SpeechReply
 from umaserve.errors import RequestError
 from umaserve.messages import Speaking
 from umaserve.outputs import Finished, Spoken

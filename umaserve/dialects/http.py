@@ -6,15 +6,14 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from umaserve.dialects.dialect import Dialect
-from umaserve.dialects.parameters import RequestLimits, model_name
-from umaserve.dialects.responses.kept import TenantsResponses
-from umaserve.errors import Fault, ModelAwaited, RequestError
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.parameters import RequestLimits
+from umaserve.errors import Fault, RequestError
 from umaserve.messages import Generate, Query, SoundFormat
-from umaserve.outputs import Answer, CacheMiss, ListedModel, ModelInfo, Output, VoiceInfo
-from umaserve.wire.fields import Fields
+from umaserve.outputs import Answer, CacheMiss, Output
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"
@@ -48,70 +47,6 @@ HTTP_STATUS: Mapping[Fault, int] = {
     Fault.SHUTTING_DOWN: 503,
     Fault.ENDED: 403,  # Client libraries send most others again by themselves.
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RunningAnswer:
-    """An answer that has a slot, for pages about what runs."""
-
-    number: int
-    """Counts sessions."""
-    model: str
-    """The name of the model that answers."""
-    request: Generate
-    prompt_tokens: int
-    computed_tokens: int
-    """Tokens of the prompt that were computed so far."""
-    reused_tokens: int
-    """Those that were in the cached prefix."""
-    generated_tokens: int
-    prompt: str | None = None
-    """What the client wrote, if the operator wants it to be shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a dialect may know about its daemon."""
-
-    limits: RequestLimits
-    model: Callable[[str], ModelInfo | None]
-    """The model that is meant by a name, the default one by an empty name; ``None``: it has not been loaded yet. Raises
-    ``ModelNotFound`` for an unknown name where the operator wants names to be strict."""
-    models: Callable[[], Sequence[ListedModel]]
-    """All that the daemon may serve, the default one first."""
-    load: Callable[[str], None]
-    """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
-    unload: Callable[[str], None]
-    """The same, unloaded."""
-    voice: VoiceInfo | None
-    """``None`` if the daemon has no voice."""
-    new_id: Callable[[str], str]
-    """Makes a random id with the given prefix. Ids are secrets: with one, a lost connection's generation is resumed."""
-    now: Callable[[], int]
-    """Seconds since 1970."""
-    clock: Callable[[], float]
-    """Seconds that nobody sets back, for durations."""
-    started_at: int
-    """When the daemon started, in seconds since 1970."""
-    resumable: bool
-    """Whether a lost connection's generation is kept for another connection."""
-    recorded: bool
-    """Whether conversations are recorded, so that requests carry their payload."""
-    running: Callable[[], Sequence[RunningAnswer]]
-    """The answers that have a slot, the oldest first."""
-    kept: TenantsResponses | None
-    """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
-    asked_model: str = ""
-    """The model that a WebSocket's messages mean where they name none, or the default one."""
-    kept_by_relay: Mapping[str, Any] = field(default_factory=dict)
-    """What a response says of what the relay keeps, where that keeps it."""
-
-    def loaded(self, name: str = "") -> ModelInfo:
-        """The model that is meant by ``name``; raises ``ModelAwaited`` until it has been loaded."""
-        info = self.model(name)
-        if info is None:
-            raise ModelAwaited(name)
-        return info
 
 
 class Body(Protocol):
@@ -394,19 +329,3 @@ class HttpDialect:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of paths in ``routes``; the OpenAPI document names them in the descriptions of these paths."""
     shared: SharedPaths | None = None
-
-
-def page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:
-    """A JSON page about the model that the query's ``model`` means, the default one without it; an error until that has
-    been loaded."""
-
-    def page(facts: Facts, request: Request) -> tuple[int, str, bytes]:
-        name = model_name(Fields(request.query))
-        info = facts.model(name)
-        if info is None and name:
-            # Nobody may be loading it.
-            problem = "it has not been loaded yet: a request that names it has it loaded"
-            raise RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=1.0)
-        return 200, JSON, make(facts.loaded() if info is None else info, facts, request)
-
-    return Page(page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from umaserve.dialects.http import Facts
+from umaserve.dialects.facts import Facts
 from umaserve.errors import ModelNotFound
 from umaserve.model_names import DEFAULT, spellings
 from umaserve.outputs import ListedModel

@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.http import JSON, Facts
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON
 from umaserve.dialects.listing import find_model, listed
 from umaserve.dialects.parameters import MAX_ID_BYTES
 from umaserve.errors import ModelNotFound

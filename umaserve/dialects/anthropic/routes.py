@@ -10,7 +10,8 @@ from umaserve.dialects.anthropic import models
 from umaserve.dialects.anthropic.errors import ERRORS
 from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.requests import count_request
-from umaserve.dialects.http import Asked, EngineQuestion, Facts, HttpDialect, Page, Route, SharedPaths, TextReply
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply
 from umaserve.outputs import Answer, Counted
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import resources
 
 from umaserve.dialects.chat.conversation import ChatDialect
-from umaserve.dialects.http import Authenticate, Conversation, Facts, HttpDialect, Route
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import Authenticate, Conversation, HttpDialect, Route
 from umaserve.dialects.openai.errors import ERRORS
 
 

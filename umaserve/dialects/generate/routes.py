@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from importlib import resources
 
+from umaserve.dialects.facts import Facts
 from umaserve.dialects.generate.conversation import GenerateDialect
 from umaserve.dialects.generate.rest import ERRORS, GenerateBody
-from umaserve.dialects.http import Authenticate, Conversation, Facts, HttpDialect, Route, TextReply
+from umaserve.dialects.http import Authenticate, Conversation, HttpDialect, Route, TextReply
 
 _ID_PREFIX = "gen_"
 

@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from umaserve.dialects import sse
-from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.llama_server.errors import error_body
 from umaserve.dialects.llama_server.requests import NativeRequest, native_request
 from umaserve.dialects.llama_server.settings import generation_settings

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 
+from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import (
     JSON,
     Asked,
     EngineQuestion,
-    Facts,
     HttpDialect,
     OperatorsPage,
+    Page,
     Route,
     TextReply,
-    page_of_model,
 )
 from umaserve.dialects.llama_server.adapters import lora_adapters
 from umaserve.dialects.llama_server.completions import NativeBody
@@ -27,7 +28,9 @@ from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.llama_server.template import apply_template_result, parse_apply_template
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.parameters import json_body, model_name
+from umaserve.errors import Fault, RequestError
 from umaserve.outputs import Answer, Detokenized, Embedded, ModelInfo, Prompted, Tokenized
+from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 
 
@@ -98,6 +101,22 @@ def _apply_template(body: bytes, facts: Facts) -> Asked:
     return Asked(query, render, query.request.model)
 
 
+def _page_of_model(make: Callable[[ModelInfo, Facts, Request], bytes]) -> Page:
+    """A JSON page about the model that the query's ``model`` means, the default one without it; an error until that has
+    been loaded."""
+
+    def page(facts: Facts, request: Request) -> tuple[int, str, bytes]:
+        name = model_name(Fields(request.query))
+        info = facts.model(name)
+        if info is None and name:
+            # Nobody may be loading it.
+            problem = "it has not been loaded yet: a request that names it has it loaded"
+            raise RequestError(Fault.MODEL_NOT_LOADED, "model", problem, retry_after_s=1.0)
+        return 200, JSON, make(facts.loaded() if info is None else info, facts, request)
+
+    return Page(page)
+
+
 DIALECT = HttpDialect(
     "llama-server",
     {
@@ -110,9 +129,9 @@ DIALECT = HttpDialect(
         "/rerank": Route("POST", EngineQuestion(_rerank)),
         "/models/load": Route("POST", OperatorsPage(_load), operators=True),
         "/models/unload": Route("POST", OperatorsPage(_unload), operators=True),
-        "/slots": Route("GET", page_of_model(_slots)),
-        "/lora-adapters": Route("GET", page_of_model(lambda info, *_about: lora_adapters(info))),
-        "/props": Route("GET", page_of_model(lambda info, *_about: props(info))),
+        "/slots": Route("GET", _page_of_model(_slots)),
+        "/lora-adapters": Route("GET", _page_of_model(lambda info, *_about: lora_adapters(info))),
+        "/props": Route("GET", _page_of_model(lambda info, *_about: props(info))),
     },
     ERRORS,
     resources.files(__package__).joinpath("openapi.json").read_bytes(),

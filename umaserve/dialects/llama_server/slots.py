@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.http import RunningAnswer
+from umaserve.dialects.facts import RunningAnswer
 from umaserve.dialects.llama_server.requests import NativeRequest
 from umaserve.dialects.llama_server.settings import generation_settings
 from umaserve.errors import Fault, RequestError

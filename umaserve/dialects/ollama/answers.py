@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from umaserve.dialects.dialect import FINISH_REASONS
-from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.ollama.errors import error_body
 from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.requests import TextRequest, chat_request, generate_request

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from umaserve.dialects.http import Facts
+from umaserve.dialects.facts import Facts
 from umaserve.dialects.listing import listed, named
 from umaserve.dialects.parameters import MAX_ID_BYTES, json_body
 from umaserve.errors import Fault, RequestError

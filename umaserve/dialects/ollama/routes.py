@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from importlib import resources
 
-from umaserve.dialects.http import (
-    JSON,
-    Asked,
-    EngineQuestion,
-    Facts,
-    HttpDialect,
-    Page,
-    Route,
-    TextReply,
-)
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON, Asked, EngineQuestion, HttpDialect, Page, Route, TextReply
 from umaserve.dialects.ollama import embeddings, models
 from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS

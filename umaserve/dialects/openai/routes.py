@@ -6,11 +6,11 @@ from importlib import resources
 
 import orjson
 
+from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import (
     JSON,
     Asked,
     EngineQuestion,
-    Facts,
     FormReply,
     HttpDialect,
     Page,

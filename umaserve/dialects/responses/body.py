@@ -10,7 +10,8 @@ from typing import Any
 import orjson
 
 from umaserve.dialects import sse
-from umaserve.dialects.http import JSON, ErrorReply, Facts, cap_headers
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import JSON, ErrorReply, cap_headers
 from umaserve.dialects.openai.choices import scored
 from umaserve.dialects.openai.errors import error_body
 from umaserve.dialects.responses.kept import Kept

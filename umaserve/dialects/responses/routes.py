@@ -7,7 +7,8 @@ from importlib import resources
 
 import orjson
 
-from umaserve.dialects.http import Asked, EngineQuestion, Facts, HttpDialect, KeptTextReply, Page, Route
+from umaserve.dialects.facts import Facts
+from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, KeptTextReply, Page, Route
 from umaserve.dialects.openai.errors import ERRORS
 from umaserve.dialects.responses import pages
 from umaserve.dialects.responses.body import ResponseBody

@@ -1,0 +1,77 @@
+"""What a dialect may know about its daemon, to answer a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from umaserve.dialects.parameters import RequestLimits
+from umaserve.dialects.responses.kept import TenantsResponses
+from umaserve.errors import ModelAwaited
+from umaserve.messages import Generate
+from umaserve.outputs import ListedModel, ModelInfo, VoiceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAnswer:
+    """An answer that has a slot, for pages about what runs."""
+
+    number: int
+    """Counts sessions."""
+    model: str
+    """The name of the model that answers."""
+    request: Generate
+    prompt_tokens: int
+    computed_tokens: int
+    """Tokens of the prompt that were computed so far."""
+    reused_tokens: int
+    """Those that were in the cached prefix."""
+    generated_tokens: int
+    prompt: str | None = None
+    """What the client wrote, if the operator wants it to be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Those of one daemon, for one client."""
+
+    limits: RequestLimits
+    model: Callable[[str], ModelInfo | None]
+    """The model that is meant by a name, the default one by an empty name; ``None``: it has not been loaded yet. Raises
+    ``ModelNotFound`` for an unknown name where the operator wants names to be strict."""
+    models: Callable[[], Sequence[ListedModel]]
+    """All that the daemon may serve, the default one first."""
+    load: Callable[[str], None]
+    """Has the model of that name loaded. Raises ``RequestError`` where there is none, or it can't be."""
+    unload: Callable[[str], None]
+    """The same, unloaded."""
+    voice: VoiceInfo | None
+    """``None`` if the daemon has no voice."""
+    new_id: Callable[[str], str]
+    """Makes a random id with the given prefix. Ids are secrets: with one, a lost connection's generation is resumed."""
+    now: Callable[[], int]
+    """Seconds since 1970."""
+    clock: Callable[[], float]
+    """Seconds that nobody sets back, for durations."""
+    started_at: int
+    """When the daemon started, in seconds since 1970."""
+    resumable: bool
+    """Whether a lost connection's generation is kept for another connection."""
+    recorded: bool
+    """Whether conversations are recorded, so that requests carry their payload."""
+    running: Callable[[], Sequence[RunningAnswer]]
+    """The answers that have a slot, the oldest first."""
+    kept: TenantsResponses | None
+    """The responses that are kept for the caller; ``None`` where nobody could come back for one."""
+    asked_model: str = ""
+    """The model that a WebSocket's messages mean where they name none, or the default one."""
+    kept_by_relay: Mapping[str, Any] = field(default_factory=dict)
+    """What a response says of what the relay keeps, where that keeps it."""
+
+    def loaded(self, name: str = "") -> ModelInfo:
+        """The model that is meant by ``name``; raises ``ModelAwaited`` until it has been loaded."""
+        info = self.model(name)
+        if info is None:
+            raise ModelAwaited(name)
+        return info
