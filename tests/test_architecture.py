@@ -92,7 +92,7 @@ FOREIGN = {
     "wsproto": {"wire"},
     "python_multipart": {"wire"},
     "prometheus_client": {"metrics", "exposition", "daemon"},
-    "opentelemetry": {"daemon"},
+    "opentelemetry": {"net", "relay", "daemon"},
     "asyncio": {"client"},
     "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},

@@ -49,12 +49,12 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def of(self, trace: str) -> dict[str, Span]:
-        """The spans of a trace by their names, once all of one request's are there."""
+    def of(self, trace: str, count: int) -> dict[str, Span]:
+        """The spans of a trace by their names, once ``count`` are there."""
         deadline = time.monotonic() + WAIT_S
         while True:
             found = {span.name: span for span in list(self.spans) if span.trace_id.hex() == trace}
-            if len(found) > len(PARTS):
+            if len(found) >= count:
                 return found
             assert time.monotonic() < deadline, found
             time.sleep(0.02)
@@ -100,12 +100,18 @@ def ask(url: str, trace: str) -> None:
     httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=WAIT_S).raise_for_status()
 
 
-def check(collector: Collector, trace: str) -> None:
-    spans = collector.of(trace)
+def check(collector: Collector, trace: str, *, relayed: bool = False) -> None:
+    spans = collector.of(trace, len(PARTS) + (3 if relayed else 1))
+    above = bytes.fromhex("00f067aa0ba902b7")
+    if relayed:
+        (name,) = (name for name in spans if name.startswith("relay ") and name != "relay queue")
+        relay = spans.pop(name)
+        assert (relay.parent_span_id, spans.pop("relay queue").parent_span_id) == (above, relay.span_id)
+        above = relay.span_id
     (name,) = spans.keys() - PARTS
     whole = spans.pop(name)
     assert name.startswith("text_completion ")
-    assert whole.parent_span_id.hex() == "00f067aa0ba902b7"
+    assert whole.parent_span_id == above
     assert spans.keys() == PARTS
     for span in spans.values():
         assert span.parent_span_id == whole.span_id
@@ -115,7 +121,7 @@ def check(collector: Collector, trace: str) -> None:
     assert told["gen_ai.usage.output_tokens"] == 3
     assert told["gen_ai.usage.input_tokens"] > 3
     assert abs(whole.end_time_unix_nano / 1e9 - time.time()) < 3600
-    assert collector.services == {"umaserve"}
+    assert collector.services >= ({"umaserve", "umaserve-relay"} if relayed else {"umaserve"})
 
 
 def test_a_request_is_a_part_of_its_callers_trace(traced: Daemon, collector: Collector) -> None:
@@ -124,17 +130,19 @@ def test_a_request_is_a_part_of_its_callers_trace(traced: Daemon, collector: Col
 
 
 def test_a_relay_and_a_worker_pass_the_trace_on(
-    traced: Daemon, collector: Collector, relay: str, tmp_path: Path
+    traced: Daemon, collector: Collector, relay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for_workers(relay, 1)
     ask(relay, "2" * 32)
     check(collector, "2" * 32)
-    front = Program(tmp_path, "relay", "--listen", "127.0.0.1:0", *SECRET)
+    flags = ("--listen", "127.0.0.1:0", "--otel-endpoint", collector.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", OFTEN["OTEL_BSP_SCHEDULE_DELAY"])
+    front = Program(tmp_path, "relay", *flags, *SECRET)
     place = "http://" + front.wait_for_line(r"listening at=(\S+)")
     worker = Program(tmp_path, "worker", "--relay", place, *SECRET, "--backend", f"http://{traced.http}")
     wait_for_workers(place, 1)
     ask(place, "3" * 32)
-    check(collector, "3" * 32)
+    check(collector, "3" * 32, relayed=True)
     assert worker.stop() == front.stop() == 0, worker.logs + front.logs
 
 

@@ -77,6 +77,7 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "log_level": ("info",),
     "log_format": ("text",),
     "access_log": (1.0, 0.0, 1.0),
+    "otel_endpoint": ("",),
 }
 WORKER_VALUES: dict[str, tuple[Any, ...]] = {
     "relay": (("wss://relay.example.org",),),

@@ -1,33 +1,19 @@
-"""Traces of requests for OpenTelemetry: a span for each, made of its times at its end. The only importer of the SDK."""
+"""Traces of requests for OpenTelemetry: a span for each, made of its times at its end."""
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from umaserve import __version__
+from umaserve.net.collector import Collector, sending
 from umaserve.outputs import FinishReason
 from umaserve.serving.session import Session
-from umaserve.system.threads import JobThread
 
-log = logging.getLogger(__name__)
-
-PATH = "/v1/traces"
-"""Where a collector takes them, below its endpoint."""
-MAX_VALUE = 256
-"""Characters of an attribute: some are clients' words."""
-STOP_S = 2.0
-"""How long the end of the daemon waits for what is not sent yet."""
 _WHOLE = {reason.value for reason in FinishReason}
 _LEFT = {"abandoned", "replaced"}
 """The client's own ends: no errors."""
@@ -36,20 +22,13 @@ Value = str | int | float | list[str]
 
 
 class Traces:
-    """Makes the spans on the loop's thread, some 0.2 ms for a request, at its end; a thread of the SDK sends them. What
-    can't be sent is dropped, and logged."""
+    """Makes the spans on the loop's thread, some 0.2 ms for a request, at its end."""
 
     def __init__(self, processor: SpanProcessor, clock: Callable[[], float]) -> None:
         """``clock``: the loop's."""
-        # Other variables of OpenTelemetry (OTEL_TRACES_SAMPLER and so on) are read by its SDK.
-        name = os.environ.get("OTEL_SERVICE_NAME") or "umaserve"
-        self._provider = TracerProvider(
-            resource=Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__}),
-            span_limits=SpanLimits(max_attribute_length=MAX_VALUE),
-            shutdown_on_exit=False,
-        )
-        self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("umaserve", __version__)
+        self._collector = Collector(processor, "umaserve")
+        self._tracer = self._collector.tracer
+        self.stop = self._collector.stop
         self._now = clock
 
     def ended(self, session: Session, end: str) -> None:
@@ -79,17 +58,10 @@ class Traces:
                 self._tracer.start_span(name, within, start_time=at(begun)).end(at(ended))
         span.end(at(now))
 
-    def stop(self) -> None:
-        """Send what is left, within ``STOP_S``."""
-        thread = JobThread("traces", lambda: None)
-        thread.submit(self._provider.shutdown, lambda _result: None)
-        if not thread.stop(STOP_S):
-            log.warning("the latest traces could not be sent to the collector in time")
-
 
 def exported(endpoint: str, clock: Callable[[], float]) -> Traces:
     """Traces that go to the collector at ``endpoint``, by OTLP over HTTP."""
-    return Traces(BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + PATH)), clock)
+    return Traces(sending(endpoint), clock)
 
 
 def _attributes(session: Session, end: str) -> Iterator[tuple[str, Value]]:

@@ -22,7 +22,7 @@ The rules, and why:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from umaserve.relay.elsewhere import Elsewhere
@@ -75,7 +75,10 @@ class PoolLimits:
 class Pool:
     """All workers and requests of a relay."""
 
-    def __init__(self, clock: Clock, limits: PoolLimits) -> None:
+    def __init__(
+        self, clock: Clock, limits: PoolLimits, follow: Callable[[RelayedRequest], None] | None = None
+    ) -> None:
+        """``follow`` is told of each new request."""
         outcomes = Outcomes(clock)
         self.totals = outcomes.totals
         self._fail = outcomes.fail
@@ -95,12 +98,15 @@ class Pool:
         """Whether new requests and workers are refused."""
         self._clock = clock
         self._limits = limits
+        self._follow = follow
         self._numbers = 0
 
     # -- from clients --------------------------------------------------------------------------------------------
 
     def submit(self, request: RelayedRequest) -> None:
         """Dispatch it to a worker, queue it or refuse it; its client is told."""
+        if self._follow is not None:
+            self._follow(request)
         request.move(Event.SUBMIT)
         request.asked_at = request.queued_at = self._clock.now()
         self._numbers += 1

@@ -45,6 +45,12 @@ class Client(Protocol):
         """There is no reply, or the rest of it is missing."""
 
 
+class Trace(Protocol):
+    """Follows a request through its states."""
+
+    def moved(self, state: State) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class RelayedRequest:
     """A request, from its arrival until its client is told of the end. Times are the loop's, in seconds."""
@@ -65,6 +71,8 @@ class RelayedRequest:
     """Counts its tokens for its key, if it has one."""
     home: str = ""
     """The place of its conversation's own worker, where it had to wait: that of the time when it first did."""
+
+    trace: Trace | None = None
 
     state: State = State.NEW
     number: int = 0
@@ -113,6 +121,8 @@ class RelayedRequest:
         if state is None:
             raise TransitionError(f"request {self.id}: {event.value!r} in state {self.state.value!r}")
         self.state = state
+        if self.trace is not None:
+            self.trace.moved(state)
         if self.over and self.tally is not None:
             self.tally.close()
 

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from umaserve.access.attempts import FailedAttempts
 from umaserve.access.client_keys import ClientKeys
@@ -34,6 +35,9 @@ from umaserve.system.memory import resident_bytes
 from umaserve.system.signals import Signals
 from umaserve.system.threads import ThreadWatch
 
+if TYPE_CHECKING:
+    from umaserve.relay.traces import Traces
+
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 1.0
@@ -56,7 +60,8 @@ class RelayServer:
             silence=config.idle_timeout,
             response_bytes=config.max_response_bytes,
         )
-        self._pool = Pool(self._loop, limits)
+        self._traces = _traces(config.otel_endpoint) if config.otel_endpoint else None
+        self._pool = Pool(self._loop, limits, None if self._traces is None else self._traces.follow)
         self._keys = keys = ClientKeys(config.client_keys, self._loop.now) if config.client_keys else None
         names = Names(config.listen, config.allow_host, config.allow_origin, config.cors_origin)
         gate = Gate(names, None, self._loop.now)
@@ -115,6 +120,8 @@ class RelayServer:
             client.channel.abort()
         if self._keys is not None:
             self._keys.close()
+        if self._traces is not None:
+            self._traces.stop()
         self._signals.restore()
         # A hanging look-up may still wake the loop later, which must then stay open.
         if self._peers.stop():
@@ -236,6 +243,17 @@ class RelayServer:
         # Scheduled before the workers' own drain timers, so that remaining clients are told of the shutdown.
         self._loop.call_later(timeout_s, self._pool.end_all)
         self._pool.shut_down("the relay is shutting down", timeout_s)
+
+
+def _traces(endpoint: str) -> Traces:
+    # Imported only where it is wanted: it may not be there, and takes time.
+    try:
+        from umaserve.net.collector import sending
+        from umaserve.relay.traces import Traces
+    except ImportError as error:
+        problem = f"otel_endpoint is set, and OpenTelemetry is not installed ({error})"
+        raise ConfigError(f"{problem}: pip install 'umaserve[otel]', or remove the setting") from None
+    return Traces(sending(endpoint))
 
 
 def _address(sock: socket.socket) -> str:

@@ -20,6 +20,7 @@ from umaserve.settings.kinds import (
     share,
     size,
     switch,
+    url,
     urls,
     whole,
     word,
@@ -169,6 +170,13 @@ class RelayConfig:
     log_format: str = setting("text", choice("text", "json"), "log", "format of log lines")
     access_log: float = setting(
         1.0, share(), "log", "log this share of the requests, chosen at random; 0.01: one in a hundred; 0: none"
+    )
+
+    otel_endpoint: str = setting(
+        "",
+        url("http", "https", or_empty=True),
+        "log",
+        "OpenTelemetry collector for traces of requests (OTLP over HTTP), such as http://127.0.0.1:4318; empty: none",
     )
 
     def __post_init__(self) -> None:
