@@ -263,6 +263,9 @@ def test_two_tabs_know_of_each_others_conversations(browser: Browser, daemon: Da
     assert len(browser.stored()["turns"]) == len(browser.all(".turn")) == 6
     browser.driver.switch_to.window(second)
     browser.wait(lambda: len(browser.all(".turn")) == 6)
+    browser.js("window.confirm = () => true; document.querySelector('.turn.user [aria-label^=Delete]').click()")
+    browser.wait(lambda: not browser.all(".turn"))
+    assert browser.complaints() == []
     browser.driver.close()
     browser.driver.switch_to.window(first)
 

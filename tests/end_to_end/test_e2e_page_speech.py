@@ -28,7 +28,8 @@ window.sounds = [];
 const start = AudioBufferSourceNode.prototype.start;
 AudioBufferSourceNode.prototype.start = function (when) {
   window.context = this.context;
-  window.sounds.push([when, this.buffer.length, Math.max(...this.buffer.getChannelData(0)), this.context.sampleRate]);
+  const peak = this.buffer.getChannelData(0).reduce((a, b) => Math.max(a, b));
+  window.sounds.push([when, this.buffer.length, peak, this.context.sampleRate]);
   start.call(this, when);
 };
 const makeUrl = URL.createObjectURL;

@@ -61,12 +61,17 @@ export function chatActions({ store, api, library, storage, wide }) {
     const found = await library.get(conversation.id);
     if (!found || found.changed <= conversation.changed) return;
     const { title, changed, turns, chosen } = found;
-    const answer = state.run?.conversation === conversation && state.run.answer;
-    const both = answer && {
-      turns: { ...conversation.turns, ...turns, [answer.id]: answer },
-      chosen: { ...chosen, ...conversation.chosen },
-    };
-    update(() => Object.assign(conversation, { title, changed, turns, chosen }, both));
+    const { answer } = state.run?.conversation === conversation ? state.run : {};
+    for (const [id, turn] of Object.entries(conversation.turns)) {
+      if (turn === answer || (answer && !turns[id])) turns[id] = turn;
+      else if (turns[id]) {
+        // It stays the turn that buttons know.
+        for (const field of ["end", "error"]) delete turn[field];
+        turns[id] = Object.assign(turn, turns[id]);
+      }
+    }
+    const shown = answer ? { ...chosen, ...conversation.chosen } : chosen;
+    update(() => Object.assign(conversation, { title, changed, turns, chosen: shown }));
     for (const turn of Object.values(turns)) touch(turn);
   }
 
