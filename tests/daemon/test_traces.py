@@ -123,7 +123,7 @@ def test_a_request_that_was_refused_has_no_parts_but_the_queue(world: World) -> 
     assert (whole.status.status_code, whole.attributes["error.type"]) == (StatusCode.ERROR, "queue_full")
 
 
-@pytest.mark.parametrize("end", ["abandoned", "replaced", "cancelled"])
+@pytest.mark.parametrize("end", ["abandoned", "replaced", "left", "cancelled"])
 def test_what_its_client_ends_is_no_error(world: World, end: str) -> None:
     whole = world.spans(decoded(world.session()), end)["text_completion chat"]
     assert (whole.status.status_code, whole.attributes["umaserve.end"]) == (StatusCode.UNSET, end)

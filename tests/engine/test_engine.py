@@ -518,10 +518,11 @@ def test_token_ids_beyond_the_vocabulary_are_refused(pooled: LlamaEngine, wrong:
     expected = f"expected a token id from 0 to 49151, got {wrong}"
     for call in (
         lambda: pooled.prepare(Generate("t", TokenIds((1, 2, wrong)))),
+        lambda: pooled.prepare(Generate("t", "Once"), generated=(1, 2, wrong)),
         lambda: pooled.answer(Detokenize((1, 2, wrong))),
         lambda: pooled.embed(Embed((TokenIds((1, 2, wrong)),)), no_pause),
     ):
-        with pytest.raises(RequestError, match=rf"^(prompt|tokens|input\[0\])\[2\]: {expected}$") as caught:
+        with pytest.raises(RequestError, match=rf"^(prompt|generated|tokens|input\[0\])\[2\]: {expected}$") as caught:
             call()
         assert caught.value.fault is Fault.BAD_REQUEST
 

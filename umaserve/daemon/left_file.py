@@ -104,12 +104,14 @@ class LeftFile:
         try:
             data = self._read()
             os.unlink(self._path)
-            return unpack(data)
+            generations = unpack(data)
         except FileNotFoundError:
             return []
         except (OSError, Malformed) as error:
             log.warning("what the daemon before this one left in %s is lost: %s", self._path, error)
             return []
+        log.info("left by the daemon before", extra={"fields": {"generations": len(generations)}})
+        return generations
 
     def _read(self) -> bytes:
         # No link is followed, and no pipe waited for.

@@ -15,8 +15,8 @@ from umaserve.outputs import FinishReason
 from umaserve.serving.session import Session
 
 _WHOLE = {reason.value for reason in FinishReason}
-_LEFT = {"abandoned", "replaced"}
-"""The client's own ends: no errors."""
+_PARTED = {"abandoned", "replaced", "left"}
+"""The client's own ends, and those that are left to the next daemon: no errors."""
 
 Value = str | int | float | list[str]
 
@@ -50,7 +50,7 @@ class Traces:
             span.set_attribute("gen_ai.operation.name", operation)
             for name, value in _attributes(session, end):
                 span.set_attribute(name, value)
-            if end not in _WHOLE | _LEFT:
+            if end not in _WHOLE | _PARTED:
                 span.set_attribute("error.type", end)
                 span.set_status(Status(StatusCode.ERROR))
             within = set_span_in_context(span, Context())
