@@ -18,7 +18,7 @@ from llama_server import LlamaServer
 from tiny_models import FULL_ATTENTION, N_CTX, RECURRENT, SLIDING_WINDOW, tiny_model
 
 from umaserve.dialects.llama_server.props import props
-from umaserve.engine import engine
+from umaserve.engine import capacity
 from umaserve.engine.batch import Batch
 from umaserve.engine.cells import MARGIN, saved_bytes
 from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES, Model
@@ -188,7 +188,7 @@ def test_draft_tokens_leave_what_can_not_be_cut_as_it_was(
 
 def test_earlier_states_are_not_kept_where_they_take_too_much(world: Make, monkeypatch: pytest.MonkeyPatch):
     assert world("qwen35").engine.capacity.max_draft_tokens == KEPT_STATES
-    monkeypatch.setattr(engine, "MAX_KEPT_STATES_BYTES", 1000)
+    monkeypatch.setattr(capacity, "MAX_KEPT_STATES_BYTES", 1000)
     without = world("qwen35").engine
     assert without.capacity.max_draft_tokens == 0
     assert without.info.lacks[-1].startswith("there are no draft tokens, since the states to go back to would take")

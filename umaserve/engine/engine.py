@@ -6,23 +6,23 @@ import ctypes
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import llama_cpp
 import numpy as np
 import numpy.ctypeslib  # Imported now: numpy would import it at the first logits, when descriptors may be exhausted.
 
-from umaserve.engine import backends
 from umaserve.engine.adapters import LoraAdapters
 from umaserve.engine.batch import Batch
 from umaserve.engine.candidates import Logits
+from umaserve.engine.capacity import capacity_of, lacks_of, limit_kept_states, max_draft_tokens
 from umaserve.engine.cells import Cells, saved_bytes
 from umaserve.engine.chat_template import CHATML, ChatTemplate
 from umaserve.engine.disk import open_disk
 from umaserve.engine.drafting import Drafter
 from umaserve.engine.embedding import Embedder, pools
 from umaserve.engine.last_words import Begins, untold
-from umaserve.engine.loading import load_model, on_cpu
+from umaserve.engine.loading import load_model
 from umaserve.engine.media import MediaReader
 from umaserve.engine.media_batch import MediaBatch
 from umaserve.engine.model import Model, find
@@ -37,7 +37,6 @@ from umaserve.forms import THINK_TAGS
 from umaserve.messages import Embed, Generate, Query
 from umaserve.outputs import Answer, Embedded, Logprobs
 from umaserve.serving.ticks import (
-    Capacity,
     Chunk,
     Divide,
     Listing,
@@ -54,15 +53,6 @@ from umaserve.serving.ticks import (
 from umaserve.settings.daemon import Config
 
 log = logging.getLogger(__name__)
-
-KEPT_ON_CPU = 16
-"""On a CPU, cached prefixes may take 1/16 of the KV cells where there is no host memory for them: attention visits all
-used cells in every decode (1,024 of them cost 5 to 20% of a tick). With host memory, which is restored at 10 us a
-token, they take none: a lone prompt then always has the first cells, in order, and rounds alike each time."""
-
-MAX_KEPT_STATES_BYTES = 512 << 20
-"""For the earlier states of all sequences, without which recurrent models have no draft tokens. They come to twice the
-memory of the states in use, which is gigabytes for large models."""
 
 
 def load(config: Config, progress: Callable[[float], bool], chat_template: str | None = None) -> LlamaEngine:
@@ -83,20 +73,13 @@ class LlamaEngine:
         self._batch = Batch(config.n_batch)
         self._sampling = TickSampling(model)
         self._adapters = LoraAdapters(model, config.lora)
-        generates = bool(model.memory)
-        cuttable = generates and model.sequences_can_be_cut
-        takes_back = generates and _takes_back(model, config)
-        kept_states_bytes = _kept_states_bytes(model, self._batch) if generates else 0
-        if kept_states_bytes > MAX_KEPT_STATES_BYTES:
-            model.forget_states()
-        max_draft_tokens = config.n_batch if takes_back else model.removable
-        drafts = bool(config.draft_model) and max_draft_tokens > 0
+        kept_states_bytes = limit_kept_states(model, self._batch)
         self._drafter: Drafter | None = None
-        if drafts:
+        if config.draft_model and max_draft_tokens(model, config) > 0:
             begins("model", config.draft_model)
             self._drafter = Drafter(config, model, lambda _fraction: True)
             begins("model", model.path)
-        host_bytes = config.host_cache_bytes if generates else 0
+        host_bytes = config.host_cache_bytes if model.memory else 0
         self._cells = Cells(model, host_bytes)
         if model.parts and not self._cells.fit_parts(self._batch):
             log.warning(
@@ -105,26 +88,8 @@ class LlamaEngine:
             model.divide(0)
         saved = saved_bytes(model, self._batch) if host_bytes else SavedBytes()
         self._disk = open_disk(model, config, self._adapters.files, self._cells, saved)
-        self.capacity = Capacity(
-            slots=min(config.parallel, model.n_seq_max),
-            cells=model.n_ctx,
-            sequence_tokens=min(model.n_ctx, model.n_ctx_train),
-            # llama.cpp ends the process where tokens that attend to those behind them are in several passes.
-            batch_tokens=config.n_batch if model.is_causal else config.n_ubatch,
-            threads=max(model.n_threads, model.n_threads_batch),
-            sequences=model.n_seq_max,
-            cached_cells=max(1, _cached_cells(model, host_bytes)) if cuttable else 0,
-            max_draft_tokens=max_draft_tokens,
-            takes_back=takes_back,
-            host_bytes=host_bytes,
-            saved_bytes=saved,
-            drafts=self._drafter is not None,
-            # A CPU takes up to five times as long for 64 rows or more of several sequences as for each sequence alone:
-            # all rows walk over each other's cells. A GPU reads the weights once for all rows.
-            prompts_apart=on_cpu(config),
-            divisions=model.divisions() if model.parts else [],
-            keeps=self._disk is not None,
-        )
+        drafts, keeps = self._drafter is not None, self._disk is not None
+        self.capacity = capacity_of(model, config, host_bytes, saved, drafts=drafts, keeps=keeps)
         self._threads = self.capacity.threads
         self._embedder = self._new_embedder(config.n_ubatch) if pools(model) else None
         self.end_tokens = model.end_tokens
@@ -134,7 +99,7 @@ class LlamaEngine:
             begins("mmproj", config.mmproj)
         self._projector = _projector(model, config)
         info = model.info(self.capacity.sequence_tokens)
-        lacks = list(_lacks(model, config, self.capacity, kept_states_bytes)) if generates else []
+        lacks = list(lacks_of(model, config, self.capacity, kept_states_bytes))
         for sentence in lacks:
             log.warning("%s", sentence)
         self.info = dataclasses.replace(
@@ -404,46 +369,3 @@ def _projector(model: Model, config: Config) -> Projector | None:
     if not config.mmproj:
         return None
     return Projector(config.mmproj, model, gpu=config.n_gpu_layers != 0, flash_attn=config.flash_attn)
-
-
-def _kept_states_bytes(model: Model, batch: Batch) -> int:
-    """What the earlier states of all sequences take."""
-    return model.removable * model.n_seq_max * saved_bytes(model, batch).fixed if model.removable else 0
-
-
-def _lacks(model: Model, config: Config, capacity: Capacity, kept_states_bytes: int) -> Iterator[str]:
-    """What this model can't do, a sentence each. ``kept_states_bytes``: what earlier states would take."""
-    why = "its recurrent state" if model.has_recurrent_state else "its sliding window"
-    if not model.sequences_can_be_cut and not capacity.host_bytes:
-        yield f"nothing computed is reused: {why} can't be cut, and --host-cache-bytes, for whole ones, is 0"
-    elif not model.sequences_can_be_cut:
-        least, most = map(capacity.saved_bytes.of, (1, capacity.sequence_tokens))
-        size = _readable(least) if least == most else f"{_readable(least)} to {_readable(most)}"
-        yield (
-            f"prefixes are only reused up to a checkpoint: {why} can't be cut. --host-cache-bytes "
-            f"({_readable(capacity.host_bytes)}) keeps checkpoints of {size} each"
-        )
-    if not capacity.max_draft_tokens:
-        unused = ", and the draft model is not loaded" if config.draft_model else ""
-        if kept_states_bytes:
-            reason = f"the states to go back to would take {_readable(kept_states_bytes)}: lower --parallel"
-        else:
-            remedy = "" if model.has_recurrent_state else ": raise --n-ubatch to --n-batch"
-            reason = f"{why} can't take rejected ones back{remedy}"
-        yield f"there are no draft tokens{unused}, since {reason}"
-
-
-def _readable(n_bytes: int) -> str:
-    return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{-(-n_bytes >> 10)} KiB"
-
-
-def _takes_back(model: Model, config: Config) -> bool:
-    """A decode of one pass overwrites only what is outside of the sliding windows of all its tokens; a second pass
-    would overwrite what is outside of those of later tokens, which may be removed."""
-    return not model.has_recurrent_state and (model.window == 0 or config.n_ubatch >= config.n_batch)
-
-
-def _cached_cells(model: Model, host_bytes: int) -> int:
-    if backends.have_gpu():
-        return model.n_ctx
-    return 0 if host_bytes else model.n_ctx // KEPT_ON_CPU
