@@ -447,6 +447,49 @@ def test_rule_9_a_tick_is_for_one_set_of_adapters_and_each_has_its_turn(snapshot
 
 
 @untimed
+@given(snapshots(), costs)
+def test_rule_9_beside_streams_a_round_of_all_adapters_keeps_the_time(snapshot: Snapshot, cost: Cost) -> None:
+    # So fast that most targets can be kept.
+    cost = dataclasses.replace(cost.times(0.01), fixed_s=1e-4)
+    streams = [one._replace(priority=INTERACTIVE) for one in snapshot.streams]
+    waiting = [one._replace(target_ttft_s=math.inf, arrived_at=NOW, started=True) for one in snapshot.prompts]
+    snapshot = dataclasses.replace(snapshot, cost=cost, streams=streams, prompts=waiting, free_cells=10**6)
+    decode_s = sum(
+        cost.seconds(sum(one.adapters == adapters for one in streams), 0, snapshot.cached)
+        for adapters in {one.adapters for one in streams}
+    )
+    if not streams or decode_s > target(streams):
+        return
+    round_s = 0.0
+    for _ in {one.adapters for one in (*streams, *waiting)}:
+        the_plan = plan(snapshot)
+        round_s += cost.seconds(len(the_plan.decode), prefilled(the_plan), snapshot.cached)
+        if prefilled(the_plan) <= MIN_ROWS:
+            # So many may be more than there is time for.
+            round_s -= cost.seconds(0, prefilled(the_plan), snapshot.cached) if the_plan.prefill else 0.0
+        snapshot = dataclasses.replace(snapshot, last_adapters=the_plan.adapters)
+    assert round_s <= max(decode_s, HEADROOM * target(streams)) * (1 + 1e-9)
+
+
+def test_rule_9_a_prompt_with_other_adapters_keeps_the_time_of_the_streams():
+    streams = [Stream(id_, 0.08) for id_ in range(8)]
+    waiting = [prompt(9, remaining=1000, started=True, adapters=ADAPTERS[1])]
+    the_plan = plan(snapshot(waiting, streams))
+    assert the_plan.adapters == ADAPTERS[1]
+    decode_s = COST.seconds(8, 0, 100)
+    assert prefilled(the_plan) > MIN_ROWS // 4
+    assert decode_s + COST.seconds(0, prefilled(the_plan), 100) <= HEADROOM * 0.08
+
+
+def test_rule_9_background_streams_give_way_to_those_with_other_adapters():
+    streams = [Stream(id_, 10.0, BACKGROUND, NOW) for id_ in range(8)]
+    streams.append(Stream(9, 0.04, adapters=ADAPTERS[1]))
+    the_plan = plan(snapshot([], streams, last_adapters=ADAPTERS[1]))
+    assert the_plan.adapters == ()
+    assert len(the_plan.decode) == 4, "as many as fit into half of the time"
+
+
+@untimed
 @given(snapshots_beside())
 def test_rule_11_more_than_the_floor_keeps_the_time_of_all_models(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -488,7 +531,8 @@ def test_rule_11_beside_streams_prompts_wait_for_their_turn(snapshot: Snapshot) 
     if has_turn(snapshot) or not (the_plan.decode or snapshot.elsewhere.streaming):
         return
     assert not the_plan.prefill
-    assert the_plan.throttled or not any(one.started and one.remaining > 1 for one in snapshot.prompts)
+    waits = any(one.started and one.remaining > 1 for one in snapshot.prompts)
+    assert the_plan.throttled or not waits or len(the_plan.decode) == snapshot.batch_tokens
 
 
 @untimed

@@ -33,7 +33,8 @@ The rules, and why:
    prompts that start, all but the first wait for a tick that has time for it.
 8. Draft tokens are verified in ticks without prefill: as many as bring the most tokens a second, by the stream's
    acceptance. With several streams, they make a tick longer by at most the share ``MAX_SLOWDOWN``.
-9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each.
+9. Runs with different LoRA adapters can't share a decode: the sets of adapters take turns, one tick each, and equal
+   shares of what the decodes of all of them leave of the time between two tokens.
 10. Where each prompt has a decode of its own and no stream runs, the prompts of a burst start together: each is
    computed up to its last token, and all last tokens have one tick. Prompts beside a stream are computed at half the
    speed (every tick then has a decode for the stream, and little time for them), and the first streams would keep all
@@ -54,6 +55,7 @@ The rules, and why:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -111,22 +113,25 @@ def _plan(snapshot: Snapshot, queue: Sequence[Prompt], adapters: Adapters, n_set
     streams = [stream for stream in snapshot.streams if stream.adapters == adapters]
     prompts = [prompt for prompt in queue if prompt.adapters == adapters]
     elsewhere = snapshot.elsewhere
-    urgent = [one for one in streams if not is_background(one.priority, one.arrived_at, snapshot.now)]
-    # The sets of adapters share the time between two tokens.
-    target = min([stream.target_tbt_s for stream in urgent or streams], default=IDLE_TICK_S) / n_sets
+    urgent = [one for one in snapshot.streams if not is_background(one.priority, one.arrived_at, snapshot.now)]
+    # The sets of adapters share the time between two tokens of any stream.
+    target = min([stream.target_tbt_s for stream in urgent or snapshot.streams], default=IDLE_TICK_S) / n_sets
     if not urgent and target <= elsewhere.target_s:
-        urgent = streams
+        urgent = list(snapshot.streams)
     target = min(target, elsewhere.target_s)
-    if len(urgent) < len(streams):
-        streams = _with_background(snapshot, urgent, streams, HEADROOM * target - elsewhere.decode_s)
+    mine = [one for one in urgent if one.adapters == adapters]
+    if len(mine) < len(streams):
+        streams = _with_background(snapshot, mine, streams, HEADROOM * target - elsewhere.decode_s)
     streams = streams[: snapshot.batch_tokens]
     if not queue and not any(stream.lacks for stream in streams):
         return Plan(_with_draft_tokens(snapshot, streams, target), adapters=adapters)
     room = PlannedRoom(snapshot)
     streams = room.extend(streams)
-    beside = bool(streams) or elsewhere.streaming
+    others_s = _decodes_s(snapshot, Counter(one.adapters for one in urgent if one.adapters != adapters).values())
+    beside = bool(streams) or others_s > 0 or elsewhere.streaming
     has_turn = not beside or _has_turn(snapshot)
-    rows = limit = _prefill_rows(snapshot, prompts, len(streams), target) if has_turn else 0
+    mean_s = (_decodes_s(snapshot, [len(streams)]) + others_s) / n_sets
+    rows = limit = _prefill_rows(snapshot, prompts, len(streams), mean_s, target) if has_turn else 0
     burst = Burst(snapshot, queue)
     each, least = 0, 1
     if snapshot.prompts_apart:
@@ -184,12 +189,19 @@ def _with_background(
     return [*urgent, *others[:fitting]]
 
 
-def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: int, target: float) -> int:
+def _decodes_s(snapshot: Snapshot, rows: Iterable[int]) -> float:
+    """Seconds that decodes of so many rows take."""
+    return sum(snapshot.cost.seconds(one, 0, snapshot.cached) for one in rows if one)
+
+
+def _prefill_rows(snapshot: Snapshot, prompts: Sequence[Prompt], decode_rows: int, mean_s: float, target: float) -> int:
+    """``mean_s``: what the decodes of the model's streams take, on average over the ticks of its sets of adapters."""
     cost, cached = snapshot.cost, snapshot.cached
-    beside = decode_rows > 0 or snapshot.elsewhere.streaming
+    beside = decode_rows > 0 or mean_s > 0 or snapshot.elsewhere.streaming
     # Of all models.
-    decode_s = snapshot.elsewhere.decode_s + (cost.seconds(decode_rows, 0, cached) if decode_rows else 0.0)
+    decode_s = snapshot.elsewhere.decode_s + mean_s
     seconds = _beside_streams_s(snapshot, prompts, decode_s, target) if beside else IDLE_TICK_S
+    seconds += _decodes_s(snapshot, [decode_rows]) - mean_s
     decodes = 1 + (snapshot.prompts_apart and decode_rows > 0)
     left = seconds - cost.seconds(decode_rows, 0, cached, decodes)
     if decodes == 1 and decode_rows <= 1:
