@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-# Answers are compared with those of the default model's own file, and nothing goes to the user's cache folder.
+# Answers are compared with those of the default model's own file, and nothing goes to the user's folders.
 os.environ["UMA_WEIGHTS"] = "as-is"
+os.environ["XDG_STATE_HOME"] = "/dev/null"
 
 # What the shared pieces assert must hold under -O as well.
 pytest.register_assert_rewrite(*(file.stem for file in (Path(__file__).parent / "support").glob("*.py")))

@@ -75,7 +75,7 @@ ROOMS = {
         "settings",
         "system",
     }
-    | {"remote", "errors", "exposition", "messages", "metrics", "outputs"},
+    | {"remote", "errors", "exposition", "messages", "metrics", "model_names", "outputs"},
     "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -17,6 +18,7 @@ from world import World
 
 from umaserve.daemon import model_loading
 from umaserve.daemon import models as models_module
+from umaserve.daemon.known_models import KnownModels
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
 from umaserve.daemon.text_exchange import TextExchange
@@ -56,7 +58,8 @@ class StandInHandle:
         self.life, self._engines_end = socket.socketpair()
         self.cause = "SIGABRT"
 
-    def load(self, _config: Config, _allowance: Allowance, progress: Callable[[float], bool]) -> ClosableEngine:
+    def load(self, _config: Config, allowance: Allowance, progress: Callable[[float], bool]) -> ClosableEngine:
+        self._box.known.append((self.spec.name, allowance.known_bytes))
         if self.spec.name in self._box.broken:
             raise ModelError(f"{self.spec.name} is broken")
         if self._box.failures:
@@ -93,6 +96,8 @@ class Box:
         self.handles: list[StandInHandle] = []
         self.broken: set[str] = set()
         """Names of models that can't be loaded."""
+        self.known: list[tuple[str, int]] = []
+        """For each load, the model, and what was known of it."""
         self.failures: list[Exception] = []
         """Of the next loads, whatever model they are of."""
 
@@ -131,7 +136,9 @@ class Client:
 class ModelsWorld(World):
     """The first of ``sizes`` is the default model."""
 
-    def __init__(self, box: Box, *, strict: bool = False, **of: dict[str, Any]) -> None:
+    def __init__(
+        self, box: Box, *, strict: bool = False, known: KnownModels | None = None, **of: dict[str, Any]
+    ) -> None:
         """``of``: more about the models' specs, by their names."""
         super().__init__()
         self.box = box
@@ -146,6 +153,7 @@ class ModelsWorld(World):
             ServingMetrics(),
             None,
             box.new_engine,
+            known or KnownModels(None),
             lambda: True,
             lambda _session, _end: None,
         )
@@ -311,6 +319,54 @@ def test_requests_wait_while_it_is_others_fault_that_a_model_was_not_loaded(
     world.until(lambda: asked.end)
     assert asked.end is FinishReason.LENGTH
     assert not world.box.failures
+
+
+def test_what_a_model_took_is_known_until_its_engine_is_lost(new_world: NewWorld, tmp_path: Path) -> None:
+    models = {name: tmp_path / f"{name}.gguf" for name in ("chat", "code")}
+    for file in models.values():
+        file.touch()
+    of = {name: {"config": Config(memory_reserve=0, model=str(file))} for name, file in models.items()}
+    known = KnownModels(None)
+
+    def worlds(box_has: int) -> ModelsWorld:
+        world = new_world(box_has, {"chat": GIB, "code": GIB}, known=known, **of)
+        world.box.sizes["code"] = 3 * GIB  # More than its file has.
+        return world
+
+    def needed(world: ModelsWorld) -> int:
+        return world.models.listed()[1].needed_bytes
+
+    def ask(world: ModelsWorld) -> object:
+        asked = world.ask("code")
+        world.until(lambda: asked.end)
+        return asked.end
+
+    world = worlds(8 * GIB)
+    assert needed(world) == GIB
+    assert ask(world) is FinishReason.LENGTH
+    assert needed(world) == 3 * GIB
+    # The next daemon plans by that from the first load on.
+    other = worlds(8 * GIB)
+    assert needed(other) == 3 * GIB
+    assert ask(other) is FinishReason.LENGTH
+    assert other.box.known == [("chat", GIB), ("code", 3 * GIB)]
+    other.box.handles[-1].crash("SIGABRT")
+    other.until(lambda: other.loaded() == ["chat"])
+    assert ask(other) is FinishReason.LENGTH
+    assert other.box.known[-1] == ("code", 0), "measured and tried out again"
+    # One that fails is not known either, nor one whose file is another.
+    other.models.unload("code")
+    other.until(lambda: other.loaded() == ["chat"])
+    other.box.broken.add("code")
+    assert ask(other) is Fault.MODEL_NOT_LOADED
+    assert known.needed_bytes(known.key(of["code"]["config"])) == 0
+    other.box.broken.clear()
+    assert ask(other) is FinishReason.LENGTH
+    other.models.unload("code")
+    other.until(lambda: other.loaded() == ["chat"])
+    models["code"].write_bytes(b"other")
+    assert ask(other) is FinishReason.LENGTH
+    assert other.box.known[-3:] == [("code", 3 * GIB), ("code", 0), ("code", 0)]
 
 
 def test_requests_fail_where_each_engine_is_killed_that_loads_their_model(new_world: NewWorld) -> None:

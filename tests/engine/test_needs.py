@@ -8,14 +8,17 @@ import re
 from pathlib import Path
 
 import pytest
+from remote_engine import ALLOWANCE
 from tiny_models import EMBEDDING, tiny_model
 
 from umaserve.engine import needs
 from umaserve.engine.checked_loading import load_checked
 from umaserve.engine.empty_model import buffer_bytes, cell_bytes
+from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.model import find
 from umaserve.engine.needs import Needs
 from umaserve.errors import ModelError, TooLarge
+from umaserve.serving.ticks import Allowance
 from umaserve.settings.daemon import Config
 
 MIB = 2**20
@@ -148,14 +151,47 @@ def test_the_default_model_is_measured_where_it_is_long() -> None:
 
 def test_the_engine_is_not_loaded_where_too_little_memory_is_available() -> None:
     with pytest.raises(TooLarge, match=r"it takes 2\d{4} MiB of memory .*, and 1000 MiB are available: lower --n-ctx"):
-        load_checked(Config(n_ctx=1 << 20), 1000 * MIB, lambda _fraction: True)
+        load_checked(Config(n_ctx=1 << 20), Allowance(1000 * MIB, beside=False), lambda _fraction: True)
 
 
 def test_the_loaded_model_tells_what_it_takes(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "model.gguf", "llama")
     config = Config(model=path, n_ctx=4096, parallel=2)
-    engine = load_checked(config, 1 << 40, lambda _fraction: True)
+    engine = load_checked(config, ALLOWANCE, lambda _fraction: True)
     try:
         assert engine.info.needed_bytes > Path(path).stat().st_size
     finally:
         engine.close()
+
+
+def test_what_is_known_is_not_measured_where_there_is_ample_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model(tmp_path / "model.gguf", "llama")
+    config = Config(model=path, n_ctx=4096, host_cache_bytes=0)
+
+    def checked(available: int, known: int) -> int:
+        return needs.check(path, config, available, lambda: True, known)
+
+    assert checked(500 * MIB, 451 * MIB) < 64 * MIB, "measured, since it is more than nine tenths"
+    monkeypatch.setattr(needs, "measured", None)
+    assert checked(500 * MIB, 449 * MIB) == 449 * MIB
+
+
+def test_too_much_is_measured_again_before_it_is_refused(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "model.gguf", "llama")
+    config = Config(model=path, n_ctx=4096)
+    assert needs.check(path, config, 64 * MIB, lambda: True, 1 << 40) < 64 * MIB
+    with pytest.raises(TooLarge, match="and 1 MiB are available"):
+        needs.check(path, config, MIB, lambda: True, 1 << 40)
+
+
+def test_a_known_model_is_not_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(model=tiny_model(tmp_path / "model.gguf", "llama"), n_ctx=4096, parallel=2)
+    tried: list[str] = []
+    monkeypatch.setattr(LlamaEngine, "try_out", lambda engine, _begins: tried.append(engine.name))
+    load_checked(config, ALLOWANCE, lambda _fraction: True).close()
+    assert tried == ["model"]
+    known = load_checked(config, dataclasses.replace(ALLOWANCE, known_bytes=77 * MIB), lambda _fraction: True)
+    known.close()
+    assert (tried, known.info.needed_bytes) == (["model"], 77 * MIB)

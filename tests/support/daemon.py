@@ -46,6 +46,8 @@ class Daemon:
         self._log_path = directory / "log"
         variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
         variables["UMA_WEIGHTS"] = "as-is"
+        # What it learns is for the daemons in this directory alone.
+        variables["XDG_STATE_HOME"] = str(directory / "state")
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [python, *program, "--socket", self.path, *flags],

@@ -214,6 +214,7 @@ class ModelHost:
         self._leaving = self.sessions.holds_back = False
         self._end(loaded, blamed=end.blames)
         self._around.metrics.observe_crash(end.cause)
+        self.loading.forget()
         self._crashes += 1
         self._suspects = loaded.scheduler.in_work if end.blames else ()
         about = {"model": self.name, "cause": end.cause, "in_work": [one.request_id for one in self._suspects]}

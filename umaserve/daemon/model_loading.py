@@ -32,7 +32,10 @@ class ModelLoading:
     def __init__(self, spec: ModelSpec, place: EnginePlace, around: Surroundings) -> None:
         self.under_way = False
         """Whether it is being loaded, or is to be again after a pause."""
-        self.needed_bytes = spec.size_bytes + BESIDES_WEIGHTS
+        self._spec = spec
+        self._known = around.known
+        self._key = self._known.key(spec.config)
+        self.needed_bytes = self._known.needed_bytes(self._key) or spec.size_bytes + BESIDES_WEIGHTS
         """The memory that it takes, as far as is known."""
         self.load_s = spec.size_bytes / READ_RATE
         self.loaded_at = -math.inf
@@ -94,14 +97,28 @@ class ModelLoading:
     def _load(self) -> None:
         def ended(result: Engine | BaseException) -> None:
             self.under_way = False
-            if not isinstance(result, BaseException):
+            if isinstance(result, BaseException):
+                # One that the daemon's end has stopped is as good as before.
+                if self._around.wanted():
+                    self.forget()
+            else:
                 self.loaded_at = self._now()
                 self.load_s = self.loaded_at - self._begun_at
-                self.needed_bytes = result.info.needed_bytes or resident_bytes(self._place.pids) - resident_bytes()
+                # What it has not touched yet is not resident, and what nobody could measure is.
+                taken = resident_bytes(self._place.pids) - resident_bytes()
+                self.needed_bytes = max(result.info.needed_bytes, taken)
+                self._known.learn(self._key, self._spec.name, self.needed_bytes)
             self._loaded(result)
 
+        # Its files may have been replaced.
+        self._key = self._known.key(self._spec.config)
         beside = any(pid not in self._place.pids for pid in self._around.children())
-        self._place.load(Allowance(self._around.available_bytes(), beside), ended)
+        known_bytes = self._known.needed_bytes(self._key)
+        self._place.load(Allowance(self._around.available_bytes(), beside, known_bytes), ended)
+
+    def forget(self) -> None:
+        """Have it measured and tried out at its next loading, whatever is known of it."""
+        self._known.forget(self._key)
 
     def failed(self) -> None:
         """It is not to be tried again before ``retry_at``."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.daemon.known_models import KnownModels
 from umaserve.daemon.loaded_model import LoadedModel
 from umaserve.daemon.model_host import ModelHost
 from umaserve.daemon.surroundings import Surroundings
@@ -58,6 +59,7 @@ class Models:
         metrics: ServingMetrics,
         content_filter: ContentFilter | None,
         new_engine: NewEngine,
+        known: KnownModels,
         wanted: Callable[[], bool],
         ended: Callable[[Session, str], None],
     ) -> None:
@@ -80,6 +82,7 @@ class Models:
             metrics,
             content_filter,
             new_engine,
+            known,
             Neighbours(lambda: loop.call_soon(_nothing)),
             self._pids,
             self._available_bytes,

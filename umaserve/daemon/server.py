@@ -20,6 +20,7 @@ from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.entrances import Entrances
 from umaserve.daemon.feedback import FeedbackLog
 from umaserve.daemon.housekeeping import keep_house
+from umaserve.daemon.known_models import KnownModels, file_of
 from umaserve.daemon.left_file import LeftFile
 from umaserve.daemon.model_sessions import ModelSessions
 from umaserve.daemon.models import Models
@@ -102,6 +103,7 @@ class Server:
             self._serving_metrics,
             self._content_filter,
             new_engine,
+            KnownModels(file_of(os.environ)),
             self._wanted,
             self._observe_end,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from umaserve.daemon.engine_place import NewEngine
 from umaserve.daemon.engine_threads import EngineThreads
+from umaserve.daemon.known_models import KnownModels
 from umaserve.metrics import ServingMetrics
 from umaserve.net.loop import Loop
 from umaserve.serving.admission import Admission
@@ -24,6 +25,7 @@ class Surroundings:
     metrics: ServingMetrics
     content_filter: ContentFilter | None
     new_engine: NewEngine
+    known: KnownModels
     neighbours: Neighbours
     children: Callable[[], Sequence[int]]
     """The processes that compute for the daemon."""

@@ -45,7 +45,7 @@ def _load(
         if voice is not None:
             last_words.begins("voice", config.tts_model)
             voice.load()
-        engine = load_checked(config, allowance.available_bytes, advances, chat_template, last_words.begins)
+        engine = load_checked(config, allowance, advances, chat_template, last_words.begins)
     finally:
         last_words.done()
     # As in the daemon: a collection of all that stays for good would hold the streams.

@@ -11,29 +11,32 @@ from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.last_words import Begins, untold
 from umaserve.engine.loading import load_model
 from umaserve.engine.model import find
+from umaserve.serving.ticks import Allowance
 from umaserve.settings.daemon import Config
 
 
 def load_checked(
     config: Config,
-    available_bytes: int,
+    allowance: Allowance,
     progress: Callable[[float], bool],
     chat_template: str | None = None,
     begins: Begins = untold,
 ) -> LlamaEngine:
-    """As ``engine.load``, and tries the models out; ``begins`` is told each file that may end this process. Also raises
-    ``TooLarge`` where they take more than is available."""
+    """As ``engine.load``, and tries the models out, unless they are known; ``begins`` is told each file that may end
+    this process. Also raises ``TooLarge`` where they take more than is available."""
     path = find(config.model)
     for file in (path, config.draft_model, config.mmproj):
         if file:
             gguf.check(file)
-    needed_bytes = needs.check(path, config, available_bytes, lambda: progress(0.0))
+    available, known = allowance.available_bytes, allowance.known_bytes
+    needed_bytes = needs.check(path, config, available, lambda: progress(0.0), known)
     begins("model", path)
-    model = load_model(path, config, progress, available_bytes)
-    if needed_bytes:
+    model = load_model(path, config, progress, available)
+    if needed_bytes and needed_bytes != known:
         # Of a converted copy, which is larger.
         needed_bytes += os.path.getsize(model.path) - os.path.getsize(path)
     engine = LlamaEngine(model, config, chat_template, begins)
-    engine.try_out(begins)
+    if not known:
+        engine.try_out(begins)
     engine.info = dataclasses.replace(engine.info, needed_bytes=needed_bytes)
     return engine

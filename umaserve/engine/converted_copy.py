@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from umaserve.system import folders
 from umaserve.system.program import Cancelled
 
 log = logging.getLogger(__name__)
@@ -34,19 +35,8 @@ _OURS = re.compile(r".+\.[0-9a-f]{16}\.(gguf|json|part)")
 
 
 def folder_of(configured: str, environ: Mapping[str, str]) -> Path:
-    """The configured folder, else one in the service manager's cache folder (systemd.exec(5), CACHE_DIRECTORY), else
-    one in the user's (XDG Base Directory Specification). Raises ``OSError`` where the user has no home."""
-    if configured:
-        return Path(configured)
-    if service := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
-        return Path(service, "weights")
-    users = environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
-    if not os.path.isabs(users):
-        users = os.path.expanduser("~/.cache")
-    if not os.path.isabs(users):
-        raise FileNotFoundError("there is no cache folder: neither XDG_CACHE_HOME nor a home folder is known")
-    return Path(users, "umaserve", "weights")
+    """The configured folder, else one in the cache folder. Raises ``OSError`` where the user has no home."""
+    return Path(configured) if configured else folders.cache(environ) / "weights"
 
 
 class ConvertedCopy:

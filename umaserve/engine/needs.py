@@ -76,10 +76,13 @@ def measured(path: str, config: Config, wanted: Callable[[], bool], *, sequences
     return Needs(**orjson.loads(found))
 
 
-def check(path: str, config: Config, available: int, wanted: Callable[[], bool]) -> int:
+def check(path: str, config: Config, available: int, wanted: Callable[[], bool], known_bytes: int = 0) -> int:
     """The bytes that the model at ``path`` takes, with its draft model and projector; 0 where that is not measured: of
     the default model, where parts are on other boxes, and where it can't be found out. Raises ``TooLarge`` where it is
-    more than is ``available`` without swapping, and warns where little is left."""
+    more than is ``available`` without swapping, and warns where little is left. ``known_bytes``, from an
+    earlier loading, are taken for it where so much is no question, and nothing is refused because of them."""
+    if known_bytes and _is_ample(known_bytes, config, available):
+        return known_bytes
     if config.rpc or (not config.model and config.n_ctx <= KNOWN_CELLS):
         return 0
     needs = measured(path, config, wanted)
@@ -107,9 +110,13 @@ def judge(path: str, config: Config, needs: Needs, others: int, available: int) 
     found = f"model {path}: it takes {total >> 20} MiB of memory ({sizes}), and {available >> 20} MiB are available"
     if total > available:
         raise TooLarge(f"{found}: {_remedy(config, needs, total - available)}", total)
-    if total + config.host_cache_bytes > available * AMPLE_SHARE:
+    if not _is_ample(total, config, available):
         cache = f", and --host-cache-bytes lets it take {config.host_cache_bytes >> 20} more"
         log.warning("memory may get short. %s%s", found, cache if config.host_cache_bytes >> 20 else "")
+
+
+def _is_ample(total: int, config: Config, available: int) -> bool:
+    return total + config.host_cache_bytes <= available * AMPLE_SHARE
 
 
 def _remedy(config: Config, needs: Needs, missing: int) -> str:

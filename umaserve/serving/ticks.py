@@ -309,6 +309,8 @@ class Allowance:
     """Of the box's memory, with what the model's mapped file takes."""
     beside: bool
     """Whether other models run, whose streams loading must not slow down."""
+    known_bytes: int = 0
+    """What the model took when it was loaded before, by the same program and in the same way; 0 where it was not."""
 
 
 class EngineLost(Exception):
