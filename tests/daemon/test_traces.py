@@ -150,6 +150,25 @@ def test_a_clients_words_are_cut(world: World) -> None:
     assert whole.attributes["gen_ai.request.model"] == "m" * 256
 
 
+@pytest.mark.parametrize(("end", "status"), [("done", StatusCode.UNSET), ("bad_request", StatusCode.ERROR)])
+def test_what_no_session_answers_is_one_span(end: str, status: StatusCode) -> None:
+    exporter = InMemorySpanExporter()
+    caller = Caller("openai", "ip:127.0.0.1", traceparent=f"00-{TRACE}-{PARENT}-01")
+    Traces(SimpleSpanProcessor(exporter), lambda: NOW).answered("embeddings", "tiny", caller, ARRIVED, end)
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, span.status.status_code) == ("embeddings tiny", status)
+    assert span.end_time - span.start_time == pytest.approx((NOW - ARRIVED) * 1e9, abs=1000)
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    failed = {} if end == "done" else {"error.type": end}
+    assert dict(span.attributes) == failed | {
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": "umaserve",
+        "gen_ai.request.model": "tiny",
+        "umaserve.dialect": "openai",
+        "umaserve.end": end,
+    }
+
+
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     code = "import sys, umaserve.cli, umaserve.daemon.server; print([m for m in sys.modules if 'opentelemetry' in m])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -96,6 +96,19 @@ def test_a_body_has_its_own_time_and_an_answer_has_none(world: HttpWorld) -> Non
     assert world.statuses() == [200]
 
 
+def test_embeddings_are_traced_and_tokens_are_not(world: HttpWorld) -> None:
+    texts = [("/tokenize", {"content": "x"}), *(("/v1/embeddings", {"input": text}) for text in ("x", "refuse"))]
+    for path, fields in texts:
+        world.send(post(path, {**fields, "model": "stand-in"}))
+        for _ in range(3):
+            world.preparing.step()
+            world.compute.step()
+            world.turn()
+    assert world.statuses() == [200, 200, 400]
+    told = [(operation, model, end) for operation, model, _, _, end in world.traced]
+    assert told == [("embeddings", "stand-in", "done"), ("embeddings", "stand-in", "context_exceeded")]
+
+
 # What ends a conversation.
 
 
@@ -591,6 +604,7 @@ def test_a_failure_before_the_first_sound_is_an_error_and_a_later_one_the_end(
     assert spoken.received() == b"<closed>", "without the last chunk"
     assert spoken.lost == [spoken.connection]
     assert ends(caplog) == ["decode_failed"] * 2
+    assert [(told[0], told[-1]) for told in spoken.traced] == [("speech", "decode_failed")] * 2
 
 
 def test_a_text_is_refused_like_any_request(spoken: HttpWorld) -> None:

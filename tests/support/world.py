@@ -96,6 +96,7 @@ class DaemonWorld(World):
         self.tick_s = 0.0
         """How long the tick in work has taken."""
         self.stuck: dict[str, float] = {}
+        self.traced: list[tuple[object, ...]] = []
         self.services = Services(
             config=config,
             loop=self.loop,
@@ -114,6 +115,7 @@ class DaemonWorld(World):
             input_budget=self.budget,
             stuck=lambda: self.stuck,
             leaving=lambda: self.leaving,
+            traced=lambda *told: self.traced.append(told),
         )
 
     def deliver(self) -> None:

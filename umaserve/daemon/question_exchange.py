@@ -8,8 +8,9 @@ from collections.abc import Callable
 from umaserve.daemon.responder import JSON_TYPE, Responder
 from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
-from umaserve.dialects.http import EngineQuestion, ErrorReply, ErrorShape
+from umaserve.dialects.http import Asked, EngineQuestion, ErrorReply, ErrorShape
 from umaserve.errors import ModelAwaited, RequestError
+from umaserve.messages import Embed
 from umaserve.net.input_budget import InputShare
 from umaserve.serving.caller import Caller
 from umaserve.serving.questions import Question
@@ -40,6 +41,7 @@ class QuestionExchange:
         self._caller = caller
         self._memory = memory
         self._asked_at = services.loop.now()
+        self._asked: Asked | None = None
         self._question: Question | None = None
         self._forget: Callable[[], None] | None = None
         """While it waits for a model."""
@@ -63,7 +65,7 @@ class QuestionExchange:
 
         models = self._services.models
         try:
-            asked = self._endpoint.parse(content, self._facts)
+            self._asked = asked = self._endpoint.parse(content, self._facts)
             question = Question(asked.query, asked.render, self._answered, self._asked_at)
             models.ask(asked.model, question)
             self._question = question
@@ -96,4 +98,11 @@ class QuestionExchange:
         caller = self._caller
         about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "status": reply.status}
         logs.requests.info("question answered", extra={"fields": {**about, "total_ms": took_ms}})
+        self._trace("done" if isinstance(answer, bytes) else answer.fault.name.lower())
         self._responder.respond(reply.status, [JSON_TYPE, *reply.headers], reply.body)
+
+    def _trace(self, end: str) -> None:
+        """Questions about tokens and templates take no time worth a span."""
+        asked, traced = self._asked, self._services.traced
+        if traced is not None and asked is not None and isinstance(asked.query, Embed):
+            traced("rerank" if asked.query.ranks else "embeddings", asked.model, self._caller, self._asked_at, end)

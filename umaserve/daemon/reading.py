@@ -139,3 +139,5 @@ def log_end(services: Services, caller: Caller, end: str, asked_at: float) -> No
     took_ms = round((services.loop.now() - asked_at) * 1000, 1)
     about = {"dialect": caller.dialect, "peer": caller.peer, "key": caller.key, "end": end}
     logs.requests.info("text read aloud", extra={"fields": {**about, "total_ms": took_ms}})
+    if services.traced is not None:
+        services.traced("speech", "", caller, asked_at, end)

@@ -144,6 +144,7 @@ class Server:
             input_budget=InputBudget(loop, 2 * config.max_chat_bytes, config.max_frame_bytes),
             stuck=self._stuck,
             leaving=lambda: self._signals.count > 0,
+            traced=None if self._traces is None else self._traces.answered,
         )
 
     # -- life ----------------------------------------------------------------------------------------------------

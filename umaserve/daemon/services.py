@@ -53,6 +53,8 @@ class Services:
     """Stuck threads by name, with the seconds since they last advanced."""
     leaving: Callable[[], bool]
     """Whether the daemon is to end: its clients had better go elsewhere."""
+    traced: Callable[[str, str, Caller, float, str], None] | None = None
+    """Gets what no session answers, as ``Traces.answered``; ``None``: nothing is traced."""
 
     def facts(self, caller: Caller | None = None) -> Facts:
         """What dialects may know of this daemon, to answer ``caller``; ``None``: one that can't come back."""

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import SpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from umaserve.net.collector import Collector, sending
 from umaserve.outputs import FinishReason
+from umaserve.serving.caller import Caller
 from umaserve.serving.session import Session
 
-_WHOLE = {reason.value for reason in FinishReason}
+PROVIDER = "umaserve"
+_WHOLE = {"done", *(reason.value for reason in FinishReason)}
 _PARTED = {"abandoned", "replaced", "left"}
 """The client's own ends, and those that are left to the next daemon: no errors."""
 
@@ -36,27 +38,34 @@ class Traces:
         request, now = session.request, self._now()
         if request is None:
             return
-        since_1970 = time.time() - now
-
-        def at(seconds: float) -> int:
-            return int((seconds + since_1970) * 1e9)
-
-        parent = TraceContextTextMapPropagator().extract({"traceparent": session.caller.traceparent}, Context())
+        at = _since_1970(now)
         operation = "chat" if isinstance(request.prompt, tuple) else "text_completion"
-        span = self._tracer.start_span(
-            f"{operation} {session.model}".rstrip(), parent, SpanKind.SERVER, start_time=at(session.requested_at)
-        )
+        span = self._span(operation, session.model, session.caller, at(session.requested_at))
         if span.is_recording():
-            span.set_attribute("gen_ai.operation.name", operation)
             for name, value in _attributes(session, end):
                 span.set_attribute(name, value)
-            if end not in _WHOLE | _PARTED:
-                span.set_attribute("error.type", end)
-                span.set_status(Status(StatusCode.ERROR))
+            _close(span, end)
             within = set_span_in_context(span, Context())
             for name, begun, ended in _parts(session, now):
                 self._tracer.start_span(name, within, start_time=at(begun)).end(at(ended))
         span.end(at(now))
+
+    def answered(self, operation: str, model: str, caller: Caller, asked_at: float, end: str) -> None:
+        """Trace what no session answers, such as embeddings; ``end`` is "done", or an error's name."""
+        at = _since_1970(now := self._now())
+        span = self._span(operation, model, caller, at(asked_at))
+        span.set_attribute("gen_ai.provider.name", PROVIDER)
+        if model:
+            span.set_attribute("gen_ai.request.model", model)
+        span.set_attribute("umaserve.dialect", caller.dialect)
+        _close(span, end)
+        span.end(at(now))
+
+    def _span(self, operation: str, model: str, caller: Caller, begun: int) -> Span:
+        parent = TraceContextTextMapPropagator().extract({"traceparent": caller.traceparent}, Context())
+        span = self._tracer.start_span(f"{operation} {model}".rstrip(), parent, SpanKind.SERVER, start_time=begun)
+        span.set_attribute("gen_ai.operation.name", operation)
+        return span
 
 
 def exported(endpoint: str, clock: Callable[[], float]) -> Traces:
@@ -69,7 +78,7 @@ def _attributes(session: Session, end: str) -> Iterator[tuple[str, Value]]:
     request, usage = session.request, session.usage
     assert request is not None
     sampling = request.sampling
-    yield "gen_ai.provider.name", "umaserve"
+    yield "gen_ai.provider.name", PROVIDER
     yield "gen_ai.request.model", request.model or session.model
     yield "gen_ai.response.model", session.model
     yield "gen_ai.response.id", request.id
@@ -89,8 +98,21 @@ def _attributes(session: Session, end: str) -> Iterator[tuple[str, Value]]:
         yield "gen_ai.response.time_to_first_chunk", session.first_made_at - session.requested_at
     if end in _WHOLE:
         yield "gen_ai.response.finish_reasons", [end]
-    yield "umaserve.end", end
     yield "umaserve.dialect", session.caller.dialect
+
+
+def _close(span: Span, end: str) -> None:
+    """Say how it ended."""
+    span.set_attribute("umaserve.end", end)
+    if end not in _WHOLE | _PARTED:
+        span.set_attribute("error.type", end)
+        span.set_status(Status(StatusCode.ERROR))
+
+
+def _since_1970(now: float) -> Callable[[float], int]:
+    """The loop's seconds in nanoseconds since 1970."""
+    offset = time.time() - now
+    return lambda seconds: int((seconds + offset) * 1e9)
 
 
 def _parts(session: Session, now: float) -> Iterator[tuple[str, float, float]]:
