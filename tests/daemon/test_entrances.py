@@ -213,3 +213,42 @@ def test_passed_sockets_stand_for_those_of_the_settings_of_their_kind(
         caplog.clear()
         opened.close()
         world.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "setting", "differs"),
+    [
+        ("127.0.0.1", "127.0.0.1:{port}", False),
+        ("127.0.0.1", "localhost:{port}", False),
+        ("127.0.0.1", "127.0.0.1:0", False),
+        ("127.0.0.1", "127.0.0.1:1", True),
+        ("127.0.0.1", "127.0.0.2:{port}", True),
+        ("127.0.0.1", "0.0.0.0:{port}", True),
+        ("127.0.0.1", "nowhere.invalid:{port}", True),
+        ("::", "0.0.0.0:{port}", False),
+        ("::", "[::1]:{port}", True),
+        ("127.0.0.1", "", False),
+    ],
+)
+def test_a_passed_socket_elsewhere_than_the_setting_is_warned_about(
+    host: str,
+    setting: str,
+    differs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    passed = socket.create_server((host, 0), family=family)
+    port = passed.getsockname()[1]
+    monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [("http", passed)])
+    http, shown = setting.format(port=port), f"[{host}]" if ":" in host else host
+    config = replace(CONFIG, socket=str(tmp_path / "sock"), http=http, insecure=True)
+    world = HttpWorld(config=config)
+    opened = Entrances(world.services, world.site)
+    opened.open()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    expected = f"http is {http}, but the service manager has passed a socket at {shown}:{port}, and only there HTTP is"
+    assert [message[: len(expected)] for message in warnings] == ([expected] if differs else [])
+    opened.close()
+    world.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+from collections.abc import Sequence
 
 from umaserve.daemon.connection import Connection
 from umaserve.daemon.services import Services
@@ -17,7 +18,7 @@ from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.http.connection import Client, HttpConnection, Site
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener, SocketFile
-from umaserve.net.tcp import tcp_sockets
+from umaserve.net.tcp import is_at, tcp_sockets
 from umaserve.net.tls import Tls, server_context
 from umaserve.serving.caller import Caller
 from umaserve.settings.addresses import is_loopback, parse_address, parse_place
@@ -69,8 +70,10 @@ class Entrances:
 
     def _open(self) -> None:
         config = self._config
-        given = {self._take(name, sock) for name, sock in systemd.listen_fds()}
-        if given <= {HTTP, HTTP_FILE, OLLAMA, WYOMING}:
+        given: dict[str, list[socket.socket]] = {}
+        for name, sock in systemd.listen_fds():
+            given.setdefault(self._take(name, sock), []).append(sock)
+        if given.keys() <= {HTTP, HTTP_FILE, OLLAMA, WYOMING}:
             self._listen(config.protocol, self._file(config.socket))
         if config.wyoming and WYOMING not in given:
             place = parse_place(config.wyoming)
@@ -84,6 +87,8 @@ class Entrances:
         if config.http and HTTP not in given:
             for sock in tcp_sockets(*parse_address(config.http)):
                 self._listen(HTTP, sock)
+        elif config.http:
+            _compare(config.http, given[HTTP])
 
     def _take(self, name: str, sock: socket.socket) -> str:
         """Listen on a socket that the service manager passed, instead of the setting's; returns which one that is."""
@@ -220,6 +225,18 @@ def _protocol(name: str, sock: socket.socket, config: Config) -> str:
     if name in ("json", "newline", HTTP, WYOMING):
         return name
     return config.protocol if sock.family == socket.AF_UNIX else HTTP
+
+
+def _compare(http: str, passed: Sequence[socket.socket]) -> None:
+    """Say so where the sockets ``passed`` for HTTP are at other addresses than the setting."""
+    if not any(is_at(sock, *parse_address(http)) for sock in passed):
+        log.warning(
+            "http is %s, but the service manager has passed a socket at %s, and only there HTTP is served: have the "
+            "socket's unit (umaserve-http.socket) listen at the former (ListenStream=), or disable it, or set http to "
+            "the latter",
+            http,
+            " and ".join(map(_shown, passed)),
+        )
 
 
 def _check_reach(protocol: str, sock: socket.socket, config: Config) -> None:

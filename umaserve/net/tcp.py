@@ -12,6 +12,7 @@ from umaserve.net.listeners import BACKLOG
 log = logging.getLogger(__name__)
 
 _ABSENT = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+_ALL = {"0.0.0.0", "::"}
 _REMEDIES = {
     errno.EADDRINUSE: "stop the program that listens there, or choose another port",
     errno.EACCES: "ports below 1024 need CAP_NET_BIND_SERVICE: grant it, or choose a higher port",
@@ -54,6 +55,19 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
         remedy = _REMEDIES.get(error.errno or 0, "choose another address")
         raise ConfigError(f"{place}: {error.strerror}: {remedy}") from None
     return sockets
+
+
+def is_at(sock: socket.socket, host: str, port: int) -> bool:
+    """Whether it has this port, or any for 0, and one of the addresses of ``host``. Those that mean all addresses of
+    either family are the same: a socket for IPv6 mostly takes IPv4 too."""
+    own_host, own_port = sock.getsockname()[:2]
+    if port not in (0, own_port):
+        return False
+    try:
+        found = {address[0] for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except socket.gaierror:
+        return False
+    return own_host in found or (own_host in _ALL and not _ALL.isdisjoint(found))
 
 
 def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
