@@ -197,6 +197,24 @@ def test_a_server_that_is_away_is_found_again(browser: Browser, daemon: Daemon):
     assert all("WebSocket" in complaint for complaint in browser.complaints())
 
 
+def test_what_can_not_be_loaded_is_loaded_when_the_server_is_back(browser: Browser, daemon: Daemon):
+    browser.start(daemon.http, max_tokens=4)
+    browser.driver.execute_cdp_cmd("Network.enable", {})
+    browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/page/*", "*/v1/models"]})
+    browser.say("Are you there?")
+    browser.wait(lambda: browser.text(".answer .note") == "The server can't be reached. Ask again when it is back.")
+    browser.js("location.hash = '#compare'")
+    browser.wait(lambda: browser.text(".problem") == "The server can't be reached." and not browser.one(".view > *"))
+    browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    browser.wait(lambda: browser.one(".compare") and browser.text(".problem") == "")
+    browser.js("location.hash = '#chat'")
+    browser.wait(lambda: browser.one(".conversations .open")).click()
+    browser.press("Answer again")
+    browser.wait(lambda: browser.text(".branch") == "2 / 2" and browser.text(".answer .markdown"))
+    browser.wait_for_end()
+    assert all("ERR_BLOCKED_BY_CLIENT" in complaint for complaint in browser.complaints())
+
+
 def test_an_error_says_what_to_do(browser: Browser, daemon: Daemon):
     browser.start(daemon.http)
     browser.set(".composer textarea", "word " * 20_000)

@@ -25,7 +25,6 @@ const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) =
     h("h2", { id: "key-title" }, "API key"), wrong, h("label", { for: "key" }, "Key"), key,
     h("button.primary", { type: "submit" }, "Use this key")));
 
-/** So soon it is tried again what has failed: the server may be back. */
 const RETRY_MS = 5000;
 let retry = 0;
 let unmount = null;
@@ -37,15 +36,27 @@ async function show() {
   if (store.state.view === view.name) return;
   store.update((state) => (state.view = view.name));
   unmount?.();
+  unmount = null;
   fill(bar.start);
   fill(bar.end);
   fill(root);
-  const [{ mount }] = await Promise.all([view.load(), view.style && loadStyle(view.style)]);
-  if (store.state.view === view.name) unmount = await mount(root, app);
+  const loading = Promise.all([view.load(), view.style && loadStyle(view.style)]);
+  const [module] = await loading.catch(() => [null]);
+  if (store.state.view !== view.name) return;
+  if (module) unmount = await module.mount(root, app);
+  else {
+    store.update((state) => Object.assign(state, { view: null, problem: "The server can't be reached." }));
+    tryAgain();
+  }
+}
+
+/** What has failed, in a while: the server may be back. */
+function tryAgain() {
+  clearTimeout(retry);
+  retry = setTimeout(() => Promise.all([show(), refreshModels()]), RETRY_MS);
 }
 
 async function refreshModels() {
-  clearTimeout(retry);
   try {
     // The voice is the daemon's, and stays.
     const voiced = store.state.voices ? store.state : api.json("/v1/audio/voices");
@@ -54,7 +65,7 @@ async function refreshModels() {
   } catch (error) {
     if (error.status === 401) return;
     store.update((state) => (state.problem = error.message));
-    retry = setTimeout(refreshModels, RETRY_MS);
+    tryAgain();
   }
 }
 

@@ -2,6 +2,7 @@
 
 import { addTurn, beginning, branches, newConversation, path, removeTurn, ROOT, upTo } from "../answers/conversation.js";
 import { defaults, presets, savePreset } from "../answers/settings.js";
+import { errorWords } from "../words.js";
 
 const SAVE_MS = 3000;
 const NOTICE_MS = 8000;
@@ -95,7 +96,9 @@ export function chatActions({ store, api, library, storage, wide }) {
     update(() => touch(answer));
     let [running, contents] = [];
     try {
-      running = await import("../answers/running.js");
+      running = await import("../answers/running.js").catch(() => {
+        throw new Error(errorWords({ error: "unreachable" }));
+      });
       contents = await library.contents(upTo(conversation, answer));
     } catch (error) {
       answer.error = error.message;
@@ -161,7 +164,8 @@ export function chatActions({ store, api, library, storage, wide }) {
     update(() => (turn = addTurn(conversation, parent, "user", { text: text.trim(), ...(entries.length > 0 && { media: entries }) })));
     try {
       // All begun at once: the turn is shown meanwhile, and whoever reads them from now on waits until they are there.
-      await Promise.all(media.map(({ id, blob }) => blob && library.keep(conversation.id, id, blob)));
+      const kept = media.map(({ id, blob }) => blob && library.keep(conversation.id, id, blob));
+      if (media.length > 0) await Promise.all(kept);
       answerTo(conversation, turn.id);
     } catch (error) {
       update(() => {

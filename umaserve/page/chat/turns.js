@@ -60,7 +60,9 @@ export function turnsView(store, actions, speech) {
 
   /** What draws an answer, which is loaded while the first one is awaited; until then null. */
   function drawer(node) {
-    loading ??= import("../answers/answer_text.js").then((module) => store.update(() => ({ AnswerText } = module)));
+    loading ??= import("../answers/answer_text.js")
+      .then((module) => store.update(() => ({ AnswerText } = module)))
+      .catch(() => (loading = null));
     return AnswerText && new AnswerText(node);
   }
 
