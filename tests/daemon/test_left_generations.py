@@ -164,6 +164,16 @@ def test_what_nobody_could_resume_is_not_left(reason: str) -> None:
     process.close()
 
 
+def test_its_time_stands_still_until_it_is_left(process: Process) -> None:
+    process.detached.keep(*process.begin())
+    process.turn(WINDOW - 20)
+    process.detached.leave_all()
+    process.turn(WINDOW)
+    before = time.time()
+    (left,) = process.detached.left
+    assert before + 20 <= left.expires_at <= time.time() + 20
+
+
 def test_what_is_lost_while_the_daemon_drains_is_left_too(process: Process) -> None:
     process.detached.leave_all()
     dialect, session = process.begin()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from umaserve.daemon.left_file import Left
@@ -78,8 +78,8 @@ class Detached:
         self._watched: dict[str, tuple[str, Callable[[], None], Callable[[], None]]] = {}
         self._leaves = leaves
         self._leaving = False
-        self.left: list[Left] = []
-        """For the next process, those that were lost first at the front."""
+        self._left: list[tuple[Left, float]] = []
+        """For the next process, with the seconds of their window that are left."""
 
     @property
     def enabled(self) -> bool:
@@ -143,6 +143,18 @@ class Detached:
 
     # -- the next process ----------------------------------------------------------------------------------------
 
+    @property
+    def left(self) -> list[Left]:
+        """For the next process, those that were lost first at the front. Their time goes on from now: nobody can have
+        resumed them meanwhile."""
+        now = time.time()
+        return [replace(left, expires_at=now + window) for left, window in self._left]
+
+    @property
+    def leaving(self) -> bool:
+        """Whether they are to be resumed at the next process only."""
+        return self._leaves and self._leaving
+
     def leave_all(self) -> None:
         """The daemon ends: leave all of them to the next process, for what is left of their time by then. Those that
         can't be left are dropped."""
@@ -159,18 +171,22 @@ class Detached:
 
     def can_leave(self, dialect: ResumableDialect, session: Session) -> bool:
         """Whether the next process can go on with it, and its client knows its id."""
-        known = session.announced or not session.running
-        return self._leaves and self.enabled and known and dialect.kept is not None
+        return dialect.kept is not None and self._can_leave(session)
+
+    def _can_leave(self, session: Session) -> bool:
+        return self._leaves and self.enabled and (session.announced or not session.running)
 
     def _leave(self, dialect: ResumableDialect, session: Session, window: float) -> None:
         record = _recorder(dialect)
         for output in session.outbox:
             record(output)
         kept = dialect.kept
-        if kept is not None and self.can_leave(dialect, session):
+        if kept is not None and self._can_leave(session):
             begun = _begun(session, kept, self._loop.now()) if session.running else None
-            self.left.append(Left(session.caller, kept, begun, time.time() + window))
-        self._sessions.abandon(session, "left")
+            self._left.append((Left(session.caller, kept, begun, 0.0), window))
+            self._sessions.abandon(session, "left")
+        else:
+            self._sessions.abandon(session)
 
     def take_over(self, left: Left, dialect: ResumableDialect) -> None:
         """Keep what the process before this one left, paused."""

@@ -55,9 +55,15 @@ class ResumableConnection(WebSocketConnection):
         owes = not self._dialect.finished or bool(self.channel.queued)
         if owes and self._services.detached.can_leave(self._dialect, self._session):
             self._part(lost=True)
-            self._close(CloseCode.SERVICE_RESTART, "the server restarts: the generation can be resumed")
+            self._tell_restart()
+
+    def _tell_restart(self) -> None:
+        self._close(CloseCode.SERVICE_RESTART, "the server restarts: resume the generation then")
 
     def _reattach(self, command: Reattach) -> None:
+        if self._services.detached.leaving:
+            self._tell_restart()
+            return
         self._watch(None)
         try:
             dialect, session, missed = self._services.detached.take(
