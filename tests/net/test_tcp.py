@@ -17,7 +17,7 @@ from umaserve.net import tcp
 from umaserve.net.channel import Channel
 from umaserve.net.listeners import Listener
 from umaserve.net.loop import Loop
-from umaserve.net.tcp import tcp_sockets
+from umaserve.net.tcp import is_at, tcp_sockets
 from umaserve.settings.addresses import is_loopback, is_wildcard, parse_address
 from umaserve.system.peers import peer_name
 
@@ -393,3 +393,23 @@ def test_a_peer_on_a_unix_socket_is_its_user() -> None:
     left, right = socket.socketpair()
     with left, right:
         assert peer_name(left) == f"uid:{os.getuid()}"
+
+
+@needs_both
+@pytest.mark.parametrize(
+    ("own", "wanted", "there"),
+    [
+        ("::1", "::1", True),
+        ("::", "::", True),
+        ("::", "0.0.0.0", True),
+        ("0.0.0.0", "::", True),
+        ("::", "::1", False),
+        ("::1", "127.0.0.1", False),
+    ],
+)
+def test_where_a_socket_is(own: str, wanted: str, there: bool) -> None:
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.create_server((own, 0), family=family) as sock:
+        port = sock.getsockname()[1]
+        assert is_at(sock, wanted, port) == is_at(sock, wanted, 0) == there
+        assert not is_at(sock, own, port - 1)
