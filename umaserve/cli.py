@@ -206,6 +206,7 @@ def _client_parser(command: str, description: str) -> argparse.ArgumentParser:
 def _ask(arguments: Sequence[str]) -> int:
     parser = _client_parser("ask", _ABOUT_ASK)
     parser.add_argument("prompt", help='the question; "-" reads it from standard input')
+    parser.add_argument("--model", metavar="NAME", help="the model that answers (default: the daemon's default one)")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the question")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer in tokens (default: 512)")
@@ -217,7 +218,7 @@ def _ask(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the daemon's events as JSON, one per line")
     options = parser.parse_args(arguments)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    names = ("max_tokens", "temperature", "seed", "stop")
+    names = ("model", "max_tokens", "temperature", "seed", "stop")
     request: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if not options.raw:
         request["chat"] = [{"role": "system", "content": options.system}] if options.system else True

@@ -10,6 +10,8 @@ import select
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +169,20 @@ def test_an_embedding_model_answers_beside_them(served: Daemon) -> None:
     refused = post(served, "/v1/completions", model="minilm", prompt="a cat")
     assert refused.status_code == 400
     assert "only makes embeddings" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_the_commands_ask_the_model_of_a_name(served: Daemon, command: str) -> None:
+    where = ("--socket", served.path) if command == "ask" else ("--url", f"http://{served.http}", "--temperature", "0")
+
+    def tokens_of(model: str) -> int:
+        generated: int = served.wait_until_quiet()["models"][model]["tokens_generated_total"]
+        return generated
+
+    before = tokens_of("tiny")
+    arguments = [command, *where, "--model", "tiny", "--max-tokens", "5", "abc"]
+    subprocess.run([sys.executable, "-m", "umaserve", *arguments], check=True, capture_output=True, timeout=60)
+    assert tokens_of("tiny") == before + 5
 
 
 def test_all_models_are_listed_with_their_states(served: Daemon) -> None:

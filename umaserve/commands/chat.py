@@ -66,6 +66,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str], write: Write)
     )
     parser.add_argument("--url", default=DEFAULT_URL, help="where the daemon serves HTTP (default: %(default)s)")
     parser.add_argument("--key", help="API key, if the daemon has --api-keys")
+    parser.add_argument("--model", metavar="NAME", help="the model that answers (default: the daemon's default one)")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the first question")
     for kind in chat_media.KINDS:
         # One list, so that the files keep the order of their flags.
@@ -181,6 +182,8 @@ def _turn(
     """Ask, print the answer as it comes, and return it; where Ctrl-C ended it, return what came."""
     generation = {"max_new_tokens": options.max_tokens, "temperature": options.temperature}
     request: Message = {"messages": messages, "generation": {k: v for k, v in generation.items() if v is not None}}
+    if options.model is not None:
+        request["model"] = options.model
     if tts is not None:
         request["tts"] = tts
     said: list[str] = []
