@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from umaserve.daemon.server import Server
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed, Generate, Query
-from umaserve.outputs import Answer, Embedded, ModelInfo
+from umaserve.messages import Generate
+from umaserve.outputs import ModelInfo
+from umaserve.queries import Answer, Embed, Embedded, Query
 from umaserve.remote.process import End
 from umaserve.serving.ticks import Capacity, Chunk, Listing, Outcome, Prepared, Tick, TickResult, YieldPoint
 from umaserve.settings.daemon import SETTINGS

@@ -16,7 +16,7 @@ MODULES = {".".join(("umaserve", *path.relative_to(ROOT).with_suffix("").parts))
 
 TOP = {
     *("__init__", "__main__", "cli", "client", "errors", "forms", "messages", "metrics", "model_names", "outputs"),
-    *("exposition", "thoughts"),
+    *("exposition", "queries", "thoughts"),
 }
 """The modules outside all rooms."""
 
@@ -26,10 +26,10 @@ ROOMS = {
     "wire": {"errors"},
     "settings": {"errors", "model_names"},
     "media": {"system"},
-    "dialects": {"wire", "errors", "forms", "messages", "model_names", "outputs"},
-    "serving": {"system", "errors", "messages", "outputs", "metrics", "thoughts"},
+    "dialects": {"wire", "errors", "forms", "messages", "model_names", "outputs", "queries"},
+    "serving": {"system", "errors", "messages", "outputs", "queries", "metrics", "thoughts"},
     "speech": {"media", "system", "messages"},
-    "remote": {"speech", "serving", "settings", "system", "errors", "messages", "outputs"},
+    "remote": {"speech", "serving", "settings", "system", "errors", "messages", "outputs", "queries"},
     "engine": {
         "remote",
         "wire",
@@ -42,6 +42,7 @@ ROOMS = {
         "forms",
         "messages",
         "outputs",
+        "queries",
         "thoughts",
     },
     "access": {"serving", "wire", "settings", "errors", "messages"},
@@ -75,7 +76,7 @@ ROOMS = {
         "settings",
         "system",
     }
-    | {"remote", "errors", "exposition", "messages", "metrics", "model_names", "outputs"},
+    | {"remote", "errors", "exposition", "messages", "metrics", "model_names", "outputs", "queries"},
     "commands": {"engine", "access", "media", "net", "wire", "settings", "system", "errors", "messages"},
 }
 """What each room may import of umaserve besides itself: only rooms above it in this table."""

@@ -1,4 +1,4 @@
-"""What comes back: the outputs of sessions, the answers to questions, and the properties of what is loaded."""
+"""What comes back: the outputs of sessions, and the properties of what is loaded."""
 
 from __future__ import annotations
 
@@ -198,42 +198,6 @@ class Metrics:
 
 Prefill = Placed | Prefilling | Prefilled
 Output = Started | Loading | Waiting | Prefill | Token | Spoken | Finished | Steered | FeedbackKept | Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """``pieces`` are the bytes of each token."""
-
-    ids: Sequence[int]
-    pieces: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Detokenized:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """One vector of unit length for each input, or its score alone, and the total tokens of all inputs."""
-
-    vectors: Sequence[Sequence[float]]
-    prompt_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Prompted:
-    """A prompt as text, without the tokens that tokenizing adds."""
-
-    prompt: str
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    tokens: int
-
-
-Answer = Tokenized | Detokenized | Embedded | Prompted | Counted
 
 
 @dataclass(frozen=True, slots=True)

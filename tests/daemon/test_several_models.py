@@ -25,9 +25,10 @@ from umaserve.daemon.text_exchange import TextExchange
 from umaserve.dialects.http import ErrorReply
 from umaserve.errors import Fault, ModelAwaited, ModelError, RequestError, TooLarge
 from umaserve.exposition import MODEL_HELP, MODEL_STATES
-from umaserve.messages import Generate, Pause, Resume, Tokenize
+from umaserve.messages import Generate, Pause, Resume
 from umaserve.metrics import ServingMetrics
 from umaserve.outputs import Finished, FinishReason, Loading, ModelState, Output, Token
+from umaserve.queries import Tokenize
 from umaserve.remote.process import End
 from umaserve.serving.admission import Admission
 from umaserve.serving.caller import Caller

@@ -12,7 +12,7 @@ from umaserve.dialects.openai.requests import chat_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import RequestError
 from umaserve.messages import ChatTurn
-from umaserve.outputs import Prompted
+from umaserve.queries import Prompted
 
 LIMITS = RequestLimits(max_prompt_bytes=200)
 

@@ -22,9 +22,8 @@ from umaserve.dialects.llama_server.rerank import RerankRequest, parse_rerank, r
 from umaserve.dialects.llama_server.slots import slots
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import ContextExceeded, Fault, ModelNotFound, RequestError
-from umaserve.messages import Embed, Generate, Infill, MixedText, Pair, Priority, Sampling, TokenIds
+from umaserve.messages import Generate, Infill, MixedText, Priority, Sampling, TokenIds
 from umaserve.outputs import (
-    Embedded,
     Finished,
     FinishReason,
     Logprobs,
@@ -39,6 +38,7 @@ from umaserve.outputs import (
     Token,
     Usage,
 )
+from umaserve.queries import Embed, Embedded, Pair
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

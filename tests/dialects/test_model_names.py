@@ -19,21 +19,8 @@ from umaserve.dialects.uds.conversation import JsonDialect
 from umaserve.dialects.wyoming.requests import Listening, listening
 from umaserve.errors import Fault, ModelAwaited, RequestError
 from umaserve.messages import Generate
-from umaserve.outputs import (
-    Counted,
-    Detokenized,
-    Embedded,
-    Finished,
-    FinishReason,
-    ModelInfo,
-    ModelState,
-    Prefilled,
-    Prompted,
-    Started,
-    Token,
-    Tokenized,
-    Usage,
-)
+from umaserve.outputs import Finished, FinishReason, ModelInfo, ModelState, Prefilled, Started, Token, Usage
+from umaserve.queries import Counted, Detokenized, Embedded, Prompted, Tokenized
 
 LARGE = replace(MODEL_INFO, name="large-2", embedding_length=4, context_tokens=9)
 KNOWN = {"": MODEL_INFO, "small-1": MODEL_INFO, "large-2": LARGE, "unread": None}

@@ -22,20 +22,8 @@ from umaserve.dialects.parameters import RequestLimits
 from umaserve.engine.written_calls import written
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import TOLD_IN_WORDS, TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
-from umaserve.messages import (
-    Attachment,
-    ChatTurn,
-    Embed,
-    Generate,
-    Grammar,
-    Image,
-    Priority,
-    Sampling,
-    Syntax,
-    ToolCall,
-)
+from umaserve.messages import Attachment, ChatTurn, Generate, Grammar, Image, Priority, Sampling, Syntax, ToolCall
 from umaserve.outputs import (
-    Embedded,
     Finished,
     FinishReason,
     Logprobs,
@@ -49,6 +37,7 @@ from umaserve.outputs import (
     Usage,
     Waiting,
 )
+from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

@@ -37,24 +37,8 @@ from umaserve.dialects.openai.turns import MAX_ARGUMENTS_BYTES
 from umaserve.dialects.parameters import MAX_SEED, RequestLimits, json_body
 from umaserve.errors import Fault, ModelAwaited, ModelNotFound, RequestError
 from umaserve.forms import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Slot, ToolForm
-from umaserve.messages import (
-    ChatTurn,
-    Detokenize,
-    Embed,
-    Generate,
-    Grammar,
-    Pause,
-    Priority,
-    Sampling,
-    Syntax,
-    TokenIds,
-    Tokenize,
-    Tool,
-    ToolCall,
-)
+from umaserve.messages import ChatTurn, Generate, Grammar, Pause, Priority, Sampling, Syntax, TokenIds, Tool, ToolCall
 from umaserve.outputs import (
-    Detokenized,
-    Embedded,
     Finished,
     FinishReason,
     Loading,
@@ -68,10 +52,10 @@ from umaserve.outputs import (
     Steered,
     Timing,
     Token,
-    Tokenized,
     Usage,
     Waiting,
 )
+from umaserve.queries import Detokenize, Detokenized, Embed, Embedded, Tokenize, Tokenized
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Headers, Request
 

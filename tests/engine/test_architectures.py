@@ -23,7 +23,8 @@ from umaserve.engine.batch import Batch
 from umaserve.engine.cells import MARGIN, saved_bytes
 from umaserve.engine.model import KEPT_SEQUENCES, KEPT_STATES, Model
 from umaserve.errors import ModelError, RequestError
-from umaserve.messages import Embed, TokenIds
+from umaserve.messages import TokenIds
+from umaserve.queries import Embed
 from umaserve.serving import policy
 from umaserve.serving.checkpoints import BEFORE_END
 from umaserve.serving.ticks import Run

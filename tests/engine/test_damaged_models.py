@@ -18,8 +18,8 @@ from tiny_models import WIDTH, tiny_model
 from tiny_projectors import pair
 
 from umaserve.errors import ModelError, RequestError
-from umaserve.messages import Tokenize
 from umaserve.outputs import ModelInfo
+from umaserve.queries import Tokenize
 from umaserve.remote.process import EngineProcess
 from umaserve.settings.daemon import Config
 

@@ -20,20 +20,9 @@ from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.sampling import Sampler
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import Slot, ToolForm
-from umaserve.messages import (
-    ChatTurn,
-    Detokenize,
-    Embed,
-    Generate,
-    Grammar,
-    MixedText,
-    Sampling,
-    Syntax,
-    TokenIds,
-    Tokenize,
-    Tool,
-)
-from umaserve.outputs import Detokenized, Logprobs, Tokenized
+from umaserve.messages import ChatTurn, Generate, Grammar, MixedText, Sampling, Syntax, TokenIds, Tool
+from umaserve.outputs import Logprobs
+from umaserve.queries import Detokenize, Detokenized, Embed, Tokenize, Tokenized
 from umaserve.serving.answer_text import text_of
 from umaserve.serving.ticks import Divide, Outcome, Prepared, Release, Run, Tick
 from umaserve.settings.daemon import Config

@@ -21,7 +21,8 @@ from umaserve.engine import media as reading
 from umaserve.engine.engine import LlamaEngine, load
 from umaserve.engine.projector import MediaChunk
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Attachment, Audio, ChatTurn, Detokenize, Generate, Image, Media, Sound, Video
+from umaserve.messages import Attachment, Audio, ChatTurn, Generate, Image, Media, Sound, Video
+from umaserve.queries import Detokenize
 from umaserve.serving.ticks import Copy, Load, Outcome, Prepared, Release, Run, Save, Tick, without_parts
 from umaserve.settings.daemon import Config
 

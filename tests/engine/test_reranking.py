@@ -13,8 +13,7 @@ from tiny_models import tiny_model
 from umaserve.engine.model import Model
 from umaserve.engine.reranking import pair_tokens
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed, Pair, Tokenize
-from umaserve.outputs import Tokenized
+from umaserve.queries import Embed, Pair, Tokenize, Tokenized
 from umaserve.settings.daemon import Config
 
 RANK = 4

@@ -20,8 +20,8 @@ from remote_engine import ALLOWANCE, remote_engine, serving
 from standin import StandInEngine, StandInVoice, answer, heard
 
 from umaserve.errors import ContextExceeded, Fault, ModelError, RequestError, TooLarge
-from umaserve.messages import Attachment, ChatTurn, Detokenize, Embed, Generate, Image
-from umaserve.outputs import Detokenized
+from umaserve.messages import Attachment, ChatTurn, Generate, Image
+from umaserve.queries import Detokenize, Detokenized, Embed
 from umaserve.remote import frames
 from umaserve.remote.channel import Channel, Kind
 from umaserve.remote.client import EngineLost, RemoteEngine

@@ -15,8 +15,9 @@ from standin import StandInEngine
 
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.forms import TOLD_IN_WORDS
-from umaserve.messages import CountPrompt, Generate, Pair, Query, Tokenize
-from umaserve.outputs import Answer, ModelInfo
+from umaserve.messages import Generate
+from umaserve.outputs import ModelInfo
+from umaserve.queries import Answer, CountPrompt, Pair, Query, Tokenize
 from umaserve.remote.failures import REQUEST_ERRORS
 from umaserve.remote.server import Loaded
 from umaserve.remote.values import Codec, Coder, Malformed, Tail

@@ -9,19 +9,19 @@ import pytest
 from standin import EngineFailure, StandInEngine, SteppedWorker, vector
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
-    Attachment,
-    ChatTurn,
+from umaserve.messages import Attachment, ChatTurn, Generate, Image, TokenIds
+from umaserve.queries import (
+    Answer,
+    Counted,
     CountPrompt,
     Detokenize,
+    Detokenized,
     Embed,
-    Generate,
-    Image,
+    Embedded,
     Query,
-    TokenIds,
     Tokenize,
+    Tokenized,
 )
-from umaserve.outputs import Answer, Counted, Detokenized, Embedded, Tokenized
 from umaserve.serving.questions import BYTES_AT_ONCE, TEXTS_AT_ONCE, Question, Questions
 from umaserve.serving.ticks import YieldPoint
 

@@ -14,20 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import (
+from umaserve.messages import ChatTurn, Generate, Infill, MixedText, TokenIds
+from umaserve.outputs import Logprobs, ModelInfo, Scored
+from umaserve.queries import (
     ApplyTemplate,
-    ChatTurn,
+    Counted,
     CountPrompt,
     Detokenize,
+    Detokenized,
     Embed,
-    Generate,
-    Infill,
-    MixedText,
+    Embedded,
+    Prompted,
     Query,
-    TokenIds,
     Tokenize,
+    Tokenized,
 )
-from umaserve.outputs import Counted, Detokenized, Embedded, Logprobs, ModelInfo, Prompted, Scored, Tokenized
 from umaserve.serving.ticks import (
     Adapters,
     Capacity,

@@ -10,8 +10,8 @@ from umaserve.daemon.services import Services
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, ErrorReply, ErrorShape
 from umaserve.errors import ModelAwaited, RequestError
-from umaserve.messages import Embed
 from umaserve.net.input_budget import InputShare
+from umaserve.queries import Embed
 from umaserve.serving.caller import Caller
 from umaserve.serving.questions import Question
 from umaserve.system import logs

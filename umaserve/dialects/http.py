@@ -12,8 +12,9 @@ from umaserve.dialects.dialect import Dialect
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Generate, Query, SoundFormat
-from umaserve.outputs import Answer, CacheMiss, Output
+from umaserve.messages import Generate, SoundFormat
+from umaserve.outputs import CacheMiss, Output
+from umaserve.queries import Answer, Query
 from umaserve.wire.http_head import Headers, Refusal, Request
 
 JSON = "application/json"

@@ -34,8 +34,9 @@ from umaserve.engine.tick_sampling import TickSampling
 from umaserve.engine.trial import try_out
 from umaserve.errors import Fault, RequestError
 from umaserve.forms import THINK_TAGS
-from umaserve.messages import Embed, Generate, Query
-from umaserve.outputs import Answer, Embedded, Logprobs
+from umaserve.messages import Generate
+from umaserve.outputs import Logprobs
+from umaserve.queries import Answer, Embed, Embedded, Query
 from umaserve.serving.ticks import (
     Chunk,
     Divide,

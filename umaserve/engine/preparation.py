@@ -21,23 +21,21 @@ from umaserve.engine.thinking import AfterThoughts, Thinking
 from umaserve.engine.tool_grammar import of_tools
 from umaserve.errors import ContextExceeded, Fault, RequestError
 from umaserve.forms import ThoughtForm
-from umaserve.messages import (
+from umaserve.messages import ChatTurn, Generate, Infill, MixedText, Sampling, Syntax, TokenIds
+from umaserve.queries import (
+    Answer,
     ApplyTemplate,
-    ChatTurn,
+    Counted,
     CountPrompt,
     Detokenize,
+    Detokenized,
     Embed,
-    Generate,
-    Infill,
-    MixedText,
     Pair,
+    Prompted,
     Query,
-    Sampling,
-    Syntax,
-    TokenIds,
     Tokenize,
+    Tokenized,
 )
-from umaserve.outputs import Answer, Counted, Detokenized, Prompted, Tokenized
 from umaserve.serving.ticks import Prepared
 from umaserve.thoughts import ThoughtSplitter
 

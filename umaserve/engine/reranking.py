@@ -5,7 +5,7 @@ from __future__ import annotations
 import llama_cpp
 
 from umaserve.engine.model import Model
-from umaserve.messages import Pair
+from umaserve.queries import Pair
 
 _PURPOSE = "rerank"
 

@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 from umaserve import __version__
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed, Generate, Query
-from umaserve.outputs import Answer, Embedded
+from umaserve.messages import Generate
+from umaserve.queries import Answer, Embed, Embedded, Query
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, CallbackFailed, error_of
 from umaserve.remote.frames import TooLarge

@@ -11,8 +11,9 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from umaserve import __version__
 from umaserve.errors import ModelError, RequestError
-from umaserve.messages import Embed, Generate, Query
-from umaserve.outputs import Answer, Embedded, ModelInfo
+from umaserve.messages import Generate
+from umaserve.outputs import ModelInfo
+from umaserve.queries import Answer, Embed, Embedded, Query
 from umaserve.remote.channel import Channel, Kind, Lost
 from umaserve.remote.failures import FAILURES, REQUEST_ERRORS, CallbackFailed, failure_of
 from umaserve.remote.frames import Frame

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize, Generate, Infill, MixedText, TokenIds
-from umaserve.outputs import Detokenized, FinishReason
+from umaserve.messages import Generate, Infill, MixedText, TokenIds
+from umaserve.outputs import FinishReason
+from umaserve.queries import Detokenize, Detokenized
 from umaserve.serving.answer_text import AnswerText, text_of
 from umaserve.serving.begun import Begun, catch_up
 from umaserve.serving.content_filter import ContentFilter

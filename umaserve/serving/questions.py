@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt, Embed, MixedText, Pair, Query, TokenIds, Tokenize
-from umaserve.outputs import Answer, Embedded, Tokenized
+from umaserve.messages import MixedText, TokenIds
+from umaserve.queries import Answer, CountPrompt, Embed, Embedded, Pair, Query, Tokenize, Tokenized
 from umaserve.serving.ticks import Engine, EngineLost, JobQueue
 
 log = logging.getLogger(__name__)

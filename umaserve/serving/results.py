@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Detokenize
 from umaserve.metrics import ServingMetrics
-from umaserve.outputs import CacheMiss, Detokenized, FinishReason, Logprobs, Placed, Prefilled, Prefilling, Token
+from umaserve.outputs import CacheMiss, FinishReason, Logprobs, Placed, Prefilled, Prefilling, Token
+from umaserve.queries import Detokenize, Detokenized
 from umaserve.serving.cache_miss import cache_miss
 from umaserve.serving.observer import log_difference, observe_start
 from umaserve.serving.planning import Planning

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from umaserve.errors import RequestError
-from umaserve.messages import Embed, Generate, Query
-from umaserve.outputs import Answer, Embedded, Logprobs, ModelInfo
+from umaserve.messages import Generate
+from umaserve.outputs import Logprobs, ModelInfo
+from umaserve.queries import Answer, Embed, Embedded, Query
 
 T = TypeVar("T")
 

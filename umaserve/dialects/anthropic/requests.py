@@ -21,7 +21,8 @@ from umaserve.dialects.parameters import (
     with_targets,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt, Generate, Grammar, Sampling
+from umaserve.messages import Generate, Grammar, Sampling
+from umaserve.queries import CountPrompt
 from umaserve.wire.fields import Fields, bad_request
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)

@@ -12,7 +12,7 @@ from umaserve.dialects.anthropic.messages import MessageBody
 from umaserve.dialects.anthropic.requests import count_request
 from umaserve.dialects.facts import Facts
 from umaserve.dialects.http import Asked, EngineQuestion, HttpDialect, Page, Route, SharedPaths, TextReply
-from umaserve.outputs import Answer, Counted
+from umaserve.queries import Answer, Counted
 
 
 def _message(facts: Facts) -> MessageBody:

@@ -6,8 +6,7 @@ import orjson
 
 from umaserve.dialects.openai.embeddings import embedded_texts
 from umaserve.dialects.parameters import RequestLimits
-from umaserve.messages import Embed
-from umaserve.outputs import Embedded
+from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields, out_of_range
 
 _EUCLIDEAN = 2

@@ -9,8 +9,7 @@ import orjson
 
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, json_body, model_name
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import Embed, Pair
-from umaserve.outputs import Embedded
+from umaserve.queries import Embed, Embedded, Pair
 from umaserve.wire.fields import array, string
 
 MAX_DOCUMENTS = 256

@@ -29,7 +29,8 @@ from umaserve.dialects.llama_server.template import apply_template_result, parse
 from umaserve.dialects.llama_server.tokens import detokenize_result, parse_detokenize, parse_tokenize, tokenize_result
 from umaserve.dialects.parameters import json_body, model_name
 from umaserve.errors import Fault, RequestError
-from umaserve.outputs import Answer, Detokenized, Embedded, ModelInfo, Prompted, Tokenized
+from umaserve.outputs import ModelInfo
+from umaserve.queries import Answer, Detokenized, Embedded, Prompted, Tokenized
 from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Request
 

@@ -7,8 +7,7 @@ import orjson
 from umaserve.dialects.openai.requests import chat_request
 from umaserve.dialects.parameters import RequestLimits
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import ApplyTemplate
-from umaserve.outputs import Prompted
+from umaserve.queries import ApplyTemplate, Prompted
 
 
 def parse_apply_template(body: bytes, limits: RequestLimits) -> ApplyTemplate:

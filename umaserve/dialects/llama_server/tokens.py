@@ -5,8 +5,7 @@ from __future__ import annotations
 import orjson
 
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes, token_ids
-from umaserve.messages import Detokenize, Tokenize
-from umaserve.outputs import Detokenized, Tokenized
+from umaserve.queries import Detokenize, Detokenized, Tokenize, Tokenized
 from umaserve.wire.fields import Fields, string
 
 

@@ -9,8 +9,8 @@ from umaserve.dialects.ollama.models import full_name
 from umaserve.dialects.ollama.options import check_load_options, unloads
 from umaserve.dialects.openai.embeddings import shortened
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.messages import Embed
-from umaserve.outputs import Embedded, ModelInfo
+from umaserve.outputs import ModelInfo
+from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields, bad_request, out_of_range, string
 
 MAX_INPUTS = 256

@@ -11,7 +11,7 @@ from umaserve.dialects.ollama.answers import LINES, ChatBody, GenerateBody, line
 from umaserve.dialects.ollama.errors import ERRORS
 from umaserve.dialects.ollama.requests import model_name
 from umaserve.dialects.parameters import json_body
-from umaserve.outputs import Answer, Embedded
+from umaserve.queries import Answer, Embedded
 from umaserve.wire.http_head import Request
 
 

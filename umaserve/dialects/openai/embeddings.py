@@ -12,8 +12,8 @@ import orjson
 
 from umaserve.dialects.openai.requests import inputs, size_of
 from umaserve.dialects.parameters import RequestLimits, check_prompt_bytes
-from umaserve.messages import Embed, MixedText, TokenIds
-from umaserve.outputs import Embedded
+from umaserve.messages import MixedText, TokenIds
+from umaserve.queries import Embed, Embedded
 from umaserve.wire.fields import Fields, array, string
 
 MAX_INPUTS = 256

@@ -25,8 +25,9 @@ from umaserve.dialects.parameters import (
     within_cap,
 )
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt, Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
+from umaserve.messages import Generate, Grammar, MixedText, Sampling, Speaking, Syntax, TokenIds
 from umaserve.outputs import VoiceInfo
+from umaserve.queries import CountPrompt
 from umaserve.wire.fields import Fields, bad_request, kind_of, out_of_range, string
 
 DEFAULTS = Sampling(temperature=1.0, top_p=1.0)

@@ -15,8 +15,7 @@ from umaserve.dialects.responses.body import ResponseBody
 from umaserve.dialects.responses.kept import TenantsResponses
 from umaserve.dialects.responses.requests import response_request
 from umaserve.errors import Fault, RequestError
-from umaserve.messages import CountPrompt
-from umaserve.outputs import Answer, Counted
+from umaserve.queries import Answer, Counted, CountPrompt
 from umaserve.wire.http_head import Request
 
 
