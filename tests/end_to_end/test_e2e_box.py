@@ -153,7 +153,7 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
     browser.wait(lambda: "from" in browser.js(first_chart))
     for width, height, scheme in ((1280, 1000, "light"), (1280, 1000, "dark"), (320, 800, "light")):
         with browser.screen(width, height, scheme):
-            browser.wait(lambda: browser.js("return document.querySelector('.charts canvas').width > 0"))
+            browser.wait(lambda: browser.js("return document.querySelector('.charts path').getBBox().width > 0"))
             browser.shoot(f"box-{width}-{scheme}")
             assert browser.violations() == []
             assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
@@ -161,9 +161,9 @@ def test_a_request_of_somebody_else_is_seen_and_ended(browser: Browser, box: Dae
     for client, words in ((second, "waits for a place"), (first, "writes")):
         button = row(browser, words).find_element("css selector", "button")
         button.click()
-        assert button.text == "Really end?"
+        assert browser.driver.switch_to.alert.text.startswith("Really end the request of this machine, number ")
         assert client.is_alive(), "one touch is not enough"
-        button.click()
+        browser.driver.switch_to.alert.accept()
         client.join(ANSWER_S)
         assert not client.is_alive()
     assert first.end["error"]["code"] == "ended"

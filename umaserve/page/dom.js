@@ -1,10 +1,16 @@
 // Makes DOM nodes. Strings become text, never markup.
 
-/** An element: `h("button.quiet", {type: "button", onclick}, "Copy")`. Children may be nodes, texts, lists and null. */
+const SVG = "http://www.w3.org/2000/svg";
+const DRAWN = new Set(["svg", "path"]);
+
+/** An element: `h("button.quiet", {onclick}, "Copy")`. Children may be nodes, texts, lists and null. */
 export function h(tag, props = {}, ...children) {
   const [name, ...classes] = tag.split(".");
-  const node = document.createElement(name);
+  const node = DRAWN.has(name) ? document.createElementNS(SVG, name) : document.createElement(name);
   if (classes.length > 0) node.classList.add(...classes);
+  if (name === "button") node.type = "button";
+  // Nothing is sent by the browser itself.
+  if (name === "form") node.addEventListener("submit", (event) => event.preventDefault());
   // One by one, since arguments are limited; and before dir="auto", which looks at all text after each change.
   for (const child of present(children)) node.append(child);
   for (const [key, value] of Object.entries(props)) {
@@ -27,7 +33,6 @@ const ICONS = {
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   film: "M3 6h12v12H3zM15 11l6-4v10l-6-4",
   go_on: "M5 6l7 6-7 6zM13 6l7 6-7 6z",
-  keys: "M3 7h18v11H3zM7 11h.01M11 11h.01M15 11h.01M8 15h8",
   list: "M4 7h16M4 12h16M4 17h16",
   microphone: "M12 3a3 3 0 0 1 3 3v5a3 3 0 0 1-6 0V6a3 3 0 0 1 3-3zM5 11a7 7 0 0 0 14 0M12 18v3",
   next: "M9 6l6 6-6 6",
@@ -48,26 +53,34 @@ const ICONS = {
 };
 
 export function icon(name) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.setAttribute("aria-hidden", "true");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  path.setAttribute("d", ICONS[name]);
-  svg.append(path);
-  return svg;
+  return h("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 }
 
 /** A button that shows an icon only. `label` is its name, for screen readers and as a tooltip. */
 export function iconButton(name, label, onclick, props = {}) {
-  return h("button.icon", { type: "button", "aria-label": label, title: label, onclick, ...props }, icon(name));
+  return h("button.icon", { "aria-label": label, title: label, onclick, ...props }, icon(name));
 }
 
-/** Replaces the children of `node`, unless they are what is there already. */
+/** A field for a text of several lines. Enter sends it, Shift+Enter breaks the line. */
+export function messageField(send, props) {
+  const onkeydown = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  };
+  return h("textarea", { dir: "auto", onkeydown, ...props });
+}
+
+/** Makes these the children of `node`. Those that stay are not touched, so that they keep the focus. */
 export function fill(node, ...children) {
   const wanted = present(children);
-  if (wanted.length !== node.childNodes.length || wanted.some((child, i) => child !== node.childNodes[i])) {
-    node.replaceChildren(...wanted);
-  }
+  const staying = new Set(wanted);
+  for (const child of [...node.childNodes]) if (!staying.has(child)) child.remove();
+  wanted.forEach((child, i) => {
+    const there = node.childNodes[i];
+    if (there === undefined) node.append(child);
+    else if (there !== child) there.before(child);
+  });
 }
 
 /** Gives people a file to keep. */
@@ -77,21 +90,31 @@ export function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** As `fill`. If what has the focus goes, what stands in its place gets it, else the first button, or `otherwise`. */
+/** As `fill`. If what has the focus goes, the button in its place gets it, else the first one, or `otherwise`. */
 export function refill(node, children, otherwise) {
-  const at = [...node.children].indexOf(document.activeElement);
+  const at = [...node.children].findIndex((child) => child.contains(document.activeElement));
   fill(node, children);
   if (at < 0 || node.contains(document.activeElement)) return;
-  const next = node.children[at];
-  (next && !next.disabled ? next : (node.querySelector("button:enabled") ?? otherwise))?.focus();
+  const next = node.children[at] ?? node.lastElementChild ?? node;
+  const places = [next, ...next.querySelectorAll("button"), ...node.querySelectorAll("button")];
+  (places.find((each) => each.matches("button:enabled")) ?? otherwise)?.focus();
+}
+
+/** Shows a list in `node`: an item's view, {node, show(item)}, is made once, and stays as long as its item's key. */
+export function shownBy(key, make, node, otherwise) {
+  let views = new Map();
+  return (items) => {
+    views = new Map(items.map((item) => [key(item), views.get(key(item)) ?? make(item)]));
+    for (const item of items) views.get(key(item)).show?.(item);
+    refill(node, [...views.values()].map((view) => view.node), otherwise);
+  };
+}
+
+/** Writes a text where it is another one: readers aloud hear of each writing. */
+export function write(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
 function present(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
-}
-
-/** A style that is not everybody's, once; promises its arrival. */
-export function loadStyle(href) {
-  if (document.querySelector(`link[href="${href}"]`)) return null;
-  return new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href, onload: resolve, onerror: resolve })));
 }

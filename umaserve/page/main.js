@@ -1,12 +1,12 @@
 // The page's frame: its bar, its views, and the key where the API asks for one.
 
 import { createApi } from "./api.js";
-import { fill, h, loadStyle } from "./dom.js";
+import { fill, h } from "./dom.js";
 import { createStore } from "./store.js";
 import { VIEWS } from "./views.js";
 
-const store = createStore({ view: null, models: [], limits: {}, voices: null, keyWanted: false, problem: "" });
-const api = createApi(sessionStorage, () => store.update((state) => (state.keyWanted = true)));
+const store = createStore({ view: null, models: [], limits: {}, voices: null, problem: "" });
+const api = createApi(sessionStorage, () => asking.open || asking.showModal());
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
 const app = { store, api, bar, storage: localStorage, refreshModels };
@@ -27,7 +27,7 @@ const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) =
 
 const RETRY_MS = 5000;
 let retry = 0;
-let unmount = null;
+let leaving = new AbortController();
 
 async function show() {
   // A path of its own leaves the hash to the view.
@@ -35,15 +35,13 @@ async function show() {
   const view = VIEWS.find((each) => each.name === name) ?? VIEWS[0];
   if (store.state.view === view.name) return;
   store.update((state) => (state.view = view.name));
-  unmount?.();
-  unmount = null;
-  fill(bar.start);
-  fill(bar.end);
-  fill(root);
-  const loading = Promise.all([view.load(), view.style && loadStyle(view.style)]);
-  const [module] = await loading.catch(() => [null]);
-  if (store.state.view !== view.name) return;
-  if (module) unmount = await module.mount(root, app);
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  for (const place of [bar.start, bar.end, root]) fill(place);
+  const module = await view.load().catch(() => null);
+  if (signal.aborted) return;
+  if (module) await module.mount(root, app, signal);
   else {
     store.update((state) => Object.assign(state, { view: null, problem: "The server can't be reached." }));
     tryAgain();
@@ -69,12 +67,12 @@ async function refreshModels() {
   }
 }
 
-async function useKey(event) {
-  event.preventDefault();
+async function useKey() {
+  asking.close();
   api.key = key.value.trim();
   key.value = "";
-  store.update((state) => (state.keyWanted = false));
   wrong.textContent = REFUSED;
+  dispatchEvent(new Event("newkey"));
   await refreshModels();
 }
 
@@ -84,8 +82,6 @@ store.subscribe((state) => {
     else link.removeAttribute("aria-current");
   }
   problem.textContent = state.problem;
-  if (state.keyWanted && !asking.open) asking.showModal();
-  else if (!state.keyWanted && asking.open) asking.close();
 });
 document.body.replaceChildren(header, problem, root, asking);
 addEventListener("hashchange", show);

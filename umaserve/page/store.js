@@ -18,11 +18,11 @@ export function createStore(state) {
       asked = true;
       requestAnimationFrame(tell);
     },
-    /** Calls `listener(state)` now and after changes; returns what ends that. */
-    subscribe(listener) {
+    /** Calls `listener(state)` now and after changes, until `signal` ends that. */
+    subscribe(listener, signal) {
       listeners.add(listener);
+      signal?.addEventListener("abort", () => listeners.delete(listener));
       listener(state);
-      return () => listeners.delete(listener);
     },
   };
 }

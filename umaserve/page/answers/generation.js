@@ -5,174 +5,138 @@ const RETRY_MS = [300, 1000, 2000, 4000, 8000];
 const GIVE_UP_MS = 60_000;
 /** A stream that is silent for so long may have lost its connection without a word: a new one takes it over. */
 const SILENT_MS = 15_000;
+/** Changes of one moment go together: a slider moves faster than anybody reads. */
+const TOGETHER_MS = 30;
 
 /**
- * `on` has what is called meanwhile:
+ * Starts one, to be steered by pause(), resume(), modify(parameters) and stop(). `on` has what is called meanwhile:
  *   accepted(message), status(message), token(message): the contract's messages init, status and token;
  *   steered("pause" | "resume" | "modify", parameters): it holds from the next token on;
  *   refused(message): a change was refused, the generation goes on;
  *   lost(), found(): the connection was lost, and is there again;
  *   done(completion) or failed(error): the end, once.
  */
-export class Generation {
-  #api;
-  #config;
-  #on;
-  #socket = null;
-  #id = null;
-  #position = 0;
-  #ended = false;
-  #stopped = false;
-  #lostAt = 0;
-  #tries = 0;
-  #timer = 0;
-  #silence = 0;
-  #paused = false;
-  #modifying = [];
-  #wanted = null;
+export function generate(api, config, on) {
+  let socket = null;
+  let id = null;
+  let position = 0;
+  let [ended, stopped, paused] = [false, false, false];
+  let [lostAt, tries] = [0, 0];
+  let [retry, silence] = [0, 0];
+  /** Changes that the daemon has not acknowledged yet, and those that it is to be sent. */
+  const modifying = [];
+  let wanted = null;
 
-  constructor(api, config, on) {
-    this.#api = api;
-    this.#config = config;
-    this.#on = on;
-    this.#connect({ type: "config", ...config });
+  function control(action, fields) {
+    const isOpen = socket?.readyState === WebSocket.OPEN;
+    if (isOpen) socket.send(JSON.stringify({ type: "control", action, ...fields }));
+    return isOpen;
   }
 
-  pause() {
-    this.#control({ action: "pause" });
+  function sendModify() {
+    if (ended || wanted === null || id === null || !control("modify", { parameters: wanted })) return;
+    modifying.push(wanted);
+    wanted = null;
   }
 
-  resume() {
-    this.#control({ action: "resume" });
+  function expectMore() {
+    clearTimeout(silence);
+    if (!paused) silence = setTimeout(reconnect, SILENT_MS);
   }
 
-  /** Ends it; where it has no connection, at once. */
-  stop() {
-    this.#stopped = true;
-    if (!this.#control({ action: "stop" })) this.#end(() => this.#on.done({ finish_reason: "cancelled" }));
+  function connect(first) {
+    const opened = api.socket("/generate");
+    socket = opened;
+    opened.onopen = () => opened.send(JSON.stringify(first));
+    opened.onmessage = ({ data }) => opened === socket && receive(JSON.parse(data));
+    opened.onclose = () => opened === socket && !ended && reconnect();
   }
 
-  /** Changes parameters. Those of one moment go together: a slider moves faster than anybody reads. */
-  modify(parameters) {
-    if (this.#wanted === null) setTimeout(() => this.#sendModify(), 30);
-    this.#wanted = { ...this.#wanted, ...parameters };
-  }
-
-  #sendModify() {
-    const parameters = this.#wanted;
-    if (this.#ended || parameters === null || this.#id === null || !this.#isOpen()) return;
-    this.#wanted = null;
-    this.#modifying.push(parameters);
-    this.#control({ action: "modify", parameters });
-  }
-
-  #isOpen() {
-    return this.#socket?.readyState === WebSocket.OPEN;
-  }
-
-  #control(message) {
-    if (!this.#isOpen()) return false;
-    this.#socket.send(JSON.stringify({ type: "control", ...message }));
-    return true;
-  }
-
-  #expectMore() {
-    clearTimeout(this.#silence);
-    if (this.#paused) return;
-    this.#silence = setTimeout(() => {
-      const silent = this.#socket;
-      this.#socket = null;
-      silent?.close();
-      this.#reconnect();
-    }, SILENT_MS);
-  }
-
-  #connect(first) {
-    const socket = this.#api.socket("/generate");
-    this.#socket = socket;
-    socket.onopen = () => socket.send(JSON.stringify(first));
-    socket.onmessage = ({ data }) => socket === this.#socket && this.#receive(JSON.parse(data));
-    socket.onclose = () => socket === this.#socket && !this.#ended && this.#reconnect();
-  }
-
-  #reconnect() {
-    clearTimeout(this.#silence);
-    if (this.#lostAt === 0) {
-      this.#lostAt = Date.now();
-      this.#on.lost();
+  function reconnect() {
+    clearTimeout(silence);
+    const silent = socket;
+    socket = null;
+    silent.close();
+    if (lostAt === 0) {
+      lostAt = Date.now();
+      on.lost();
     }
-    const late = Date.now() - this.#lostAt > GIVE_UP_MS;
-    if (this.#stopped) this.#end(() => this.#on.done({ finish_reason: "cancelled" }));
-    else if (this.#id === null) this.#end(() => this.#on.failed({ error: "unreachable" }));
-    else if (late) this.#end(() => this.#on.failed({ error: "lost" }));
+    if (stopped) end(() => on.done({ finish_reason: "cancelled" }));
+    else if (id === null) end(() => on.failed({ error: "unreachable" }));
+    else if (Date.now() - lostAt > GIVE_UP_MS) end(() => on.failed({ error: "lost" }));
     else {
-      const wait = RETRY_MS[Math.min(this.#tries, RETRY_MS.length - 1)];
-      this.#tries += 1;
-      this.#timer = setTimeout(() => {
-        this.#connect({ type: "resume", request_id: this.#id, position: this.#position });
-      }, wait);
+      const again = () => connect({ type: "resume", request_id: id, position });
+      retry = setTimeout(again, RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]);
+      tries += 1;
     }
   }
 
-  #receive(message) {
-    switch (message.type) {
-      case "init":
-        this.#id = message.request_id;
-        this.#on.accepted(message);
-        this.#sendModify();
-        break;
-      case "token":
-        if (message.position === undefined) break; // The empty one before the end.
-        this.#position = message.position + 1;
-        this.#expectMore();
-        this.#on.token(message);
-        break;
-      case "status":
-        this.#status(message);
-        break;
-      case "completion":
-        this.#end(() => this.#on.done(this.#stopped ? { ...message, finish_reason: "cancelled" } : message));
-        break;
-      case "error":
-        this.#error(message);
-        break;
+  function receive(message) {
+    const { type } = message;
+    if (type === "init") {
+      id = message.request_id;
+      on.accepted(message);
+      sendModify();
+    } else if (type === "status") status(message);
+    else if (type === "error") error(message);
+    else if (type === "completion") end(() => on.done(stopped ? { ...message, finish_reason: "cancelled" } : message));
+    // There is an empty one before the end, without a position.
+    else if (type === "token" && message.position !== undefined) {
+      position = message.position + 1;
+      expectMore();
+      on.token(message);
     }
   }
 
-  #status(message) {
+  function status(message) {
     const { operation } = message;
     if (operation === "resume" && message.request_id !== undefined) {
-      this.#lostAt = this.#tries = 0;
+      lostAt = tries = 0;
       // What was asked for on the old connection may or may not have arrived: ask again.
-      this.#wanted = Object.assign({}, ...this.#modifying.splice(0), this.#wanted);
-      if (Object.keys(this.#wanted).length === 0) this.#wanted = null;
-      this.#sendModify();
-      this.#on.found();
-      this.#expectMore();
-    } else if (operation === "modify") this.#on.steered(operation, this.#modifying.shift() ?? {});
+      const unsure = Object.assign({}, ...modifying.splice(0), wanted);
+      wanted = Object.keys(unsure).length > 0 ? unsure : null;
+      sendModify();
+      on.found();
+      expectMore();
+    } else if (operation === "modify") on.steered(operation, modifying.shift() ?? {});
     else if (operation === "pause" || operation === "resume") {
-      this.#paused = operation === "pause";
-      this.#expectMore();
-      this.#on.steered(operation);
-    } else this.#on.status(message);
+      paused = operation === "pause";
+      expectMore();
+      on.steered(operation);
+    } else on.status(message);
   }
 
-  #error(message) {
-    if (this.#modifying.length > 0 && message.message.startsWith("parameters")) {
-      this.#modifying.shift();
-      this.#on.refused(message);
-      return;
+  function error(message) {
+    if (modifying.length > 0 && message.message.startsWith("parameters")) {
+      modifying.shift();
+      on.refused(message);
+    } else {
+      if (message.recovery_action === "authenticate") api.refused();
+      end(() => on.failed(message));
     }
-    if (message.recovery_action === "authenticate") this.#api.refused();
-    this.#end(() => this.#on.failed(message));
   }
 
-  #end(tell) {
-    if (this.#ended) return;
-    this.#ended = true;
-    clearTimeout(this.#timer);
-    clearTimeout(this.#silence);
-    this.#socket?.close();
+  function end(tell) {
+    if (ended) return;
+    ended = true;
+    clearTimeout(retry);
+    clearTimeout(silence);
+    socket?.close();
     tell();
   }
+
+  connect({ type: "config", ...config });
+  return {
+    pause: () => control("pause"),
+    resume: () => control("resume"),
+    modify(parameters) {
+      if (wanted === null) setTimeout(sendModify, TOGETHER_MS);
+      wanted = { ...wanted, ...parameters };
+    },
+    /** Ends it; where it has no connection, at once. */
+    stop() {
+      stopped = true;
+      if (!control("stop")) end(() => on.done({ finish_reason: "cancelled" }));
+    },
+  };
 }

@@ -1,6 +1,6 @@
 // Has an answer written: from the generation's messages to the answer's text, tokens, marks and figures.
 
-import { Generation } from "./generation.js";
+import { generate } from "./generation.js";
 import { errorWords, statusWords } from "../words.js";
 import { messages } from "./conversation.js";
 
@@ -39,7 +39,7 @@ export function runAnswer({ api, conversation, answer, contents, settings, proba
     if (token.token) addText(answer, token);
   }
 
-  return new Generation(api, config, {
+  return generate(api, config, {
     accepted: ({ model }) => change((run) => {
       answer.model = model;
       run.note = "";

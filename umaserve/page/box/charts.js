@@ -1,4 +1,4 @@
-// The figures of the last minutes, each as a line on a canvas with its summary in words beside it.
+// The figures of the last minutes, each as a line with its summary in words beside it.
 
 import { h } from "../dom.js";
 import { bytes } from "../words.js";
@@ -8,7 +8,8 @@ const LONGEST_S = 300;
 const SHORTEST_S = 30;
 /** Seconds without an event that a line does not bridge. */
 const HOLE_S = 3;
-const HEIGHT = 72;
+/** So wide and high is a chart, before it is stretched to its place. */
+const SIDE = 100;
 
 const CHARTS = [
   { title: "Tokens per second", value: (f) => f.tokens_per_s, words: (v) => v.toFixed(1) },
@@ -29,21 +30,12 @@ function threadWords(reason) {
 
 export function charts() {
   const all = CHARTS.map(chart);
-  const draw = () => all.forEach((one) => one.draw());
-  const scheme = matchMedia("(prefers-color-scheme: dark)");
-  const sizes = new ResizeObserver(draw);
-  scheme.addEventListener("change", draw);
-  all.forEach((one) => sizes.observe(one.node));
   return {
     node: h("section", { "aria-label": "Charts" }, h("h2", {}, "The last minutes"), h("div.charts", {}, all.map((one) => one.node))),
     show({ at, figures }) {
       history.push([at, figures]);
       while (history[0][0] < at - LONGEST_S || history[0][0] > at) history.shift();
-      draw();
-    },
-    end() {
-      scheme.removeEventListener("change", draw);
-      sizes.disconnect();
+      for (const one of all) one.show(at, figures);
     },
   };
 }
@@ -51,63 +43,43 @@ export function charts() {
 function chart({ title, value, words, limit, limitName, note }) {
   const now = h("strong");
   const summary = h("p.hint");
-  const canvas = h("canvas", { "aria-hidden": "true" });
-  const node = h("figure", {}, h("figcaption", {}, h("span", {}, title), now), canvas, summary);
+  const line = h("path");
+  const target = h("path.target");
+  const stretched = { viewBox: `0 0 ${SIDE} ${SIDE}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  const drawing = h("svg", stretched, line, target);
 
-  function draw() {
-    if (history.length === 0 || canvas.clientWidth === 0) return;
-    const [at, latest] = history[history.length - 1];
-    const points = history.map(([when, figures]) => [when, value(figures)]);
-    const known = points.map(([, y]) => y).filter((y) => y !== null);
-    const bound = limit?.(latest);
-    const current = value(latest);
-    now.textContent = current === null ? "–" : words(current);
-    summary.textContent = [rangeWords(known.map(words), known), bound && `${limitName} ${words(bound)}`, note?.(latest)].filter(Boolean).join("; ");
-    plot(canvas, points, at, bound);
-  }
-
-  return { node, draw };
+  return {
+    node: h("figure", {}, h("figcaption", {}, h("span", {}, title), now), drawing, summary),
+    show(at, latest) {
+      const points = history.map(([when, figures]) => [when, value(figures)]);
+      const known = points.map(([, y]) => y).filter((y) => y !== null);
+      const bound = limit?.(latest);
+      const current = value(latest);
+      now.textContent = current === null ? "–" : words(current);
+      const told = [rangeWords(known, words), bound && `${limitName} ${words(bound)}`, note?.(latest)];
+      summary.textContent = told.filter(Boolean).join("; ");
+      const top = Math.max(1e-9, bound ?? 0, ...known) * 1.08;
+      const span = Math.max(SHORTEST_S, at - points[0][0]);
+      const x = (when) => SIDE - ((at - when) / span) * SIDE;
+      const y = (amount) => SIDE - 2 - (amount / top) * (SIDE - 4);
+      line.setAttribute("d", lineOf(points, x, y));
+      target.setAttribute("d", bound === undefined ? "" : `M0 ${y(bound)}H${SIDE}`);
+    },
+  };
 }
 
-/** `told` has the words for the values `known`. */
-function rangeWords(told, known) {
+function rangeWords(known, words) {
   if (known.length === 0) return "nothing yet";
-  const [least, most] = [Math.min(...known), Math.max(...known)].map((value) => told[known.indexOf(value)]);
+  const [least, most] = [Math.min(...known), Math.max(...known)].map(words);
   return least === most ? "steady" : `from ${least} to ${most}`;
 }
 
-function plot(canvas, points, at, bound) {
-  const scale = devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, HEIGHT];
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
-  const style = getComputedStyle(canvas);
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
-  const top = Math.max(1e-9, bound ?? 0, ...points.map(([, y]) => y ?? 0)) * 1.08;
-  const span = Math.max(SHORTEST_S, at - points[0][0]);
-  const x = (when) => width - ((at - when) / span) * width;
-  const y = (amount) => height - 1.5 - (amount / top) * (height - 3);
-  if (bound !== undefined) {
-    pen.strokeStyle = style.getPropertyValue("--soft");
-    pen.setLineDash([4, 4]);
-    pen.beginPath();
-    pen.moveTo(0, y(bound));
-    pen.lineTo(width, y(bound));
-    pen.stroke();
-    pen.setLineDash([]);
-  }
-  pen.strokeStyle = pen.fillStyle = style.getPropertyValue("--accent");
-  pen.lineWidth = 1.75;
-  pen.lineJoin = "round";
+/** The path through [when, amount]; where nothing is known it begins anew. */
+function lineOf(points, x, y) {
   let before = null;
-  pen.beginPath();
-  for (const [when, amount] of points) {
-    if (amount !== null) {
-      if (before === null || when - before > HOLE_S) pen.moveTo(x(when) - 1, y(amount));
-      pen.lineTo(x(when), y(amount));
-    }
+  return points.map(([when, amount]) => {
+    const begins = before === null || when - before > HOLE_S;
     before = amount === null ? null : when;
-  }
-  pen.stroke();
+    return amount === null ? "" : `${begins ? `M${x(when)} ${y(amount)}` : ""}L${x(when)} ${y(amount)}`;
+  }).join("");
 }

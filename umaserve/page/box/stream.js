@@ -4,13 +4,12 @@ const RETRY_MS = [1000, 2000, 4000, 8000];
 
 /**
  * `on.event(box)` gets each event, `on.lost(error)` why there is none for now; it is tried again, unless that is for
- * somebody else to change. Returns what ends it.
+ * somebody else to change.
  */
-export function watchBox(app, on) {
+export function watchBox(api, signal, on) {
   let current = null;
   let timer = 0;
   let tries = 0;
-  let keyWanted = false;
 
   function begin() {
     if (current !== null || document.hidden) return;
@@ -28,7 +27,7 @@ export function watchBox(app, on) {
   async function read(mine) {
     let error = null;
     try {
-      const response = await app.api.fetch("/api/box", { signal: mine.signal });
+      const response = await api.fetch("/api/box", { signal: mine.signal });
       for await (const box of events(response)) {
         if (mine.signal.aborted) return;
         tries = 0;
@@ -45,23 +44,11 @@ export function watchBox(app, on) {
     tries += 1;
   }
 
-  function look() {
-    if (document.hidden) end();
-    else begin();
-  }
-
   // With another key it may be allowed.
-  const unsubscribe = app.store.subscribe((state) => {
-    if (keyWanted && !state.keyWanted) begin();
-    keyWanted = state.keyWanted;
-  });
-  document.addEventListener("visibilitychange", look);
+  addEventListener("newkey", begin, { signal });
+  document.addEventListener("visibilitychange", () => (document.hidden ? end() : begin()), { signal });
+  signal.addEventListener("abort", end);
   begin();
-  return () => {
-    document.removeEventListener("visibilitychange", look);
-    unsubscribe();
-    end();
-  };
 }
 
 async function* events(response) {

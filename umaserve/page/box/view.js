@@ -8,15 +8,14 @@ import { settingsFold } from "./settings.js";
 import { watchBox } from "./stream.js";
 import { lostWords } from "./words.js";
 
-export function mount(root, app) {
+export function mount(root, app, signal) {
   const lost = h("p.problem", { role: "alert" });
   const notice = h("p.hint", { role: "status" });
   const requests = requestTables((session) => post("/api/box/end", { session }, `Request ${session} is ended.`));
   const models = modelList((path, model) => post(path, { model }, ""));
-  const lines = charts();
-  const parts = [requests, models, lines];
+  const parts = [requests, models, charts()];
   const shown = h("div.parts", { hidden: true }, parts.map((part) => part.node), settingsFold(app.api));
-  root.replaceChildren(h("main.box", { tabindex: "-1" }, h("div.page", {}, lost, notice, shown)));
+  root.replaceChildren(h("main.box", {}, h("div.page", {}, lost, notice, shown)));
 
   async function post(path, body, done) {
     const headers = { "Content-Type": "application/json" };
@@ -28,7 +27,7 @@ export function mount(root, app) {
     }
   }
 
-  const end = watchBox(app, {
+  watchBox(app.api, signal, {
     event(box) {
       lost.textContent = "";
       shown.hidden = false;
@@ -39,8 +38,4 @@ export function mount(root, app) {
       if (error?.status === 403 || error?.status === 401) shown.hidden = true;
     },
   });
-  return () => {
-    end();
-    lines.end();
-  };
 }

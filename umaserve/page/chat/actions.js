@@ -22,8 +22,6 @@ export function chatState(wide) {
     notice: "",
     /** Which drawers are open. */
     open: { list: wide, settings: false },
-    /** Counts changes of an answer's text, so that it is drawn again. */
-    versions: new Map(),
   };
 }
 
@@ -37,7 +35,6 @@ export function chatActions({ store, api, library, storage, wide }) {
   let noticeTimer = 0;
 
   const update = store.update;
-  const touch = (turn) => state.versions.set(turn.id, (state.versions.get(turn.id) ?? 0) + 1);
 
   function tell(text) {
     clearTimeout(noticeTimer);
@@ -73,7 +70,6 @@ export function chatActions({ store, api, library, storage, wide }) {
     }
     const shown = answer ? { ...chosen, ...conversation.chosen } : chosen;
     update(() => Object.assign(conversation, { title, changed, turns, chosen: shown }));
-    for (const turn of Object.values(turns)) touch(turn);
   }
 
   async function save(conversation) {
@@ -93,7 +89,6 @@ export function chatActions({ store, api, library, storage, wide }) {
     if (state.run) return;
     const { probabilities } = state;
     update(() => (state.run = { conversation, answer, phase: "waiting", note: "", from: answer.text.length }));
-    update(() => touch(answer));
     let [running, contents] = [];
     try {
       running = await import("../answers/running.js").catch(() => {
@@ -114,7 +109,6 @@ export function chatActions({ store, api, library, storage, wide }) {
       ended: () => ended(conversation, answer),
       change: (f) => update(() => {
         if (state.run) f(state.run);
-        touch(answer);
         if (saveTimer === 0) saveTimer = setTimeout(() => save(conversation), SAVE_MS);
       }),
     });
@@ -130,10 +124,7 @@ export function chatActions({ store, api, library, storage, wide }) {
   function ended(conversation, answer) {
     generation = null;
     conversation.changed = Date.now();
-    update(() => {
-      state.run = null;
-      touch(answer);
-    });
+    update(() => (state.run = null));
     save(conversation);
     const next = after;
     after = null;
@@ -146,6 +137,14 @@ export function chatActions({ store, api, library, storage, wide }) {
     update(() => (answer = addTurn(conversation, parent, "assistant", { ...blank, ...fields })));
     run(conversation, answer);
     save(conversation);
+  }
+
+  /** Of the settings; a running answer gets those that differ. */
+  function change(wanted) {
+    const { conversation, run: running } = state;
+    const changed = Object.entries(wanted).filter(([name, value]) => conversation.settings[name] !== value);
+    update(() => (conversation.settings = { ...conversation.settings, ...wanted }));
+    if (running?.conversation === conversation && changed.length > 0) generation?.modify(Object.fromEntries(changed));
   }
 
   /** Does it now, or when the running answer has been stopped. */
@@ -255,24 +254,15 @@ export function chatActions({ store, api, library, storage, wide }) {
     stop,
     pause: () => generation?.pause(),
     resume: () => generation?.resume(),
-    set: (name, value) => {
-      update(() => (state.conversation.settings = { ...state.conversation.settings, [name]: value }));
-      if (state.run?.conversation === state.conversation) generation?.modify({ [name]: value });
-    },
+    set: (name, value) => change({ [name]: value }),
     system: (text) => update(() => (state.conversation.system = text)),
     model: (name) => update(() => (state.conversation.model = name)),
     probabilities: (on) => update(() => (state.probabilities = on)),
     preset: (name) => {
       const preset = presets(storage).find((each) => each.name === name);
       if (!preset) return;
-      const before = state.conversation.settings;
-      const changed = Object.entries(preset.settings).filter(([key, value]) => before[key] !== value);
-      update(() => {
-        state.conversation.settings = { ...preset.settings };
-        state.conversation.system = preset.system;
-      });
-      const isRunning = state.run?.conversation === state.conversation;
-      if (isRunning && changed.length > 0) generation?.modify(Object.fromEntries(changed));
+      change(preset.settings);
+      actions.system(preset.system);
     },
     keepPreset: (name) => {
       const { settings, system } = state.conversation;

@@ -1,8 +1,8 @@
 // What goes with the next message: where it comes from, whether it may go, and what it looks like.
 
-import { fill, h, icon, iconButton, loadStyle } from "../dom.js";
+import { fill, h, icon, iconButton, shownBy } from "../dom.js";
 import { bytes } from "../words.js";
-import { mediumNode, STYLE } from "./attach_shown.js";
+import { mediumNode } from "./attach_shown.js";
 import { KINDS, prepared, problemOf, takes } from "./attach_media.js";
 
 /** Fills `place`, beside the composer. `toggle()` shows the sources, `add(files)` attaches files. */
@@ -11,10 +11,9 @@ export function attachments(place, store, actions, app) {
   const note = h("p.hint", { id: "attach-note", role: "status" });
   const sources = h("div.row.sources", { role: "group", "aria-label": "Attach" });
   const previews = h("ul.previews", { "aria-label": "Attached" });
-  const shown = new Map();
+  const preview = shownBy((medium) => medium, previewOf, previews, place.closest("form").querySelector("textarea"));
   let listed = "";
   fill(place, previews, sources, note);
-  loadStyle(STYLE);
   sources.hidden = note.hidden = true;
 
   const model = () => {
@@ -52,7 +51,7 @@ export function attachments(place, store, actions, app) {
   function source(name, label, kind, act) {
     const problem = takes(model(), kind) ? null : whyNot([kind]);
     const refused = { "aria-disabled": "true", "aria-describedby": note.id, title: problem };
-    return h("button.quiet", { type: "button", onclick: problem ? null : act, ...(problem && refused) }, icon(name), label);
+    return h("button.quiet", { onclick: problem ? null : act, ...(problem && refused) }, icon(name), label);
   }
 
   function whyNot(kinds) {
@@ -72,22 +71,16 @@ export function attachments(place, store, actions, app) {
     note.textContent = not.length > 0 ? whyNot(not) : "";
   }
 
-  function preview(medium) {
+  function previewOf(medium) {
     const about = `${medium.name}, ${bytes(medium.size)}`;
-    const node = mediumNode(medium, medium.blob);
-    const remove = iconButton("close", `Remove ${medium.name}`, () => {
-      actions.detach(medium);
-      place.closest("form").querySelector("textarea").focus();
-    });
-    return h("li", { title: about }, node, h("span.hint", {}, about), remove);
+    const remove = iconButton("close", `Remove ${medium.name}`, () => actions.detach(medium));
+    return { node: h("li", { title: about }, mediumNode(medium, medium.blob), h("span.hint", {}, about), remove) };
   }
 
   function show() {
     listSources();
-    for (const medium of state.attached) if (!shown.has(medium)) shown.set(medium, preview(medium));
-    for (const medium of shown.keys()) if (!state.attached.includes(medium)) shown.delete(medium);
-    fill(previews, [...shown.values()]);
-    previews.hidden = shown.size === 0;
+    preview(state.attached);
+    previews.hidden = state.attached.length === 0;
   }
 
   store.subscribe(show);

@@ -23,8 +23,8 @@ export async function captured(kind, tell) {
       dialog.remove();
       resolve(file);
     };
-    const cancel = h("button", { type: "button", onclick: () => close(null) }, "Cancel");
-    const take = h("button.primary", { type: "button", onclick: async () => close(await finish()) }, done);
+    const cancel = h("button", { onclick: () => close(null) }, "Cancel");
+    const take = h("button.primary", { onclick: async () => close(await finish()) }, done);
     // Escape is for the dialog alone.
     const own = (event) => event.stopPropagation();
     const dialog = h("dialog.capture", { "aria-label": title, oncancel: () => close(null), onkeydown: own },

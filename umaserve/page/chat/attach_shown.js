@@ -1,8 +1,6 @@
 // Pictures, sounds and videos as they are seen and heard.
 
-import { h, loadStyle } from "../dom.js";
-
-export const STYLE = "/page/chat/attach.css";
+import { h } from "../dom.js";
 
 /** The node of one medium, {kind, name}, whose content is `blob`. */
 export function mediumNode({ kind, name }, blob) {
@@ -17,6 +15,5 @@ export async function showMedia(place, media, find) {
     const blob = await find(medium.id);
     return blob ? mediumNode(medium, blob) : h("p.hint", {}, `${medium.name} is not in this browser.`);
   });
-  await loadStyle(STYLE);
   place.replaceChildren(...(await Promise.all(nodes)));
 }

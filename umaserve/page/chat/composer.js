@@ -1,10 +1,12 @@
 // Where one writes, and steers what is being written.
 
-import { h, icon, iconButton, refill } from "../dom.js";
+import { h, icon, iconButton, messageField, refill } from "../dom.js";
 
 export function composer(store, actions, app) {
   const { state } = store;
-  const area = h("textarea", { rows: 1, dir: "auto", placeholder: "Write a message", "aria-label": "Message" });
+  const draft = () => actions.draft(area.value);
+  const named = { rows: 1, placeholder: "Write a message", "aria-label": "Message" };
+  const area = messageField(() => actions.send(), { ...named, oninput: draft, onpaste: paste });
   const send = button("send", "Send", "Enter", () => actions.send(), "primary");
   const pause = button("pause", "Pause", "Alt+P", () => actions.pause());
   const resume = button("play", "Go on", "Alt+P", () => actions.resume(), "primary");
@@ -27,15 +29,10 @@ export function composer(store, actions, app) {
     attaching((all) => all.add(taken));
   }
 
-  area.addEventListener("input", () => actions.draft(area.value));
-  area.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    actions.send();
-  });
-
-  // Some programs put a picture of their text beside it.
-  area.addEventListener("paste", (event) => event.clipboardData.types.includes("text/plain") || take(event, event.clipboardData));
+  function paste(event) {
+    // Some programs put a picture of their text beside it.
+    if (!event.clipboardData.types.includes("text/plain")) take(event, event.clipboardData);
+  }
 
   store.subscribe(() => {
     const phase = state.run?.phase;
@@ -46,11 +43,11 @@ export function composer(store, actions, app) {
     pause.disabled = phase !== "writing";
     refill(buttons, phase ? [phase === "paused" ? resume : pause, stop] : send, area);
   });
-  const node = h("form.composer", { onsubmit: (event) => event.preventDefault() }, attached, attach, area, buttons);
+  const node = h("form.composer", {}, attached, attach, area, buttons);
   return { node, focus: () => area.focus(), drop: (event) => take(event, event.dataTransfer) };
 }
 
 function button(name, label, key, onclick, kind = "plain") {
-  const props = { type: "button", title: `${label} (${key})`, "aria-label": label, "aria-keyshortcuts": key, onclick };
+  const props = { title: `${label} (${key})`, "aria-label": label, "aria-keyshortcuts": key, onclick };
   return h(`button.${kind}`, props, icon(name), h("span", {}, label));
 }

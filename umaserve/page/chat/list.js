@@ -10,9 +10,9 @@ export function conversationList(store, actions) {
   const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search conversations", oninput: find });
   const items = h("ul.conversations");
   const file = h("input", { type: "file", accept: ".json,application/json", hidden: true, onchange: () => read() });
-  const begin = h("button.wide", { type: "button", onclick: () => actions.begin() }, icon("add"), "New conversation");
-  const save = h("button.quiet", { type: "button", onclick: () => download(actions) }, icon("save"), "Export");
-  const load = h("button.quiet", { type: "button", onclick: () => file.click() }, icon("upload"), "Import");
+  const begin = h("button.wide", { onclick: () => actions.begin() }, icon("add"), "New conversation");
+  const save = h("button.quiet", { onclick: () => download(actions) }, icon("save"), "Export");
+  const load = h("button.quiet", { onclick: () => file.click() }, icon("upload"), "Import");
   const close = iconButton("close", "Close the conversations", () => actions.toggle("list", false));
   const node = h("aside.list", { id: "conversations", "aria-label": "Conversations" },
     h("div.row.head", {}, h("h2", {}, "Conversations"), close), begin, search, items, h("div.row", {}, save, load, file));
@@ -33,7 +33,7 @@ export function conversationList(store, actions) {
     shown = key;
     const entries = state.list.map(({ id, title }) => {
       const current = id === state.conversation.id;
-      const props = { type: "button", dir: "auto", "aria-current": current && "true", onclick: () => actions.open(id) };
+      const props = { dir: "auto", "aria-current": current && "true", onclick: () => actions.open(id) };
       const remove = () => confirm(`Delete “${title}”?`) && actions.remove(id);
       return h("li", {}, h("button.open", props, title), iconButton("remove", `Delete “${title}”`, remove));
     });

@@ -1,33 +1,28 @@
-// Which model answers: a picker where there are several.
+// Which model answers, and what may be said of each.
 
 import { h } from "../dom.js";
 import { bytes } from "../words.js";
 
 export function modelPicker(app, store, actions) {
-  const { state } = store;
-  const single = h("span.model");
   const choose = () => actions.model(select.value);
-  const select = h("select", { "aria-label": "Model", onfocus: () => app.refreshModels(), onchange: choose });
-  const node = h("div.picker", {}, single, select);
+  const select = h("select.model", { "aria-label": "Model", onfocus: () => app.refreshModels(), onchange: choose });
   let shown = "";
 
   function render() {
     const { models } = app.store.state;
-    const chosen = state.conversation.model || models[0]?.id || "";
+    const chosen = store.state.conversation.model || models[0]?.id || "";
     const key = JSON.stringify([models, chosen]);
     if (key === shown) return;
     shown = key;
-    single.hidden = models.length > 1;
-    select.hidden = models.length < 2;
-    single.textContent = models.length === 1 ? models[0].id : "";
     const option = (model) => h("option", { value: model.id }, `${model.id}${stateWords(model)}`);
     select.replaceChildren(...models.map(option));
     select.value = chosen;
+    select.disabled = models.length < 2;
   }
 
   app.store.subscribe(render);
   store.subscribe(render);
-  return node;
+  return select;
 }
 
 function stateWords({ status: { value, failed, progress = 0 }, needed, available }) {

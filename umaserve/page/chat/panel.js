@@ -9,7 +9,7 @@ export function settingsPanel(store, actions, storage) {
   const tell = () => actions.system(system.value);
   const system = h("textarea", { id: "system", rows: 4, dir: "auto", placeholder: "None", oninput: tell });
   const name = h("input", { type: "text", maxLength: 40, placeholder: "Name", "aria-label": "Name of a new preset" });
-  const keep = h("button", { type: "submit" }, "Keep");
+  const keeping = h("form.row", { onsubmit: keepPreset }, name, h("button", { type: "submit" }, "Keep"));
   const turnOn = () => actions.probabilities(probabilities.checked);
   const probabilities = h("input", { type: "checkbox", id: "probabilities", onchange: turnOn });
   const sliders = SETTINGS.map((setting) => slider(setting, actions));
@@ -24,15 +24,13 @@ export function settingsPanel(store, actions, storage) {
     preset.replaceChildren(h("option", { value: "" }, "Choose one…"), ...all);
   }
 
-  const keeping = h("form.row", {
-    onsubmit: (event) => {
-      event.preventDefault();
-      if (!name.value.trim()) return;
-      actions.keepPreset(name.value.trim());
-      name.value = "";
-      listPresets();
-    },
-  }, name, keep);
+  function keepPreset() {
+    if (!name.value.trim()) return;
+    actions.keepPreset(name.value.trim());
+    name.value = "";
+    listPresets();
+  }
+
   const shade = h("label.switch", {}, probabilities, h("span", {}, "Token probabilities"));
   const close = iconButton("close", "Close the settings", () => actions.toggle("settings", false));
   const node = h("aside.panel", { id: "settings", "aria-label": "Settings" },

@@ -17,7 +17,6 @@ export function tokenChooser(root, answerOf, choose) {
     list.replaceChildren(
       h("p", {}, others.length > 0 ? "Go on from here with" : "No probabilities are known of this one."),
       ...others.map((other) => h("button", {
-        type: "button",
         disabled: other === chosen || other[0].includes("\ufffd"),
         onclick: () => {
           list.hidePopover();

@@ -1,8 +1,8 @@
 // The turns of the conversation that is shown. One reads in peace: the page follows the text only at its end.
 
-import { fill, h, icon, iconButton, refill } from "../dom.js";
+import { answerView } from "../answers/answer_view.js";
 import { branches, path } from "../answers/conversation.js";
-import { figuresOf } from "../words.js";
+import { fill, h, icon, iconButton, messageField, refill, shownBy } from "../dom.js";
 
 const NEAR_END_PX = 48;
 const SLOW_MS = 25;
@@ -11,10 +11,10 @@ export function turnsView(store, actions, speech) {
   const { state } = store;
   const list = h("ol.turns");
   const welcome = h("div.welcome", {}, h("h2", {}, "What shall we talk about?"), h("p", {}, WELCOME));
-  const toEnd = h("button.to-end", { type: "button", hidden: true, onclick: () => goToEnd() }, icon("down"), "New text");
+  const toEnd = h("button.to-end", { hidden: true, onclick: () => goToEnd() }, icon("down"), "New text");
   const scroller = h("div.scroller", { role: "region", "aria-label": "Conversation", tabIndex: 0 }, welcome, list);
   const view = h("section.conversation", {}, scroller, toEnd);
-  let views = new Map();
+  const showTurns = shownBy((turn) => turn, viewOf, list);
   let following = true;
   let shown = null;
   let later = 0;
@@ -29,30 +29,24 @@ export function turnsView(store, actions, speech) {
   });
   list.addEventListener("click", copyCode);
 
+  function viewOf(turn) {
+    if (turn.role === "user") return questionView(turn, store, actions);
+    return answerTurn(turn, store, actions, speech, drawer);
+  }
+
   function goToEnd() {
     scroller.scrollTop = scroller.scrollHeight;
     toEnd.hidden = true;
   }
 
   function render() {
-    const { conversation } = state;
-    if (shown !== conversation) {
-      views = new Map();
-      shown = conversation;
-      following = true;
-    }
+    if (shown !== state.conversation) following = true;
+    shown = state.conversation;
     const before = scroller.scrollHeight;
     const begun = performance.now();
-    const turns = path(conversation);
-    const kept = new Map();
-    for (const turn of turns) {
-      const one = views.get(turn.id) ?? (turn.role === "user" ? userView(actions) : answerView(actions, speech, drawer));
-      one.show(turn, state);
-      kept.set(turn.id, one);
-    }
-    views = kept;
+    const turns = path(shown);
+    showTurns(turns);
     welcome.hidden = turns.length > 0;
-    fill(list, turns.map(({ id }) => kept.get(id).node));
     if (following) goToEnd();
     else if (scroller.scrollHeight > before && state.run) toEnd.hidden = false;
     return performance.now() - begun;
@@ -83,114 +77,86 @@ export function turnsView(store, actions, speech) {
 
 const WELCOME = "Ask anything. While the answer is being written you can pause it, go on, and change how it is written.";
 
-function userView(actions) {
-  const text = h("div.text", { dir: "auto" });
-  const media = h("div.media", { hidden: true });
+function questionView(turn, { state }, actions) {
+  const text = h("div.text", { dir: "auto" }, turn.text);
+  const media = turn.media && h("div.media");
   const buttons = h("div.actions");
-  const node = h("li.turn.user", {}, h("h2.hidden", {}, "You"), media, text, buttons);
+  const head = h("h2.hidden", {}, "You");
+  const node = h("li.turn.user");
   let editor = null;
   let version = "";
+  if (media) import("./attach_shown.js").then(({ showMedia }) => showMedia(media, turn.media, actions.content));
 
-  async function showContents(turn) {
-    media.hidden = false;
-    const { showMedia } = await import("./attach_shown.js");
-    await showMedia(media, turn.media, actions.content);
+  function show() {
+    const editing = state.editing === turn.id;
+    if (!editing) editor = null;
+    const begins = editing && !editor;
+    if (begins) editor = turnEditor(turn, actions);
+    fill(node, head, media, editing ? editor : [turn.text && text, buttons]);
+    if (begins) editor.querySelector("textarea").focus();
+    const busy = state.run !== null;
+    const key = [busy, branches(state.conversation, turn).length, state.conversation.chosen[turn.id]].join();
+    if (key === version) return;
+    version = key;
+    refill(buttons, [
+      walker(turn, state, actions),
+      iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
+      iconButton("copy", "Copy the question", () => navigator.clipboard.writeText(turn.text)),
+      removal(turn, state, actions),
+    ]);
   }
 
-  return {
-    node,
-    show(turn, state) {
-      if (turn.media && media.hidden) showContents(turn);
-      const editing = state.editing === turn.id;
-      if (editing && !editor) {
-        editor = turnEditor(turn, actions);
-        fill(node, node.firstChild, media, editor);
-        editor.querySelector("textarea").focus();
-      } else if (!editing) {
-        editor = null;
-        if (text.textContent !== turn.text) text.textContent = turn.text;
-        fill(node, node.firstChild, media, turn.text && text, buttons);
-      }
-      const busy = state.run !== null;
-      const key = [busy, branches(state.conversation, turn).length, state.conversation.chosen[turn.id]].join();
-      if (key === version) return;
-      version = key;
-      refill(buttons, [
-        walker(turn, state, actions),
-        iconButton("edit", "Edit this question, as a branch", () => actions.edit(turn), { disabled: busy }),
-        iconButton("copy", "Copy the question", () => navigator.clipboard.writeText(turn.text)),
-        removal(turn, state, actions),
-      ]);
-    },
-  };
+  return { node, show };
 }
 
 function turnEditor(turn, actions) {
-  const area = h("textarea", { value: turn.text, rows: 3, dir: "auto", "aria-label": "Question" });
   const send = () => actions.resend(turn, area.value);
-  area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") actions.edit(null);
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      send();
-    }
-  });
-  const cancel = h("button", { type: "button", onclick: () => actions.edit(null) }, "Cancel");
-  const ask = h("button.primary", { type: "button", onclick: send }, "Send");
-  return h("div.editor", {}, area, h("div.row", {}, cancel, ask));
+  const leave = () => actions.edit(null);
+  const area = messageField(send, { value: turn.text, rows: 3, "aria-label": "Question" });
+  const cancel = h("button", { onclick: leave }, "Cancel");
+  const ask = h("button.primary", { onclick: send }, "Send");
+  const onkeydown = (event) => event.key === "Escape" && leave();
+  return h("div.editor", { onkeydown }, area, h("div.row", {}, cancel, ask));
 }
 
-function answerView(actions, speech, drawer) {
-  const thoughts = h("div.text", { dir: "auto" });
-  const folded = h("details.thoughts", { hidden: true }, h("summary", {}, "Thoughts"), thoughts);
-  const text = h("div.text.markdown");
-  const note = h("p.note", { role: "status" });
-  const figures = h("p.figures");
+function answerTurn(turn, { state }, actions, speech, drawer) {
+  const node = h("li.turn.answer", { "data-turn": turn.id }, h("h2.hidden", {}, "Answer"));
+  const view = answerView(node);
   const buttons = h("div.actions");
-  const node = h("li.turn.answer", {}, h("h2.hidden", {}, "Answer"), folded, text, note, figures, buttons);
+  node.append(buttons);
   let drawn = null;
   let version = "";
 
-  return {
-    node,
-    show(turn, state) {
-      const running = state.run?.answer === turn;
-      const count = branches(state.conversation, turn).length;
-      const spoken = state.voiced && (state.spoken === turn ? "now" : "");
-      drawn ??= drawer(text);
-      const now = [drawn !== null, state.versions.get(turn.id), state.probabilities, spoken, running && state.run.phase, !state.run, count];
-      const key = [...now, running && state.run.note].join();
-      if (key === version) return;
-      version = key;
-      node.dataset.turn = turn.id;
-      node.setAttribute("aria-busy", String(running));
-      node.dataset.phase = running ? state.run.phase : turn.error ? "failed" : "ended";
-      drawn?.draw(turn, state.probabilities);
-      tokensBy(text, state.probabilities);
-      folded.hidden = !turn.thoughts;
-      if (thoughts.textContent !== turn.thoughts) thoughts.textContent = turn.thoughts;
-      note.textContent = running ? state.run.note || PHASES[state.run.phase] : (turn.error ?? "");
-      figures.textContent = figuresOf(turn, running);
-      buttons.hidden = running;
-      if (running) return;
-      refill(buttons, answerButtons(turn, state, actions, speech));
-    },
-  };
+  function show() {
+    const { probabilities, voiced } = state;
+    const { text, thoughts, marks, stats, end, error } = turn;
+    const run = state.run?.answer === turn ? state.run : null;
+    drawn ??= drawer(view.text);
+    const written = [text.length, thoughts.length, marks.length, stats?.tokens, end, error, run?.phase, run?.note];
+    const beside = [!state.run, voiced, state.spoken === turn, branches(state.conversation, turn).length];
+    const key = [drawn !== null, probabilities, ...written, ...beside].join();
+    if (key === version) return;
+    version = key;
+    view.show(turn, run);
+    drawn?.draw(turn, probabilities);
+    tokensBy(view.text, probabilities);
+    buttons.hidden = run !== null;
+    if (run === null) refill(buttons, answerButtons(turn, state, actions, speech));
+  }
+
+  return { node, show };
 }
 
-const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "" };
+const BY_TOKENS = {
+  ...{ "data-tokens": "", tabindex: "0", role: "group" },
+  "aria-label": "Answer, token by token: the arrow keys walk, Enter shows the alternatives",
+};
 
 function tokensBy(text, shaded) {
-  if (shaded === "tokens" in text.dataset) return;
-  if (!shaded) {
-    delete text.dataset.tokens;
-    for (const name of ["tabindex", "role", "aria-label"]) text.removeAttribute(name);
-    return;
+  for (const [name, value] of Object.entries(BY_TOKENS)) {
+    if (shaded) text.setAttribute(name, value);
+    else text.removeAttribute(name);
   }
-  text.dataset.tokens = "";
-  text.tabIndex = 0;
-  text.setAttribute("role", "group");
-  text.setAttribute("aria-label", "Answer, token by token: the arrow keys walk, Enter shows the alternatives");
 }
 
 function answerButtons(turn, state, actions, speech) {

@@ -12,11 +12,12 @@ import { chatSpeech } from "./speech.js";
 import { turnsView } from "./turns.js";
 import { voice } from "./voice.js";
 
-export async function mount(root, app) {
+export async function mount(root, app, signal) {
   const wide = matchMedia("(min-width: 60rem)");
   const store = createStore(chatState(wide.matches));
   const { state } = store;
   const library = await openLibrary();
+  if (signal.aborted) return;
   const actions = chatActions({ store, api: app.api, library, storage: app.storage, wide: () => wide.matches });
   const speech = chatSpeech(app, store, actions);
   const talking = voice(app, store, actions, speech);
@@ -60,23 +61,20 @@ export async function mount(root, app) {
   }
 
   let running = false;
-  const unsubscribe = store.subscribe(() => {
+  store.subscribe(() => {
     if (running && !state.run) app.refreshModels(); // It may have been loaded for this answer.
     running = state.run !== null;
     notice.textContent = state.notice;
     for (const [drawer, button] of Object.entries(toggles)) button.ariaExpanded = String(state.open[drawer]);
     veil.hidden = !state.open.list && !state.open.settings;
   });
-  addEventListener("keydown", onkeydown);
-  library.onchange(actions.refresh);
-  await actions.relist();
-  writing.focus();
-
-  return () => {
-    removeEventListener("keydown", onkeydown);
-    unsubscribe();
+  addEventListener("keydown", onkeydown, { signal });
+  signal.addEventListener("abort", () => {
     actions.stop();
     speech.stop();
     talking.close();
-  };
+  });
+  library.onchange(actions.refresh);
+  await actions.relist();
+  writing.focus();
 }

@@ -1,6 +1,6 @@
 // The voice mode's button, and its place above the composer. The mode itself is loaded when somebody wants to talk.
 
-import { h, iconButton, loadStyle } from "../dom.js";
+import { h, iconButton } from "../dom.js";
 
 const DEAF = "No model here hears. Whoever runs the server can give one a projector for sounds (--mmproj).";
 
@@ -12,7 +12,7 @@ export function voice(app, store, actions, speech) {
   async function toggle() {
     if (mode) return close();
     if (button.ariaDisabled === "true") return actions.tell(DEAF);
-    const [{ voiceMode }] = await Promise.all([import("./voice_mode.js"), loadStyle("/page/chat/voice.css")]);
+    const { voiceMode } = await import("./voice_mode.js");
     mode ??= voiceMode(place, { app, store, actions, speech, close });
     button.ariaExpanded = "true";
   }

@@ -18,10 +18,11 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
   const { state } = store;
   const words = h("p", { role: "status" });
   const level = h("div.level");
-  const button = h("button.primary", { type: "button", "aria-label": "Hold to talk" }, icon("microphone"));
+  const button = h("button.primary", { "aria-label": "Hold to talk" }, icon("microphone"));
   let opening = null;
   let stream = null;
-  let left = false;
+  const leaving = new AbortController();
+  const left = leaving.signal;
   let recording = null;
   let pressedAt = 0;
   let held = false;
@@ -39,7 +40,7 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
       opening = null;
       problem = NO_MICROPHONE[error.name] ?? error.message;
     }
-    if (left) hangUp();
+    if (left.aborted) hangUp();
     else show();
   }
 
@@ -55,7 +56,7 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
     actions.stop();
     if (!stream) await open();
     // It may have been let go while the browser asked for the microphone.
-    if (stream && held && !left) recording = microphone(stream);
+    if (stream && held && !left.aborted) recording = microphone(stream);
     show();
   }
 
@@ -123,7 +124,7 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
   }
 
   function show() {
-    if (left) return;
+    if (left.aborted) return;
     const [name, text] = phase();
     place.dataset.phase = name;
     if (words.textContent !== text) words.textContent = text;
@@ -162,14 +163,13 @@ export function voiceMode(place, { app, store, actions, speech, close }) {
   const wasOn = speech.isOn();
   speech.turn(true);
   open();
-  const unsubscribe = store.subscribe(show);
+  store.subscribe(show, left);
 
   return {
     end() {
-      unsubscribe();
       said += 1;
       discard();
-      left = true;
+      leaving.abort();
       hangUp();
       speech.turn(wasOn);
       place.hidden = true;

@@ -1,11 +1,11 @@
 // A column: its model and settings, and the answer under them.
 
-import { h, iconButton } from "../dom.js";
+import { h, iconButton, write } from "../dom.js";
 import { AnswerText } from "../answers/answer_text.js";
+import { answerView } from "../answers/answer_view.js";
 import { addTurn, newConversation, ROOT } from "../answers/conversation.js";
 import { runAnswer } from "../answers/running.js";
 import { SETTINGS } from "../answers/settings.js";
-import { figuresOf } from "../words.js";
 
 /** `about` is {model, system, settings}: these change as one chooses, and a running answer with them. */
 export function column(app, store, about, remove) {
@@ -29,14 +29,12 @@ export function column(app, store, about, remove) {
     return h("label", {}, title, input);
   });
   const title = h("h2");
-  const keep = h("button.quiet", { type: "button", onclick: () => store.update(() => (state.kept = !state.kept)) }, "Keep this answer");
+  const keep = h("button.quiet", { onclick: () => store.update(() => (state.kept = !state.kept)) }, "Keep this answer");
   const close = iconButton("close", "Remove this column", remove);
   const summary = h("summary");
-  const text = h("div.text.markdown");
-  const note = h("p.note", { role: "status" });
-  const figures = h("p.figures");
   const settings = h("details", {}, summary, h("div.numbers", {}, picker, numbers, h("label.whole", {}, "System prompt", system)));
-  const node = h("section.column.answer", {}, h("div.row", {}, title, keep, close), settings, text, note, figures);
+  const node = h("section.column.answer", {}, h("div.row", {}, title, keep, close), settings);
+  const view = answerView(node);
 
   function change(name, value) {
     generation?.modify({ [name]: value });
@@ -49,8 +47,8 @@ export function column(app, store, about, remove) {
     const conversation = newConversation(state.model, state.system, { ...state.settings });
     const asked = addTurn(conversation, ROOT, "user", { text: question });
     const answer = addTurn(conversation, asked.id, "assistant", { thoughts: "", tokens: [], marks: [] });
-    text.replaceChildren();
-    drawn = new AnswerText(text);
+    view.text.replaceChildren();
+    drawn = new AnswerText(view.text);
     store.update(() => Object.assign(state, { answer, run: { phase: "waiting", note: "" } }));
     generation = runAnswer({
       ...{ api: app.api, conversation, answer, settings: conversation.settings, probabilities: false },
@@ -74,8 +72,6 @@ export function column(app, store, about, remove) {
     const { answer, run, kept } = state;
     listModels(app.store.state.models);
     node.setAttribute("aria-label", `Column ${number}`);
-    node.setAttribute("aria-busy", String(run !== null));
-    node.dataset.phase = run ? run.phase : answer?.error ? "failed" : "ended";
     close.hidden = !removable;
     keep.hidden = run !== null || answer === null;
     keep.setAttribute("aria-pressed", String(kept));
@@ -83,20 +79,10 @@ export function column(app, store, about, remove) {
     write(summary, summaryOf(kept ? answer : { settings: state.settings, model: model.value }, !picker.hidden));
     if (answer === null) return;
     drawn.draw(answer, false);
-    write(note, run ? run.note || waitingFor(run, answer) : (answer.error ?? ""));
-    write(figures, figuresOf(answer, run !== null));
+    view.show(answer, run);
   }
 
   return { node, state, ask, show, stop: () => generation?.stop() };
-}
-
-function write(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function waitingFor({ phase }, { text, thoughts }) {
-  if (phase === "waiting") return "Reading the question…";
-  return thoughts && !text ? "Thinking…" : "";
 }
 
 /** What is worth knowing at a glance: the model, where there are several, and the settings that are not the usual ones. */

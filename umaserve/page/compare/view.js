@@ -1,6 +1,6 @@
 // One question, answered side by side: by other settings or models, or beside an answer that was kept from before.
 
-import { fill, h, icon, refill } from "../dom.js";
+import { fill, h, icon, messageField, refill } from "../dom.js";
 import { createStore } from "../store.js";
 import { defaults } from "../answers/settings.js";
 import { column } from "./column.js";
@@ -8,13 +8,14 @@ import { column } from "./column.js";
 const LEAST = 2;
 const MOST = 6;
 
-export function mount(root, app) {
+export function mount(root, app, signal) {
   const store = createStore({ columns: [] });
   const { state } = store;
-  const prompt = h("textarea", { rows: 2, dir: "auto", "aria-label": "Question for all", placeholder: "One question for all columns", onkeydown: sendOnEnter });
+  const named = { "aria-label": "Question for all", placeholder: "One question for all columns" };
+  const prompt = messageField(askAll, { rows: 2, ...named });
   const ask = h("button.primary", { type: "submit" }, icon("send"), "Ask all");
-  const stop = h("button", { type: "button", onclick: stopAll }, icon("stop"), "Stop all");
-  const add = h("button", { type: "button", onclick: () => addColumn() }, icon("add"), "Add a column");
+  const stop = h("button", { onclick: stopAll }, icon("stop"), "Stop all");
+  const add = h("button", { onclick: () => addColumn() }, icon("add"), "Add a column");
   const buttons = h("div.row");
   const columns = h("div.columns");
   const form = h("form.asking", { onsubmit: askAll }, prompt, buttons);
@@ -32,8 +33,7 @@ export function mount(root, app) {
 
   const running = () => state.columns.some((each) => each.state.run !== null);
 
-  function askAll(event) {
-    event.preventDefault();
+  function askAll() {
     const question = prompt.value.trim();
     if (question && !running()) for (const each of state.columns) each.ask(question);
   }
@@ -42,32 +42,16 @@ export function mount(root, app) {
     for (const each of state.columns) each.stop();
   }
 
-  function sendOnEnter(event) {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    form.requestSubmit();
-  }
-
-  function stopOnEscape(event) {
-    if (event.key === "Escape") stopAll();
-  }
-
-  const unsubscribe = store.subscribe(() => {
+  store.subscribe(() => {
     fill(columns, state.columns.map(({ node }) => node));
     refill(buttons, [running() ? stop : ask, add]);
     add.disabled = state.columns.length >= MOST;
     state.columns.forEach((each, i) => each.show(i + 1, state.columns.length > LEAST));
   });
-  const unsubscribeModels = app.store.subscribe(() => store.update(() => {}));
-  addEventListener("keydown", stopOnEscape);
+  app.store.subscribe(() => store.update(() => {}), signal);
+  addEventListener("keydown", (event) => event.key === "Escape" && stopAll(), { signal });
+  signal.addEventListener("abort", stopAll);
   addColumn();
   addColumn({ temperature: 1.4 });
   prompt.focus();
-
-  return () => {
-    removeEventListener("keydown", stopOnEscape);
-    unsubscribe();
-    unsubscribeModels();
-    stopAll();
-  };
 }

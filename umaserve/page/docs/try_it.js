@@ -17,7 +17,7 @@ export function tryIt({ method, path, parameters, body, message }, reader, app) 
   const area = h("textarea", { rows: 10, spellcheck: false, dir: "ltr", value: written(starts[0]?.[1]) ?? "" });
   const choose = h("select", { onchange: () => (area.value = written(starts[choose.selectedIndex][1])) }, starts.map(([name]) => h("option", {}, name)));
   const send = h("button.primary", { type: "submit" }, "Send");
-  const stop = h("button", { type: "button", disabled: true, onclick: () => ending?.() }, message ? "Close" : "Stop");
+  const stop = h("button", { disabled: true, onclick: () => ending?.() }, message ? "Close" : "Stop");
   const status = h("p.status", { role: "status" });
   const headers = h("dl.headers");
   const shown = h("pre", { tabIndex: 0, role: "group", "aria-label": "Body of the response", hidden: true });
@@ -99,7 +99,7 @@ export function tryIt({ method, path, parameters, body, message }, reader, app) 
     return undefined;
   }
 
-  return h("form.try", { onsubmit: (event) => (event.preventDefault(), message ? talk() : request()) },
+  return h("form.try", { onsubmit: message ? talk : request },
     [...fields, ...form].map(({ name, input: field, required }) => h("label", {}, required ? `${name} (required)` : name, field)),
     starts.length > 1 && h("label", {}, "Example", choose),
     starts.length > 0 && h("label", {}, message ? "Message" : "Body", area),

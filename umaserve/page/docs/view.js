@@ -6,15 +6,17 @@ import { fill, h } from "../dom.js";
 import { folded, schemaReader } from "./schema.js";
 import { tryIt } from "./try_it.js";
 
-export async function mount(root, app) {
+export async function mount(root, app, signal) {
   const told = h("p.hint", { role: "status" }, "Reading /openapi.json…");
   const main = h("main.docs", {}, told);
-  const change = h("button", { type: "button", onclick: () => ((app.api.key = ""), app.api.refused()) }, "Change the key");
+  const change = h("button", { onclick: () => ((app.api.key = ""), app.api.refused()) }, "Change the key");
   let asked = false;
   root.replaceChildren(main);
   app.bar.end.replaceChildren(change);
 
   async function load() {
+    change.hidden = !app.api.key;
+    if (asked) return;
     asked = true;
     try {
       fill(main, overview(await app.api.json("/openapi.json"), app));
@@ -34,15 +36,9 @@ export async function mount(root, app) {
   }
 
   // With a key that is new, the document is asked for again.
-  const unsubscribe = app.store.subscribe(({ keyWanted }) => {
-    change.hidden = !app.api.key;
-    if (!asked && !keyWanted) load();
-  });
-  addEventListener("hashchange", show);
-  return () => {
-    unsubscribe();
-    removeEventListener("hashchange", show);
-  };
+  addEventListener("newkey", load, { signal });
+  addEventListener("hashchange", show, { signal });
+  load();
 }
 
 function overview(description, app) {

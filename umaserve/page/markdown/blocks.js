@@ -59,8 +59,8 @@ function special(lines, i, depth) {
 }
 
 function paragraph(lines, i, depth) {
-  let next = i + 1;
-  while (next < lines.length && !isBlank(lines[next]) && !(depth < MAX_DEPTH && interrupts(lines, next))) next += 1;
+  const ends = (at) => isBlank(lines[at]) || (depth < MAX_DEPTH && interrupts(lines, at));
+  const next = until(lines, i + 1, ends);
   return { block: { type: "paragraph", lines: lines.slice(i, next).map(trimmed) }, next };
 }
 
@@ -70,31 +70,22 @@ function interrupts(lines, i) {
 }
 
 function code(lines, i, [, marks, language]) {
-  const indent = lines[i].text.search(/\S/);
+  const indent = spacesOf(lines[i]);
   const closing = new RegExp(`^ {0,3}\\${marks[0]}{${marks.length},}[ \\t]*$`);
-  let next = i + 1;
-  const inside = [];
-  while (next < lines.length && !closing.test(lines[next].text)) {
-    const spaces = lines[next].text.search(/[^ ]|$/);
-    inside.push(cut(lines[next], Math.min(indent, spaces)));
-    next += 1;
-  }
-  return { block: { type: "code", language, lines: inside }, next: Math.min(next + 1, lines.length) };
+  const end = until(lines, i + 1, (at) => closing.test(lines[at].text));
+  const inside = lines.slice(i + 1, end).map((line) => cut(line, Math.min(indent, spacesOf(line))));
+  return { block: { type: "code", language, lines: inside }, next: Math.min(end + 1, lines.length) };
 }
 
 function call(lines, i) {
-  let next = i;
-  while (next < lines.length && !lines[next].text.includes("</tool_call>")) next += 1;
-  next = Math.min(next + 1, lines.length);
+  const end = until(lines, i, (at) => lines[at].text.includes("</tool_call>"));
+  const next = Math.min(end + 1, lines.length);
   return { block: { type: "call", lines: lines.slice(i, next) }, next };
 }
 
 function quote(lines, i, depth) {
-  let next = i;
-  const inside = [];
-  for (let mark; next < lines.length && (mark = QUOTE.exec(lines[next].text)); next += 1) {
-    inside.push(cut(lines[next], mark[0].length));
-  }
+  const next = until(lines, i, (at) => !QUOTE.test(lines[at].text));
+  const inside = lines.slice(i, next).map((line) => cut(line, QUOTE.exec(line.text)[0].length));
   return { block: { type: "quote", blocks: blocksOf(inside, depth + 1) }, next };
 }
 
@@ -107,22 +98,19 @@ function list(lines, i, depth) {
     const mark = ITEM.exec(lines[next].text);
     if (!mark || mark[2].slice(-1) !== first[2].slice(-1) || RULE.test(lines[next].text)) break;
     const width = Math.min(mark[0].length, mark[1].length + mark[2].length + 4) + (mark[3] ? 0 : 1);
-    const inside = [cut(lines[next], mark[0].length)];
-    next += 1;
-    while (next < lines.length) {
-      const line = lines[next];
-      const spaces = line.text.search(/[^ ]|$/);
-      if (isBlank(line)) {
-        const after = lines[next + 1];
-        const goesOn = after && (isBlank(after) || after.text.search(/[^ ]|$/) >= width || ITEM.test(after.text));
-        if (!goesOn) break;
-      } else if (spaces < width && (interrupts(lines, next) || isBlank(lines[next - 1]))) break;
-      inside.push(cut(line, Math.min(spaces, width)));
-      next += 1;
-    }
-    items.push(item(inside, depth));
+    const end = until(lines, next + 1, (at) => endsItem(lines, at, width));
+    const rest = lines.slice(next + 1, end).map((line) => cut(line, Math.min(spacesOf(line), width)));
+    items.push(item([cut(lines[next], mark[0].length), ...rest], depth));
+    next = end;
   }
   return { block: { type: "list", ordered, first: ordered ? parseInt(first[2], 10) : 1, items }, next };
+}
+
+/** Whether an item whose text stands `width` characters in ends before line `i`. */
+function endsItem(lines, i, width) {
+  if (!isBlank(lines[i])) return spacesOf(lines[i]) < width && (interrupts(lines, i) || isBlank(lines[i - 1]));
+  const after = lines[i + 1];
+  return !after || !(isBlank(after) || spacesOf(after) >= width || ITEM.test(after.text));
 }
 
 function item(lines, depth) {
@@ -141,8 +129,7 @@ function table(lines, i) {
     const [left, right] = [text.startsWith(":"), text.endsWith(":")];
     return left && right ? "center" : right ? "end" : "start";
   });
-  let next = i + 2;
-  while (next < lines.length && !isBlank(lines[next]) && lines[next].text.includes("|")) next += 1;
+  const next = until(lines, i + 2, (at) => isBlank(lines[at]) || !lines[at].text.includes("|"));
   const rows = [lines[i], ...lines.slice(i + 2, next)].map((line) => cells(line).slice(0, aligns.length));
   return { block: { type: "table", aligns, rows }, next };
 }
@@ -159,6 +146,14 @@ function cells(line) {
   return found;
 }
 
+/** The first line from number `i` on that `ends` something; the number of lines where none does. */
+function until(lines, i, ends) {
+  let at = i;
+  while (at < lines.length && !ends(at)) at += 1;
+  return at;
+}
+
+const spacesOf = ({ text }) => text.search(/[^ ]|$/);
 const isBlank = ({ text }) => text.trim() === "";
 const cut = ({ at, text }, n) => ({ at: at + n, text: text.slice(n) });
 

@@ -32,7 +32,7 @@ export function parseInline(lines) {
   }
 
   function scan({ at, text }) {
-    const ticks = runsOfTicks(text);
+    const ticks = ticksOf(text);
     let from = 0;
     let links = open.filter(({ mark }) => mark === "[").length;
     const flush = (to) => {
@@ -53,9 +53,8 @@ export function parseInline(lines) {
           SPECIAL.lastIndex = i + 2;
         }
       } else if (char === "`") {
-        const length = ticks.lengthAt(i);
-        const end = ticks.closing(i, length);
-        if (end < 0) SPECIAL.lastIndex = i + length;
+        const { length, end } = ticks.get(i);
+        if (end === undefined) SPECIAL.lastIndex = i + length;
         else {
           take(i, end + length - i);
           add({ type: "code", at: at + i + length, text: text.slice(i + length, end) });
@@ -122,7 +121,7 @@ export function parseInline(lines) {
 }
 
 /** The address if it is one to open, else null: only the web, and mail. */
-export function safeLink(text) {
+function safeLink(text) {
   if (!/^(https?:\/\/|mailto:)/i.test(text)) return null;
   try {
     return new URL(text).href;
@@ -131,24 +130,15 @@ export function safeLink(text) {
   }
 }
 
-/** The runs of backticks of a text, to find in constant time which one closes another. */
-function runsOfTicks(text) {
-  const starts = new Map();
-  const lengths = new Map();
-  for (const { 0: run, index } of text.matchAll(/`+/g)) {
-    lengths.set(index, run.length);
-    if (!starts.has(run.length)) starts.set(run.length, []);
-    starts.get(run.length).push(index);
+/** Of each run of backticks, also of one without its first: its length, and where the run is that closes it. */
+function ticksOf(text) {
+  const next = [];
+  const ticks = new Map();
+  for (const { 0: run, index } of [...text.matchAll(/`+/g)].reverse()) {
+    for (const left of [run.length, run.length - 1]) {
+      ticks.set(index + run.length - left, { length: left, end: next[left] });
+    }
+    next[run.length] = index;
   }
-  const used = new Map();
-  return {
-    lengthAt: (i) => lengths.get(i) ?? 1,
-    closing(i, length) {
-      const all = starts.get(length) ?? [];
-      let next = used.get(length) ?? 0;
-      while (next < all.length && all[next] <= i) next += 1;
-      used.set(length, next);
-      return next < all.length ? all[next] : -1;
-    },
-  };
+  return ticks;
 }

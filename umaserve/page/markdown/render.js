@@ -3,27 +3,18 @@
 import { h } from "../dom.js";
 import { parseInline } from "./inline.js";
 
+const BLOCKS = {
+  // The page has headings of its own above those of an answer.
+  heading: ({ level, lines }, paint) => h(`h${Math.min(level + 2, 6)}`, { dir: "auto" }, inline(lines, paint)),
+  paragraph: ({ lines }, paint) => h("p", { dir: "auto" }, inline(lines, paint)),
+  rule: () => h("hr"),
+  quote: ({ blocks }, paint) => h("blockquote", { dir: "auto" }, blocks.map((each) => renderBlock(each, paint))),
+  ...{ code, call, list, table },
+};
+
 /** The node of one block. `paint(text, at)` makes the nodes of a piece of the source's text. */
 export function renderBlock(block, paint) {
-  switch (block.type) {
-    case "heading":
-      // The page has headings of its own above those of an answer.
-      return h(`h${Math.min(block.level + 2, 6)}`, { dir: "auto" }, inline(block.lines, paint));
-    case "rule":
-      return h("hr");
-    case "code":
-      return code(block, paint);
-    case "call":
-      return call(block, paint);
-    case "quote":
-      return h("blockquote", { dir: "auto" }, block.blocks.map((each) => renderBlock(each, paint)));
-    case "list":
-      return list(block, paint);
-    case "table":
-      return table(block, paint);
-    default:
-      return h("p", { dir: "auto" }, inline(block.lines, paint));
-  }
+  return BLOCKS[block.type](block, paint);
 }
 
 function inline(lines, paint) {
@@ -31,17 +22,10 @@ function inline(lines, paint) {
 }
 
 function spans(all, paint) {
-  return all.flatMap((span) => {
-    switch (span.type) {
-      case "text":
-        return paint(span.text, span.at);
-      case "code":
-        return h("code", {}, paint(span.text, span.at));
-      case "link":
-        return link(span, paint);
-      default:
-        return h(span.type, {}, spans(span.spans, paint));
-    }
+  return all.map((span) => {
+    if (span.type === "text") return paint(span.text, span.at);
+    if (span.type === "code") return h("code", {}, paint(span.text, span.at));
+    return span.type === "link" ? link(span, paint) : h(span.type, {}, spans(span.spans, paint));
   });
 }
 
@@ -53,7 +37,7 @@ function link({ href, spans: inside }, paint) {
 
 function code({ language, lines }, paint) {
   const text = h("code", { dir: "ltr" }, verbatim(lines, paint));
-  const copy = h("button.quiet", { type: "button", "data-copy": "" }, "Copy");
+  const copy = h("button.quiet", { "data-copy": "" }, "Copy");
   const name = language || "code";
   return h("figure.code", {}, h("figcaption", {}, h("span", {}, name), copy), scrollable("pre", name, text));
 }

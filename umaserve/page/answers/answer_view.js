@@ -1,0 +1,29 @@
+// What belongs to an answer: its thoughts, its text, what it waits for, and its figures.
+
+import { h, write } from "../dom.js";
+import { figuresOf } from "../words.js";
+
+const PHASES = { waiting: "Reading the question…", writing: "", paused: "Paused.", lost: "" };
+
+/** For `node`, which shows that the answer is being written; `text` is to be drawn into by an `AnswerText`. */
+export function answerView(node) {
+  const thoughts = h("div.text", { dir: "auto" });
+  const folded = h("details.thoughts", {}, h("summary", {}, "Thoughts"), thoughts);
+  const text = h("div.text.markdown");
+  const note = h("p.note", { role: "status" });
+  const figures = h("p.figures");
+  node.append(text, note, figures);
+
+  /** `run` is {phase, note} while it is being written, else null. */
+  function show(answer, run) {
+    node.setAttribute("aria-busy", String(run !== null));
+    node.dataset.phase = run ? run.phase : answer.error ? "failed" : "ended";
+    if (!answer.thoughts) folded.remove();
+    else if (!folded.isConnected) text.before(folded);
+    write(thoughts, answer.thoughts);
+    write(note, run ? run.note || PHASES[run.phase] : (answer.error ?? ""));
+    write(figures, figuresOf(answer, run !== null));
+  }
+
+  return { text, show };
+}
