@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_model
 
 from umaserve.cli import main
 from umaserve.commands import findings
@@ -123,6 +124,13 @@ def test_a_model_is_judged_where_nothing_tells_the_memory() -> None:
     _, memory = of_model(spec, UNKNOWN_BYTES, wanted)
     assert memory.level == "ok"
     assert memory.found.endswith(" MiB; what is available isn't known")
+
+
+def test_a_model_that_generates_no_text_needs_no_template(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "embeds.gguf", "bert")
+    first, memory = of_model(ModelSpec("embeds", Config(model=path, n_ctx=512)), 1 << 34, wanted)
+    assert (first.level, first.found) == ("ok", "bert, F32: it is for embeddings or rankings, and generates no text")
+    assert memory.level == "ok"
 
 
 def test_a_models_words_do_not_steer_the_terminal() -> None:

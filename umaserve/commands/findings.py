@@ -287,6 +287,8 @@ def _contents(about: str, config: Config, contents: Mapping[str, Any]) -> Findin
     if contents["slow_type"] and config.weights == "as-is":
         found = f"{name}: llama.cpp computes weights in {contents['slow_type']} slowly"
         return Finding("note", about, found, "see what umaserve tune says, and set --weights fast")
+    if not contents["generates"]:
+        return Finding("ok", about, f"{name}: it is for embeddings or rankings, and generates no text")
     if not contents["has_template"]:
         advice = "if it was trained for another, name that with --chat-template"
         return Finding("note", about, f"{name}, without a chat template: ChatML is used", advice)

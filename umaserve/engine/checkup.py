@@ -41,6 +41,8 @@ class Contents:
     quantization: str
     slow_type: str
     """The format of most weights, if llama.cpp computes it slowly; else empty."""
+    generates: bool
+    """Whether it writes text; else it only makes embeddings."""
     has_template: bool
     template_problem: str
     """Why chat requests, or those with tools, will be refused or served worse; empty where they won't."""
@@ -64,7 +66,8 @@ def contents(config: Config) -> Contents:
     info = model.info(0)
     has_template = bool(config.chat_template or info.chat_template)
     knows_tools = template.tool_form != TOLD_IN_WORDS
-    return Contents(info.architecture, info.quantization, slow, has_template, template.problem, knows_tools)
+    generates = bool(model.memory)
+    return Contents(info.architecture, info.quantization, slow, generates, has_template, template.problem, knows_tools)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -168,7 +168,9 @@ class Model:
 
     def info(self, context_tokens: int) -> ModelInfo:
         """The model's properties; ``context_tokens`` is the limit of a prompt and its answer together."""
-        quantization = _QUANTIZATIONS.get(llama_cpp.llama_model_ftype(self.native), "unknown")
+        # The mark is of files that don't say it: then llama.cpp takes the format of most tensors.
+        ftype = llama_cpp.llama_model_ftype(self.native) & ~llama_cpp.LLAMA_FTYPE_GUESSED
+        quantization = _QUANTIZATIONS.get(ftype, "unknown")
         if self._converted_from:
             quantization += f" (from {self._converted_from})"
         return ModelInfo(
