@@ -46,6 +46,15 @@ reader.readAsDataURL(window.saved);
 await read;
 return reader.result;
 """
+ONCE = """
+const plain = window.fetch;
+let asked = 0;
+window.fetch = (path, options) => {
+  if (path === "/v1/audio/speech") asked += 1;
+  return asked > 1 ? Promise.reject(new TypeError("of the test")) : plain(path, options);
+};
+"""
+"""Lets the page have one text spoken."""
 PARTS = """
 const { nextPart } = await import("/page/voice/spoken_text.js");
 const [text, step] = values;
@@ -130,6 +139,16 @@ def test_who_pauses_an_answer_holds_its_sound(browser: Browser, daemon: Daemon):
         browser.wait(lambda after=after: browser.js("return window.context.state") == after)
     browser.wait_for_end()
     assert not browser.one("[aria-label='Stop reading']")
+
+
+def test_what_could_be_spoken_is_heard_to_its_end(browser: Browser, daemon: Daemon, tmp_path: Path):
+    browser.start(daemon.http)
+    browser.imports(tmp_path, f"The sea is wide.\n\n```\n{'#' * 700}\n```\n\n{'Its salt is old. ' * 60}", end="stop")
+    browser.js(ONCE)
+    browser.press(ALOUD)
+    browser.wait(lambda: browser.text(".notice") == "This can't be read aloud: The server can't be reached.")
+    when, length, *_ = browser.sounds()[-1]
+    assert browser.js("return window.context.currentTime") >= when + length / SAMPLE_RATE
 
 
 def test_whether_answers_are_spoken_is_kept(browser: Browser, daemon: Daemon):

@@ -26,8 +26,9 @@ export function readAloud(api, source, { sounds, waits }, signal) {
         player.play(samples);
         sounds();
       }
-      while (player.left > 0 && !signal.aborted) await pause();
     } finally {
+      // What is there is heard to its end, also where the rest can't be had.
+      while (player.left > 0 && !signal.aborted) await pause();
       player.close();
     }
   }
