@@ -138,6 +138,8 @@ def test_another_token_begins_a_branch(browser: Browser, daemon: Daemon):
     assert after["stats"]["cached"] > 0
     browser.press("Branch before")
     browser.wait(lambda: browser.text(".branch") == "1 / 2")
+    # Who walks by the keyboard goes on from the branch that is there now.
+    assert browser.js("return document.activeElement.ariaLabel") == "Branch after"
     assert "".join(token.text for token in browser.all(".token")).startswith(before["text"][:kept].strip()[:8])
 
 

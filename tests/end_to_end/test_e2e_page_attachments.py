@@ -97,6 +97,7 @@ def test_a_picture_is_answered_shown_and_taken_along(browser: Browser, seeing: D
     attach(browser, "gone.png", "image/png", picture)
     browser.press("Remove gone.png")
     browser.wait(lambda: not browser.all(".previews li"))
+    assert browser.js("return document.activeElement.ariaLabel") == "Message"
     attach(browser, "moon.png", "image/png", picture, "paste")
     browser.shoot("attach-preview")
     assert browser.violations() == []
