@@ -258,7 +258,7 @@ def test_a_setting_acts_on_the_running_answer(browser: Browser, daemon: Daemon):
     browser.wait(lambda: len(browser.all(".column[data-phase=writing]")) == 2)
     choose(browser, 2, "Temperature", 0.2)
     # By one script: the block is drawn again while it grows.
-    browser.wait(lambda: browser.text(".mark") == "temperature 0.2")
+    browser.wait(lambda: browser.text(".mark") == "temperature 0.2" and all(answers(browser)))
     browser.press("Stop all")
     wait_for_end(browser)
     assert "temperature 0.2" in browser.all(".column")[1].text
