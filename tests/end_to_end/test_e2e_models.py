@@ -485,6 +485,9 @@ def test_the_time_for_a_request_is_over_while_its_model_loads(folder: Path, tmp_
         os.kill(pid, signal.SIGSTOP)
         assert [reply.result().status_code for reply in replies] == [504] * 4
     os.kill(pid, signal.SIGCONT)
+    # A box may be too busy for a request to load it in time.
+    post(daemon, "/models/load", model="twin")
+    wait_for_state(daemon, "twin", "loaded")
     assert by_openai(daemon, "twin")[0] == "twin"
     end(daemon)
 
