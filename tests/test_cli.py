@@ -183,3 +183,16 @@ def test_metrics_that_are_refused_are_one_line(serve: Callable[..., str], capsys
 
     assert main(["metrics", "--socket", serve(full)]) == 1
     assert capsys.readouterr() == ("", "umaserve: E_LIMIT_SESSIONS: connection: 1 are open\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("modles", "no command is named modles, did you mean models? (see umaserve --help)"),
+        ("model.gguf", "no command is named model.gguf, did you mean --model model.gguf? (see umaserve --help)"),
+        ("\x1b[2J", 'no command is named "\\u001b[2J" (see umaserve --help)'),
+    ],
+)
+def test_an_unknown_command_is_told(command: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "list"]) == 2
+    assert capsys.readouterr().err == f"umaserve: {problem}\n"

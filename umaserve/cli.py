@@ -20,6 +20,7 @@ from umaserve.commands import keys as keys_cli
 from umaserve.commands.parser import Parser, loaded
 from umaserve.errors import ConfigError
 from umaserve.settings.daemon import SETTINGS
+from umaserve.settings.sources import nearest, printable
 from umaserve.system.descriptors import open_standard_streams
 
 if TYPE_CHECKING:
@@ -110,8 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tune": _tune,
         "doctor": _doctor,
     }
-    command = arguments.pop(0) if arguments and arguments[0] in commands else "serve"
+    command = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "serve"
     try:
+        if command not in commands:
+            a_file = command.endswith(".gguf")
+            hint = f", did you mean --model {printable(command)}?" if a_file else nearest(command, commands)
+            raise ConfigError(f"no command is named {printable(command)}{hint} (see umaserve --help)")
         return commands[command](arguments)
     except ConfigError as error:
         print(f"umaserve: {error}", file=sys.stderr)

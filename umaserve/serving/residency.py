@@ -253,5 +253,5 @@ def _total(models: Iterable[Model]) -> int:
 def _problem(needed: int, most: int) -> str:
     return (
         f"it takes {needed >> 20} MiB of memory, and {max(0, most) >> 20} MiB can be had if all other models that are "
-        "not pinned are unloaded"
+        "not pinned are unloaded: choose a smaller model, or lower its n_ctx or parallel"
     )
