@@ -157,6 +157,10 @@ def test_an_answer_is_continued_asked_for_again_and_deleted(browser: Browser, da
     browser.wait(lambda: browser.text(".branch") == "2 / 2")
     browser.wait_for_end()
     browser.press("Edit this question, as a branch")
+    browser.press("Cancel")
+    browser.wait(lambda: not browser.one(".editor"))
+    assert browser.js("return document.activeElement.ariaLabel") == "Edit this question, as a branch"
+    browser.press("Edit this question, as a branch")
     area = browser.wait(lambda: browser.one(".editor textarea"))
     area.send_keys(Keys.CONTROL, "a")
     area.send_keys("Tell a joke.", Keys.ENTER)

@@ -2,7 +2,7 @@
 
 import { answerView } from "../answers/answer_view.js";
 import { branches, path } from "../answers/conversation.js";
-import { fill, h, icon, iconButton, messageField, refill, shownBy } from "../dom.js";
+import { h, icon, iconButton, messageField, refill, shownBy } from "../dom.js";
 
 const NEAR_END_PX = 48;
 const SLOW_MS = 25;
@@ -92,7 +92,7 @@ function questionView(turn, { state }, actions) {
     if (!editing) editor = null;
     const begins = editing && !editor;
     if (begins) editor = turnEditor(turn, actions);
-    fill(node, head, media, editing ? editor : [turn.text && text, buttons]);
+    refill(node, [head, media, editing ? editor : [turn.text && text, buttons]]);
     if (begins) editor.querySelector("textarea").focus();
     const busy = state.run !== null;
     const key = [busy, branches(state.conversation, turn).length, state.conversation.chosen[turn.id]].join();
