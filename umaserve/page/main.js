@@ -6,7 +6,7 @@ import { createStore } from "./store.js";
 import { VIEWS } from "./views.js";
 
 const store = createStore({ view: null, models: [], limits: {}, voices: null, problem: "" });
-const api = createApi(sessionStorage, () => asking.open || asking.showModal());
+const api = createApi(sessionStorage, askForKey);
 const bar = { start: h("div.row"), end: h("div.row") };
 const root = h("div.view");
 const app = { store, api, bar, storage: localStorage, refreshModels };
@@ -19,10 +19,10 @@ const header = h("header", {}, bar.start, brand, nav, bar.end);
 const key = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
 const ASKED = "This server asks for an API key. It stays in this tab, and is forgotten when that is closed.";
 const REFUSED = "The server does not know this key. Look for a mistake, or ask who runs the server.";
-const wrong = h("p.hint", {}, ASKED);
+const about = h("p.hint");
 const asking = h("dialog", { "aria-labelledby": "key-title", oncancel: (event) => event.preventDefault() },
   h("form", { onsubmit: useKey },
-    h("h2", { id: "key-title" }, "API key"), wrong, h("label", { for: "key" }, "Key"), key,
+    h("h2", { id: "key-title" }, "API key"), about, h("label", { for: "key" }, "Key"), key,
     h("button.primary", { type: "submit" }, "Use this key")));
 
 const RETRY_MS = 5000;
@@ -67,11 +67,15 @@ async function refreshModels() {
   }
 }
 
+function askForKey() {
+  about.textContent = api.key ? REFUSED : ASKED;
+  if (!asking.open) asking.showModal();
+}
+
 async function useKey() {
   asking.close();
   api.key = key.value.trim();
   key.value = "";
-  wrong.textContent = REFUSED;
   dispatchEvent(new Event("newkey"));
   await refreshModels();
 }

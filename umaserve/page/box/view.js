@@ -10,11 +10,13 @@ import { lostWords } from "./words.js";
 
 export function mount(root, app, signal) {
   const lost = h("p.problem", { role: "alert" });
+  const change = h("button", { onclick: () => ((app.api.key = ""), app.api.refused()), hidden: true }, "Change the key");
   const notice = h("p.hint", { role: "status" });
   const requests = requestTables((session) => post("/api/box/end", { session }, `Request ${session} is ended.`));
   const models = modelList((path, model) => post(path, { model }, ""));
   const parts = [requests, models, charts()];
   const shown = h("div.parts", { hidden: true }, parts.map((part) => part.node), settingsFold(app.api));
+  app.bar.end.replaceChildren(change);
   root.replaceChildren(h("main.box", {}, h("div.page", {}, lost, notice, shown)));
 
   async function post(path, body, done) {
@@ -30,11 +32,13 @@ export function mount(root, app, signal) {
   watchBox(app.api, signal, {
     event(box) {
       lost.textContent = "";
+      change.hidden = true;
       shown.hidden = false;
       for (const part of parts) part.show(box);
     },
     lost(error) {
       lost.textContent = lostWords(error);
+      change.hidden = error?.status !== 403 || !app.api.key;
       if (error?.status === 403 || error?.status === 401) shown.hidden = true;
     },
   });
