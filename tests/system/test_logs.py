@@ -53,6 +53,15 @@ def test_journald_gets_json_with_priorities() -> None:
     assert json.loads(lines[1][3:])["model"] == "a b"
 
 
+def test_what_all_lines_are_about_is_in_each(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text", file="a.gguf")
+    logging.getLogger("umaserve.test").warning("slow")
+    logging.getLogger("umaserve.test").info("ready", extra={"fields": {"load_s": 1}})
+    slow, ready = capsys.readouterr().err.splitlines()
+    assert slow.endswith("WARNING slow file=a.gguf")
+    assert ready.endswith("INFO    ready load_s=1 file=a.gguf")
+
+
 def test_another_file_gets_time_and_level() -> None:
     loading, ready, *_rest = spoken("text", to_journal=False)
     assert loading.endswith("DEBUG   loading")

@@ -16,6 +16,7 @@ from umaserve.engine.checked_loading import load_checked
 from umaserve.engine.engine import LlamaEngine
 from umaserve.engine.last_words import LastWords
 from umaserve.engine.llama_voice import LlamaVoice
+from umaserve.engine.model import find
 from umaserve.remote.channel import Channel
 from umaserve.remote.server import Server
 from umaserve.serving.ticks import Allowance
@@ -39,7 +40,8 @@ def _load(
         last_words.advances()
         return wanted
 
-    logs.configure(config.log_level, config.log_format)
+    # The daemon may have several models.
+    logs.configure(config.log_level, config.log_format, file=os.path.basename(find(config.model)))
     voice = LlamaVoice(config, speaker) if config.tts_model else None
     try:
         if voice is not None:

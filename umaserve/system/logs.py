@@ -79,12 +79,18 @@ def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return environment.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"
 
 
-def configure(level: str, form: str) -> None:
-    """Log records of ``level`` and above to standard error; ``form`` is "text" or "json"."""
+def configure(level: str, form: str, **about: str) -> None:
+    """Log records of ``level`` and above to standard error; ``form`` is "text" or "json". ``about``: fields of all."""
+
+    def described(record: logging.LogRecord) -> bool:
+        record.__dict__["fields"] = {**_fields(record), **about}
+        return True
+
     journal = is_journal(sys.stderr, os.environ)
     formatter = JsonFormatter() if form == "json" else TextFormatter(bare=journal)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalFormatter(formatter) if journal else formatter)
+    handler.addFilter(described)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
