@@ -41,7 +41,7 @@ async function show() {
   for (const place of [bar.start, bar.end, root]) fill(place);
   const module = await view.load().catch(() => null);
   if (signal.aborted) return;
-  if (module) await module.mount(root, app, signal);
+  if (module) await module.mount(root, { ...app, store: store.until(signal) }, signal);
   else {
     store.update((state) => Object.assign(state, { view: null, problem: "The server can't be reached." }));
     tryAgain();

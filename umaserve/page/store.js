@@ -9,7 +9,7 @@ export function createStore(state) {
     for (const listener of [...listeners]) listener(state);
   }
 
-  return {
+  const store = {
     state,
     /** Applies `change(state)`. */
     update(change) {
@@ -24,5 +24,8 @@ export function createStore(state) {
       signal?.addEventListener("abort", () => listeners.delete(listener));
       listener(state);
     },
+    /** The same store for one who leaves by `signal`, and all its listeners with it. */
+    until: (signal) => ({ ...store, subscribe: (listener) => store.subscribe(listener, signal) }),
   };
+  return store;
 }

@@ -48,7 +48,7 @@ export function mount(root, app, signal) {
     add.disabled = state.columns.length >= MOST;
     state.columns.forEach((each, i) => each.show(i + 1, state.columns.length > LEAST));
   });
-  app.store.subscribe(() => store.update(() => {}), signal);
+  app.store.subscribe(() => store.update(() => {}));
   addEventListener("keydown", (event) => event.key === "Escape" && stopAll(), { signal });
   signal.addEventListener("abort", stopAll);
   addColumn();
