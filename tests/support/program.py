@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +17,9 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
     variables["UMA_WEIGHTS"] = "as-is"
     command = [sys.executable, "-m", "umaserve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, **options)
+    with tempfile.TemporaryDirectory() as state:
+        variables["XDG_STATE_HOME"] = state
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, **options)
 
 
 class Program:
