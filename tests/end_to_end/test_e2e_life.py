@@ -349,7 +349,7 @@ def test_a_socket_made_by_the_manager(tmp_path: Path, name: str, line: bytes | N
     command = ["systemd-socket-activate", "-l", path, f"--fdname={name}", sys.executable, "-m", "umaserve"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stderr=log)
-    while not os.path.exists(path):
+    while b"Listening on" not in (tmp_path / "log").read_bytes():
         time.sleep(0.01)
     daemon = Daemon.__new__(Daemon)
     daemon.path, daemon.process, daemon._log_path = path, process, tmp_path / "log"
