@@ -589,6 +589,7 @@ class Reader:
             sessions=SessionManager(clock=lambda: 0.0),
             loop=SimpleNamespace(now=lambda: 0.0),
             loaded=lambda: None,
+            traced=None,
         )
 
     def ask(self, text: str, audio_format: str = "pcm") -> tuple[SpeechExchange, Reply]:

@@ -32,7 +32,7 @@ CHAT, EMBEDDINGS, GENERATE = "/v1/chat/completions", "/v1/embeddings", "/generat
 SPEECH = "/v1/audio/speech"
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "stream": True},
-    EMBEDDINGS: {"input": "hello", "model": "m"},
+    EMBEDDINGS: {"input": "hello", "model": "stand-in"},
     GENERATE: {"type": "config", "prompt": "hello"},
 }
 
@@ -68,7 +68,7 @@ class Daemon(DaemonWorld):
     def start(self, path: str, body: str | None = None) -> tuple[Job | None, Told]:
         reply = Told()
         text = json.dumps(BODIES[path]) if body is None else body
-        return self.backend.start(Request("r-1", "m", path, True, text, {}), reply), reply
+        return self.backend.start(Request("r-1", "stand-in", path, True, text, {}), reply), reply
 
     def deliver_all(self) -> None:
         for _ in range(4):
