@@ -25,10 +25,10 @@ SECRET = "measured"
 WORDS = ("river", "stone", "lantern", "orchard", "winter", "harbour", "copper", "meadow", "violin", "thunder", "paper")
 _NOTES = """\
 {conversations} conversations of {turns} turns at a relay with {workers} workers: real daemons with the default model,
-one compute thread each, on this machine, with KV cells for {cells} tokens and no host cache. A conversation begins
-with {words} words of its own; each turn has {more} more, and an answer of {answer} tokens; between turns {think:g} s
-on average. Both sides have the same conversations, and daemons of their own. Time to first token of the turns from
-the second on, in ms.
+one compute thread each, on this machine, with KV cells for {cells} tokens, and {host_cache} MiB of memory for what was
+computed: somewhat more than its share of the conversations. A conversation begins with {words} words of its own; each
+turn has {more} more, and an answer of {answer} tokens; between turns {think:g} s on average. Both sides have the same
+conversations, and daemons of their own. Time to first token of the turns from the second on, in ms.
 """
 
 
@@ -69,7 +69,7 @@ def measure(policy: str, options: argparse.Namespace) -> list[Turn]:
     """All turns of all conversations, with a relay and daemons of their own."""
     with _relay(policy) as relay, contextlib.ExitStack() as workers:
         for number_ in range(options.workers):
-            workers.enter_context(_daemon(relay, number_, options.cells))
+            workers.enter_context(_daemon(relay, number_, options.cells, options.host_cache))
         while _workers(relay) < options.workers:
             time.sleep(0.1)
         return asyncio.run(_converse(relay, options))
@@ -133,12 +133,13 @@ def _relay(policy: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _daemon(relay: str, number_: int, cells: int) -> Iterator[None]:
+def _daemon(relay: str, number_: int, cells: int, host_cache: int) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         socket = Path(folder, "uma.sock")
         command = [sys.executable, "-m", "umaserve", "--socket", str(socket), "--relay", f"http://{relay}"]
         command += ["--worker-secret", SECRET, "--worker-name", f"box-{number_}"]
-        settings = {"UMA_THREADS": "1", "UMA_N_CTX": str(cells), "UMA_HOST_CACHE_BYTES": "0", "GOMP_SPINCOUNT": "0"}
+        settings = {"UMA_THREADS": "1", "UMA_N_CTX": str(cells), "GOMP_SPINCOUNT": "0"}
+        settings["UMA_HOST_CACHE_BYTES"] = str(host_cache << 20)
         with running(command, socket.exists, **settings):
             yield
 
@@ -160,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--more", type=int, default=60, help="words of each turn")
     add("--answer", type=int, default=16, help="tokens")
     add("--cells", type=int, default=16384, help="KV cells of each worker")
-    add("--think", type=float, default=15.0, metavar="S", help="mean time between turns")
+    add("--host-cache", type=int, default=384, metavar="MIB", help="of each worker")
+    add("--think", type=float, default=30.0, metavar="S", help="mean time between turns")
     add("--rounds", type=int, default=1)
     return parser
 
