@@ -1,4 +1,4 @@
-"""The log's lines: as text, as JSON, and with the priorities that journald reads."""
+"""The log's lines: as text, as JSON, and with the priorities and fields that journald reads."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import io
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from umaserve.system import logs
+from umaserve.system import journal, logs
 
 SPEAK = """
 import logging
-from umaserve.system import logs
+from umaserve.system import journal, logs
+journal.SOCKET = {socket!r}
 logs.configure("debug", {form!r})
 log = logging.getLogger("umaserve.test")
 log.debug("loading")
@@ -28,13 +31,15 @@ except ZeroDivisionError:
 """
 
 
-def spoken(form: str, *, to_journal: bool) -> list[str]:
-    """The log's lines on a pipe, which is the journal or isn't."""
+def spoken(form: str, *, to_journal: bool, socket: str = "/nowhere") -> list[str]:
+    """The log's lines on a pipe, which is the journal or isn't; ``socket``: where the journal takes fields."""
     reading, writing = os.pipe()
     about = os.fstat(writing)
     variables = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
     variables["JOURNAL_STREAM"] = f"{about.st_dev}:{about.st_ino + (not to_journal)}"
-    subprocess.run([sys.executable, "-c", SPEAK.format(form=form)], stderr=writing, env=variables, check=True)
+    subprocess.run(
+        [sys.executable, "-c", SPEAK.format(form=form, socket=socket)], stderr=writing, env=variables, check=True
+    )
     os.close(writing)
     with open(reading) as lines:
         return lines.read().splitlines()
@@ -53,6 +58,43 @@ def test_journald_gets_json_with_priorities() -> None:
     assert json.loads(lines[1][3:])["model"] == "a b"
 
 
+def test_journald_gets_fields(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
+        journald.bind(str(tmp_path / "journal"))
+        assert spoken("text", to_journal=True, socket=str(tmp_path / "journal")) == []
+        _loading, ready, failed = (journald.recv(1 << 16) for _ in range(3))
+    fields = dict(line.split(b"=", 1) for line in ready.splitlines())
+    assert fields == {
+        b"MESSAGE": b'ready model="a b"',
+        b"PRIORITY": b"6",
+        b"SYSLOG_IDENTIFIER": b"umaserve",
+        b"UMASERVE_LOGGER": b"umaserve.test",
+        b"UMASERVE_MODEL": b"a b",
+    }
+    name, rest = failed.split(b"\n", 1)
+    length = int.from_bytes(rest[:8], "little")
+    message, behind = rest[8 : 8 + length].decode(), rest[8 + length :]
+    assert (name, message.splitlines()[-1]) == (b"MESSAGE", "ZeroDivisionError: division by zero")
+    assert behind.startswith(b"\nPRIORITY=3\n")
+
+
+def test_a_value_forges_no_field_and_what_is_too_large_for_journald_is_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
+        journald.bind(str(tmp_path / "journal"))
+        handler = journal.JournalHandler(str(tmp_path / "journal"), caplog.handler)
+        for id_ in ("a\nPRIORITY=0", "\udcff", "x" * (1 << 24)):
+            record = logging.LogRecord("umaserve.test", logging.INFO, "file", 1, "ended", (), None)
+            record.fields = {"id": id_, "key": None}
+            handler.handle(record)
+        forged, odd = journald.recv(1 << 16), journald.recv(1 << 16)
+        handler.close()
+    assert forged.endswith(b"UMASERVE_ID\n" + (12).to_bytes(8, "little") + b"a\nPRIORITY=0\n")
+    assert odd.endswith(b"UMASERVE_ID=\\udcff\n")
+    assert [record.getMessage() for record in caplog.records] == ["ended"]
+
+
 def test_what_all_lines_are_about_is_in_each(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "text", file="a.gguf")
     logging.getLogger("umaserve.test").warning("slow")
@@ -69,14 +111,14 @@ def test_another_file_gets_time_and_level() -> None:
 
 
 def test_a_stream_that_is_no_file_is_no_journal() -> None:
-    assert not logs.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+    assert not journal.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
     with open(os.devnull) as closed:
         pass
-    assert not logs.is_journal(closed, {"JOURNAL_STREAM": "1:2"})
+    assert not journal.is_journal(closed, {"JOURNAL_STREAM": "1:2"})
     with open(os.devnull) as file:
         about = os.fstat(file.fileno())
-        assert not logs.is_journal(file, {})
-        assert logs.is_journal(file, {"JOURNAL_STREAM": f"{about.st_dev}:{about.st_ino}"})
+        assert not journal.is_journal(file, {})
+        assert journal.is_journal(file, {"JOURNAL_STREAM": f"{about.st_dev}:{about.st_ino}"})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +127,7 @@ def test_a_stream_that_is_no_file_is_no_journal() -> None:
 )
 def test_every_level_has_a_priority_also_those_that_libraries_invent(level: int, line: str) -> None:
     record = logging.LogRecord("umaserve.test", level, "file", 1, "said", (), None)
-    assert logs.JournalFormatter(logs.TextFormatter(bare=True)).format(record) == line
+    assert journal.LineFormatter(logs.TextFormatter(bare=True)).format(record) == line
 
 
 @pytest.fixture

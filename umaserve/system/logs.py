@@ -1,4 +1,4 @@
-"""The log: one line per record, as text for people or as JSON for programs; journald is told each line's priority."""
+"""The log: one line per record, as text for people or as JSON for programs; journald gets the fields too."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 
+from umaserve.system import journal
+
 requests = logging.getLogger("umaserve.requests")
 """For the lines about single requests, of which there may be far too many to keep."""
-
-_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Those of syslog(3), by the least level of Python's records; 7 below."""
 
 
 class TextFormatter(logging.Formatter):
@@ -47,18 +45,6 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(values, default=str).decode()
 
 
-class JournalFormatter(logging.Formatter):
-    """The lines of ``form``, each after its priority, which journald takes off again (sd-daemon(3))."""
-
-    def __init__(self, form: logging.Formatter) -> None:
-        super().__init__()
-        self._form = form
-
-    def format(self, record: logging.LogRecord) -> str:
-        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
-        return "\n".join(f"<{priority}>{line}" for line in self._form.format(record).split("\n"))
-
-
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
@@ -70,15 +56,6 @@ def _plain(value: object) -> str:
     return text if text.isascii() and text.isprintable() and " " not in text and text else orjson.dumps(text).decode()
 
 
-def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether journald reads what is written there (systemd.exec(5), JOURNAL_STREAM)."""
-    try:
-        about = os.fstat(stream.fileno())
-    except (OSError, ValueError):
-        return False  # It is closed, or no file.
-    return environment.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"
-
-
 def configure(level: str, form: str, **about: str) -> None:
     """Log records of ``level`` and above to standard error; ``form`` is "text" or "json". ``about``: fields of all."""
 
@@ -86,10 +63,13 @@ def configure(level: str, form: str, **about: str) -> None:
         record.__dict__["fields"] = {**_fields(record), **about}
         return True
 
-    journal = is_journal(sys.stderr, os.environ)
-    formatter = JsonFormatter() if form == "json" else TextFormatter(bare=journal)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JournalFormatter(formatter) if journal else formatter)
+    to_journal = journal.is_journal(sys.stderr, os.environ)
+    formatter = JsonFormatter() if form == "json" else TextFormatter(bare=to_journal)
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(journal.LineFormatter(formatter) if to_journal else formatter)
+    if to_journal:
+        handler = journal.JournalHandler(journal.SOCKET, handler)
+        handler.setFormatter(formatter)
     handler.addFilter(described)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
