@@ -146,6 +146,12 @@ class Browser:
         """The newest conversation that the browser keeps."""
         return self.wait(lambda: self.module(READ))
 
+    def modified_at(self) -> list[int]:
+        """How many characters of the answer had come each time the daemon took a change of its settings."""
+        wire = self.js("return window.wire")
+        taken = [i for i, message in enumerate(wire) if message.get("operation") == "modify"]
+        return [sum(len(message["token"]) for message in wire[:i] if message["type"] == "token") for i in taken]
+
     def answers(self) -> list[dict]:
         """Its answers, in the order of their making, once they all have ended."""
 
