@@ -16,7 +16,7 @@ from umaserve.settings.model_files import grouped, parts, quantization
 from umaserve.settings.sources import printable
 
 _PLACE = re.compile(
-    r"(?:https?://)?(?:(?:huggingface|hf)\.co/)?"
+    r"(?:(?:https?://)?(?:huggingface|hf)\.co/)?+"
     r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})"
     r"(?:/?|/tree/main/?|/(?:blob|resolve)/main/(?:[^:?]+/)?([^/:?]+)\.gguf(?:\?download=true)?)"
     r"(?::(.+))?"
