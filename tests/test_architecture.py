@@ -94,6 +94,7 @@ FOREIGN = {
     "python_multipart": {"wire"},
     "prometheus_client": {"metrics", "exposition", "daemon"},
     "opentelemetry": {"net", "relay", "daemon"},
+    "redis": {"relay"},
     "asyncio": {"client"},
     "threading": {"system", "engine", "remote"},
     "hibari": {"speech"},

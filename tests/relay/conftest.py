@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_server import MISSING, PROGRAM, RedisServer
 from relay_peers import Relay
 
 
@@ -26,3 +28,13 @@ def start() -> Iterator[Callable[..., Relay]]:
 @pytest.fixture
 def relay(start: Callable[..., Relay]) -> Relay:
     return start()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """It is not started yet."""
+    if PROGRAM is None:
+        pytest.skip(MISSING)
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from relay_peers import CHAT, SECRET, TOKEN, Client, Relay, Worker, wait_until
+from relay_peers import SECRET, TOKEN, Relay, Worker, wait_until
 
 from umaserve.net.dial import DialError
 from umaserve.net.timers import Timer, Timers
 from umaserve.relay.elsewhere import FORGET_S, Elsewhere
-from umaserve.relay.peer_link import LOOK_S, PATH, REFILLED_S, PeerLink
+from umaserve.relay.news import LOOK_S, REFILLED_S
+from umaserve.relay.peer_link import PATH, PeerLink
 from umaserve.serving.rates import RateLimits, Rates
 
 NEWS: dict[str, Any] = {"relay": "a relay of the test", "workers": {}, "keys": {}}
@@ -78,30 +79,20 @@ def address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.fixture
-def pair(start: Callable[..., Relay], tmp_path: Path) -> tuple[Relay, Relay]:
+@pytest.fixture(params=["peer", "redis"])
+def pair(request: pytest.FixtureRequest, start: Callable[..., Relay], tmp_path: Path) -> tuple[Relay, Relay]:
     """Two that know each other, and share their file of keys."""
     keys, one, other = str(tmp_path / "keys.sqlite"), address(), address()
-    relays = (
-        start(listen=one, peer=(f"http://{other}",), client_keys=keys),
-        start(listen=other, peer=(f"http://{one}", f"http://{other}"), client_keys=keys),
-    )
+    first: dict[str, Any] = {"peer": (f"http://{other}",)}
+    second: dict[str, Any] = {"peer": (f"http://{one}", f"http://{other}")}
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_server")
+        server.start()
+        first = second = {"redis": server.url}
+    relays = start(listen=one, client_keys=keys, **first), start(listen=other, client_keys=keys, **second)
     for relay in relays:
         relay.wait_for("peers", 1)
     return relays
-
-
-def key(relay: Relay, **terms: Any) -> dict[str, str]:
-    return {"X-Api-Key": relay.admin("POST", "/keys", {"name": "alice", **terms}).json["key"]}
-
-
-def ask(relay: Relay, headers: dict[str, str]) -> Client:
-    client = relay.client()
-    body = b'{"model":"llama3-8b","messages":[]}'
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{head}"
-    client.send(f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n".encode() + body)
-    return client
 
 
 def load(relay: Relay, worker: Worker) -> int:
@@ -111,12 +102,12 @@ def load(relay: Relay, worker: Worker) -> int:
 def test_a_worker_of_both_gets_no_more_while_another_is_idle(pair: tuple[Relay, Relay]) -> None:
     one, other = pair
     shared = {relay: relay.worker(max_concurrent=2, instance="shared") for relay in pair}
-    headers = key(one)
-    waiting = [ask(one, headers), ask(one, headers)]
+    headers = one.key()
+    waiting = [one.ask(headers), one.ask(headers)]
     requests = [shared[one].request() for _ in waiting]
     wait_until(lambda: load(other, shared[other]) == 2)
     idle = other.worker(max_concurrent=2, instance="idle")
-    more = [ask(other, headers), ask(other, headers)]
+    more = [other.ask(headers), other.ask(headers)]
     for _ in more:
         idle.answer()
     for request in requests:
@@ -129,7 +120,7 @@ def test_a_relay_that_ends_is_forgotten(pair: tuple[Relay, Relay]) -> None:
     one, other = pair
     worker = other.worker(instance="shared")
     one.worker(instance="shared")
-    ask(one, key(one))
+    one.ask(one.key())
     wait_until(lambda: load(other, worker) == 1)
     one.end()
     other.wait_for("peers", 0)
@@ -138,12 +129,12 @@ def test_a_relay_that_ends_is_forgotten(pair: tuple[Relay, Relay]) -> None:
 
 def test_a_keys_rate_holds_over_both(pair: tuple[Relay, Relay]) -> None:
     one, other = pair
-    worker, headers = one.worker(), key(one, requests_per_minute=2, tokens_per_minute=60)
+    worker, headers = one.worker(), one.key(requests_per_minute=2, tokens_per_minute=60)
     for _ in range(2):
-        client = ask(one, headers)
+        client = one.ask(headers)
         worker.answer('{"usage":{"prompt_tokens":1,"completion_tokens":40}}')
         assert client.receive().status == 200
-    refused = wait_until(lambda: (answer := ask(other, headers).receive()).status == 429 and answer)
+    refused = wait_until(lambda: (answer := other.ask(headers).receive()).status == 429 and answer)
     assert "a minute is used up" in refused.error["message"]
     shown = other.admin("GET", "/keys").json["keys"][0]["used"]
     assert shown["generated_tokens_total"] == 0, "each relay tells what was used there"
@@ -162,14 +153,14 @@ def test_a_relay_that_comes_back_is_told_again(start: Callable[..., Relay]) -> N
 def test_a_relay_is_told_of_what_was_used_while_it_was_away(start: Callable[..., Relay], tmp_path: Path) -> None:
     keys, other = str(tmp_path / "keys.sqlite"), address()
     first = start(peer=(f"http://{other}",), client_keys=keys)
-    worker, headers = first.worker(), key(first, requests_per_minute=2)
+    worker, headers = first.worker(), first.key(requests_per_minute=2)
     for _ in range(2):
-        client = ask(first, headers)
+        client = first.ask(headers)
         worker.answer()
         assert client.receive().status == 200
     second = start(listen=other, client_keys=keys)
     second.wait_for("peers", 1)
-    assert ask(second, headers).receive().status == 429
+    assert second.ask(headers).receive().status == 429
 
 
 class Away:

@@ -56,6 +56,9 @@ RELAY_VALUES: dict[str, tuple[Any, ...]] = {
     "max_models": (256, 1, 65536),
     "max_message_bytes": (64 << 20, 64 << 10, 1 << 30),
     "peer": ((),),
+    "redis": ("",),
+    "redis_user": ("",),
+    "redis_password_file": ("",),
     "max_queue_len": (100, 1, 1048576),
     "queue_timeout": (30.0, 0.05, 86400.0),
     "request_timeout": (300.0, 0.05, 86400.0),
@@ -269,6 +272,23 @@ def test_a_worker_must_have_the_time_to_answer_a_ping() -> None:
         "heartbeat_timeout (15.0) is not above heartbeat_interval (15.0): no worker could answer a ping in time:"
         " raise heartbeat_timeout or lower heartbeat_interval (heartbeat_timeout: flag, heartbeat_interval: default)"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"redis": "redis://box:6379/names"}, "redis (redis://box:6379/names): expected the number of a database"),
+        ({"redis": "redis://box", "peer": "https://other"}, "peer and redis are both set: set only one of them"),
+        ({"redis_password_file": "f"}, "redis_password_file is set and redis is not: set redis to a URL"),
+        (
+            {"redis": "redis://box", "redis_user": "u"},
+            "redis_user is set and redis_password_file is not",
+        ),
+    ],
+)
+def test_relays_meet_at_one_place(given: dict[str, object], problem: str) -> None:
+    assert refusal("relay", given).startswith(problem)
+    assert loaded("relay", redis="rediss://box:6380/15").redis == "rediss://box:6380/15"
 
 
 def test_a_worker_works_for_a_relay() -> None:

@@ -146,6 +146,19 @@ class Relay:
     def stat(self, name: str) -> Any:
         return self.admin("GET", "/stats").json[f"relay_{name}"]
 
+    def key(self, name: str = "alice", **terms: Any) -> dict[str, str]:
+        """A new key of a client, as the header to send it in."""
+        return {"X-Api-Key": self.admin("POST", "/keys", {"name": name, **terms}).json["key"]}
+
+    def ask(self, headers: dict[str, str]) -> Client:
+        """Send a request with these, and don't wait for its answer."""
+        client = self.client()
+        body = json.dumps({"model": MODEL, "messages": []}).encode()
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{head}"
+        client.send(f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n".encode() + body)
+        return client
+
     def wait_for(self, name: str, value: Any) -> None:
         wait_until(lambda: self.stat(name) == value)
 

@@ -89,9 +89,10 @@ class Accounts:
         used.generated_tokens_total += generated
         self._rates.spend(name, generated, self._clock(), self._keys.terms(name).limits)
 
-    def charge(self, name: str, requests: int, tokens: int) -> None:
-        """Take from the key's rates what it has used at another relay."""
-        self._rates.spend(name, tokens, self._clock(), self._keys.terms(name).limits, requests=requests)
+    def charge(self, name: str, requests: int, tokens: int, age_s: float) -> None:
+        """Take from the key's rates what it has used at another relay, so many seconds ago."""
+        then = self._clock() - age_s
+        self._rates.spend(name, tokens, then, self._keys.terms(name).limits, requests=requests)
 
     def shown(self, name: str) -> Mapping[str, int]:
         """What a key has used, by the names of ``Used``."""

@@ -4,55 +4,79 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from umaserve.errors import ConfigError
 from umaserve.net.loop import Loop
 from umaserve.relay.accounts import Accounts
-from umaserve.relay.peer_link import PeerLink, Used
+from umaserve.relay.news import Used
+from umaserve.relay.peer_link import PeerLink
 from umaserve.relay.pool import Pool
 from umaserve.system.threads import JobThread
 from umaserve.wire.fields import Fields, out_of_range, parse_json
 from umaserve.worker.dialer import Dialer
 
+if TYPE_CHECKING:
+    from umaserve.relay.redis_link import Credentials, RedisLink
+
 MAX_ENTRIES = 65536
 MAX_NAME_BYTES = 256
 MAX_LOAD = 1 << 20
 MAX_USED = 1 << 40
-RESOLVER_S = 0.5
+THREAD_S = 0.5
+"""How long the end waits for a thread, which may wait for somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where relays meet: at ``urls``, the addresses of the others, or at ``redis``, where those of the same ``fleet``
+    hear each other. ``secret``: the workers', which all relays that share workers have. ``credentials``: those of
+    Redis, where it wants any."""
+
+    urls: tuple[str, ...]
+    redis: str
+    fleet: str
+    secret: Callable[[], str]
+    credentials: Callable[[], Credentials] | None
 
 
 class Peers:
-    """Implements ``peer_link.News``; without ``urls`` it tells nobody, but still hears."""
+    """Implements ``news.News``. Without others to tell it still hears."""
 
-    def __init__(
-        self, loop: Loop, urls: tuple[str, ...], pool: Pool, accounts: Accounts | None, secret: Callable[[], str]
-    ) -> None:
-        """``secret``: the workers', which all relays that share workers have. Raises ``ConfigError`` where the system's
-        certificate authorities can't be used."""
+    def __init__(self, loop: Loop, meeting: Meeting, pool: Pool, accounts: Accounts | None) -> None:
+        """Raises ``ConfigError`` where the system's certificate authorities can't be used, or Redis' client is not
+        installed."""
         self._pool = pool
         self._accounts = accounts
         self._name = secrets.token_hex(8)
         self.threads: list[JobThread] = []
         """Its threads, to be watched."""
-        self._links: list[PeerLink] = []
-        if urls:
+        self._links: list[PeerLink | RedisLink] = []
+        if meeting.urls:
             self.threads.append(JobThread("resolving", loop.wake))
             dialer = Dialer(loop, self.threads[0].submit)
-            self._links = [PeerLink(loop, dialer, url, self._name, secret, self) for url in urls]
+            self._links += [PeerLink(loop, dialer, url, self._name, meeting.secret, self) for url in meeting.urls]
+        if meeting.redis:
+            link = _redis_link()(loop, meeting.redis, meeting.credentials, meeting.fleet, self._name, self, self.hear)
+            self.threads += link.threads
+            self._links.append(link)
 
     def start(self) -> None:
         for link in self._links:
             link.start()
 
     def collect(self) -> None:
-        """Run the callbacks of resolved names."""
+        """Run the callbacks of the threads' jobs."""
         for thread in self.threads:
             thread.collect()
 
     def stop(self) -> bool:
-        """Disconnect, and stop the thread; returns whether it has ended."""
+        """Disconnect, and stop the threads; returns whether they have ended."""
         for link in self._links:
             link.close()
-        return all(thread.stop(RESOLVER_S) for thread in self.threads)
+        ended = [thread.stop(THREAD_S) for thread in self.threads]
+        return all(ended)
 
     # -- what is told --------------------------------------------------------------------------------------------
 
@@ -69,8 +93,8 @@ class Peers:
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
-    def hear(self, body: bytes) -> None:
-        """Another relay's news; raises ``RequestError``."""
+    def hear(self, body: bytes, age_s: float = 0.0) -> None:
+        """What a relay has told, so many seconds ago, of its workers or its keys; raises ``RequestError``."""
         fields = Fields(Fields.of(parse_json(body, 8 * MAX_ENTRIES), "body").values)
         relay = fields.string("relay", max_bytes=MAX_NAME_BYTES) or ""
         loads = _entries(fields, "workers")
@@ -79,10 +103,21 @@ class Peers:
         used = {name: _pair(keys, name) for name in keys.values}
         if relay == self._name:
             return  # Its operator lists all relays at each of them.
-        self._pool.elsewhere.hear(relay, given)
+        if "workers" in fields.values:
+            self._pool.elsewhere.hear(relay, given)
         if self._accounts is not None:
             for name, (requests, tokens) in used.items():
-                self._accounts.charge(name, requests, tokens)
+                self._accounts.charge(name, requests, tokens, age_s)
+
+
+def _redis_link() -> type[RedisLink]:
+    # Imported only where it is wanted: it may not be there, and takes time.
+    try:
+        from umaserve.relay.redis_link import RedisLink
+    except ImportError as error:
+        problem = f"redis is set, and its client is not installed ({error})"
+        raise ConfigError(f"{problem}: pip install 'umaserve[redis]', or remove the setting") from None
+    return RedisLink
 
 
 def _entries(fields: Fields, key: str) -> Fields:

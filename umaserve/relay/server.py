@@ -22,7 +22,7 @@ from umaserve.net.tls import Tls, server_context
 from umaserve.relay.accounts import Accounts
 from umaserve.relay.admin import Admin
 from umaserve.relay.outcomes import COUNTED
-from umaserve.relay.peers import Peers
+from umaserve.relay.peers import Meeting, Peers
 from umaserve.relay.pool import Pool, PoolLimits
 from umaserve.relay.site import Doors, RelaySite
 from umaserve.settings.addresses import is_loopback, parse_address
@@ -36,6 +36,7 @@ from umaserve.system.signals import Signals
 from umaserve.system.threads import ThreadWatch
 
 if TYPE_CHECKING:
+    from umaserve.relay.redis_link import Credentials
     from umaserve.relay.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,10 @@ class RelayServer:
             config.drain_timeout,
         )
         self._leaving = False
-        self._peers = Peers(self._loop, config.peer, self._pool, self._accounts, lambda: doors.worker_secret)
+        self._redis_password = self._read_redis_password()
+        credentials = self._redis_credentials if config.redis_password_file else None
+        meeting = Meeting(config.peer, config.redis, config.provider, lambda: doors.worker_secret, credentials)
+        self._peers = Peers(self._loop, meeting, self._pool, self._accounts)
         self._site = RelaySite(
             self._loop,
             config,
@@ -157,6 +161,14 @@ class RelayServer:
     def _read_admin_token(self) -> str:
         return read_secret(self._config.admin_token, self._config.admin_token_file, "admin_token_file")
 
+    def _read_redis_password(self) -> str:
+        return read_secret("", self._config.redis_password_file, "redis_password_file")
+
+    def _redis_credentials(self) -> Credentials:
+        """On a thread."""
+        user, password = self._config.redis_user, self._redis_password
+        return (user, password) if user else (password,)
+
     def _reread_files(self) -> None:
         """For SIGHUP. A file that can't be used changes nothing; connected workers and clients stay connected. Client
         keys are reread without it."""
@@ -166,6 +178,7 @@ class RelayServer:
             self._tls = reread(lambda: server_context(cert, key), self._tls)
         self._doors.worker_secret = reread(self._read_worker_secret, self._doors.worker_secret)
         self._admin.token = reread(self._read_admin_token, self._admin.token)
+        self._redis_password = reread(self._read_redis_password, self._redis_password)
 
     # -- clients and workers -------------------------------------------------------------------------------------
 

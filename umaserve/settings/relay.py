@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from umaserve.settings import link
@@ -77,6 +78,17 @@ class RelayConfig:
         urls("https", "http"),
         "workers",
         "other relays with the same workers and secret, to tell this one's load and its keys' usage; list of URLs",
+    )
+    redis: str = setting(
+        "",
+        url("redis", "rediss", or_empty=True),
+        "workers",
+        "Redis or Valkey, where all relays of this provider tell each other their load and their keys' usage, instead "
+        "of peer; its path is the database's number, such as redis://10.0.0.5:6379/0; empty: none",
+    )
+    redis_user: str = setting("", word(or_empty=True), "workers", "user of Redis; empty: its default one")
+    redis_password_file: str = setting(
+        "", path(or_empty=True), "workers", "file that contains only the password of Redis"
     )
 
     max_queue_len: int = setting(
@@ -182,7 +194,9 @@ class RelayConfig:
     def __post_init__(self) -> None:
         both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
         link.check_worker_secret(self.worker_secret, self.worker_secret_file)
+        not_both("peer", "redis", self.peer, self.redis)
         not_both("admin_token", "admin_token_file", self.admin_token, self.admin_token_file)
+        self._check_redis()
         if self.heartbeat_timeout <= self.heartbeat_interval:
             found = f"heartbeat_timeout ({self.heartbeat_timeout}) is not above heartbeat_interval"
             advice = "no worker could answer a ping in time: raise heartbeat_timeout or lower heartbeat_interval"
@@ -190,6 +204,16 @@ class RelayConfig:
         if not (self.client_keys or self.insecure or is_loopback(parse_address(self.listen)[0])):
             found = f"listen ({self.listen}) is not a loopback address, and client_keys is not set"
             raise Conflict(f"{found}: set client_keys to a file, or set insecure", "listen", "client_keys")
+
+    def _check_redis(self) -> None:
+        not_both("peer", "redis", self.peer, self.redis)
+        if not re.fullmatch("|rediss?://[^/]+(/[0-9]{0,4})?", self.redis):
+            raise Conflict(f"redis ({self.redis}): expected the number of a database as its path, such as /0", "redis")
+        if self.redis_password_file and not self.redis:
+            raise Conflict("redis_password_file is set and redis is not: set redis to a URL", "redis_password_file")
+        if self.redis_user and not self.redis_password_file:
+            advice = "name the file of this user's password"
+            raise Conflict(f"redis_user is set and redis_password_file is not: {advice}", "redis_user")
 
 
 SETTINGS = Settings(
