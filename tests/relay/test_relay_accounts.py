@@ -104,6 +104,18 @@ def test_wrong_terms_make_no_key(relay: Relay, wrong: dict[str, Any], message: s
     assert relay.admin("GET", "/keys").json == {"keys": []}
 
 
+def test_what_a_new_key_has_used_elsewhere_is_charged_at_once(keys: ClientKeys, tmp_path: Path) -> None:
+    of_another = ClientKeys(str(tmp_path / "keys.sqlite"), lambda: 0.0)
+    presented = of_another.create("alice", Terms(requests_per_minute=2))
+    of_another.close()
+    accounts = Accounts(keys, lambda: 0.0)
+    accounts.charge("nobody", 2, 0, 0.0)
+    accounts.charge("alice", 2, 0, 0.0)
+    assert keys.holds(presented) == "alice"
+    with pytest.raises(RequestError, match="2 requests a minute"):
+        accounts.admit("alice")
+
+
 def test_operators_see_the_terms(relay: Relay) -> None:
     key(relay, **FULL)
     key(relay, "plain")

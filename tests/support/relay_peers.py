@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from http_wire import Http, Response
+from http_wire import Http, Response, encode
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -153,10 +153,7 @@ class Relay:
     def ask(self, headers: dict[str, str]) -> Client:
         """Send a request with these, and don't wait for its answer."""
         client = self.client()
-        body = json.dumps({"model": MODEL, "messages": []}).encode()
-        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{head}"
-        client.send(f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n".encode() + body)
+        client.send(encode("POST", CHAT, {"model": MODEL, "messages": []}, headers))
         return client
 
     def wait_for(self, name: str, value: Any) -> None:

@@ -181,6 +181,15 @@ class ClientKeys:
         self._look()
         return name in self._terms
 
+    def find(self, name: str) -> Terms | None:
+        """The terms of the valid key with this name, looked for in the file at once where it was not read before; of
+        files that can't be read as ``holds``."""
+        if name in self._terms:
+            self._look()
+        else:
+            self._follow()
+        return self._terms.get(name)
+
     def terms(self, name: str) -> Terms:
         """Those of the valid key with this name, as last read; without one, those that keys have by default."""
         return self._terms.get(name, Terms())

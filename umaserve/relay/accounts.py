@@ -91,8 +91,10 @@ class Accounts:
 
     def charge(self, name: str, requests: int, tokens: int, age_s: float) -> None:
         """Take from the key's rates what it has used at another relay, so many seconds ago."""
-        then = self._clock() - age_s
-        self._rates.spend(name, tokens, then, self._keys.terms(name).limits, requests=requests)
+        # The other relay may have made the key just now.
+        terms = self._keys.find(name)
+        if terms is not None:
+            self._rates.spend(name, tokens, self._clock() - age_s, terms.limits, requests=requests)
 
     def shown(self, name: str) -> Mapping[str, int]:
         """What a key has used, by the names of ``Used``."""
