@@ -75,6 +75,9 @@ class Entrances:
             given.setdefault(self._take(name, sock), []).append(sock)
         if given.keys() <= {HTTP, HTTP_FILE, OLLAMA, WYOMING}:
             self._listen(config.protocol, self._file(config.socket))
+        for setting in (HTTP, HTTP_FILE, WYOMING):
+            if setting in given:
+                _compare(setting, getattr(config, setting), given[setting])
         if config.wyoming and WYOMING not in given:
             place = parse_place(config.wyoming)
             for sock in [self._file(place)] if isinstance(place, str) else tcp_sockets(*place):
@@ -87,8 +90,6 @@ class Entrances:
         if config.http and HTTP not in given:
             for sock in tcp_sockets(*parse_address(config.http)):
                 self._listen(HTTP, sock)
-        elif config.http:
-            _compare(config.http, given[HTTP])
 
     def _take(self, name: str, sock: socket.socket) -> str:
         """Listen on a socket that the service manager passed, instead of the setting's; returns which one that is."""
@@ -227,16 +228,24 @@ def _protocol(name: str, sock: socket.socket, config: Config) -> str:
     return config.protocol if sock.family == socket.AF_UNIX else HTTP
 
 
-def _compare(http: str, passed: Sequence[socket.socket]) -> None:
-    """Say so where the sockets ``passed`` for HTTP are at other addresses than the setting."""
-    if not any(is_at(sock, *parse_address(http)) for sock in passed):
+def _compare(setting: str, value: str, passed: Sequence[socket.socket]) -> None:
+    """Say so where the sockets ``passed`` instead of a setting's are at other addresses than its ``value``."""
+    if value and not any(_is_at(sock, setting, value) for sock in passed):
         log.warning(
-            "http is %s, but the service manager has passed a socket at %s, and only there HTTP is served: have the "
-            "socket's unit (umaserve-http.socket) listen at the former (ListenStream=), or disable it, or set http to "
-            "the latter",
-            http,
+            "%s is %s, but the service manager has passed a socket at %s, and only there it is served: have the "
+            "socket's unit listen at the former (ListenStream=), or disable it, or set %s to the latter",
+            setting,
+            value,
             " and ".join(map(_shown, passed)),
+            setting,
         )
+
+
+def _is_at(sock: socket.socket, setting: str, value: str) -> bool:
+    place = value if setting == HTTP_FILE else parse_place(value)
+    if isinstance(place, str) or sock.family == socket.AF_UNIX:
+        return bool(sock.getsockname() == place)
+    return is_at(sock, *place)
 
 
 def _check_reach(protocol: str, sock: socket.socket, config: Config) -> None:
