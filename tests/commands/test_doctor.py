@@ -16,7 +16,7 @@ from tiny_models import tiny_model
 from umaserve.cli import main
 from umaserve.commands import findings
 from umaserve.commands.doctor import lines
-from umaserve.commands.findings import Finding, beside_gpus, compared, of_build, of_model, of_sockets
+from umaserve.commands.findings import Finding, beside_gpus, compared, of_box, of_build, of_model, of_sockets
 from umaserve.settings.daemon import Config
 from umaserve.settings.model_files import default_model
 from umaserve.settings.models import ModelSpec
@@ -102,6 +102,23 @@ def test_sockets_that_others_hold_are_told(tmp_path: Path) -> None:
         assert f"process {os.getpid()} listens there" in address.found
     found = list(of_sockets(Config(socket=str(held), http=f"127.0.0.1:{port}")))
     assert {one.level for one in found} == {"ok"}, "one that nobody serves is replaced"
+
+
+def test_the_folder_for_computed_prompts_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(folder: Path, size: int = 1 << 20) -> tuple[str, str]:
+        of_all = of_box(Config(kv_cache=str(folder), kv_cache_bytes=size))
+        (one,) = [one for one in of_all if one.about.startswith("folder")]
+        return one.level, one.found
+
+    assert found(tmp_path / "new" / "folder")[0] == "ok"
+    assert found(tmp_path, 1 << 40)[0] == "note"
+    (tmp_path / "file").touch()
+    assert found(tmp_path / "file" / "folder") == ("wrong", f"{tmp_path}/file is not a folder")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert found(tmp_path / "open") == ("wrong", "others may write to it")
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    assert found(tmp_path) == ("note", "it is another user's")
 
 
 def test_a_certificate_that_cannot_be_read_is_wrong(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from umaserve.system.progress import ProgressBar
 
 DESCRIPTION = """\
 Looks at what a daemon with these flags would find on this box, and says what is wrong and what to do about it: the
-processor and what llama.cpp was built for, GPUs, huge pages, the clock, limits, sockets and ports, systemd's unit, and
-each model: whether its file is whole, fits into memory, and has a chat template with tools.
+processor and what llama.cpp was built for, GPUs, huge pages, the clock, limits, the folder for computed prompts,
+sockets and ports, systemd's unit, and each model: whether its file is whole, fits into memory, and has a chat template
+with tools.
 
 Each line is ok, a note (it works, and could be better), or wrong. The exit status is 1 where something is wrong.
 

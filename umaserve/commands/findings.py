@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -68,6 +69,8 @@ def of_box(config: Config) -> Iterator[Finding]:
     yield _pages()
     yield _clock()
     yield _descriptors(config)
+    if config.kv_cache:
+        yield _kept(config.kv_cache, config.kv_cache_bytes)
     yield from _unit(config)
 
 
@@ -204,6 +207,28 @@ def _descriptors(config: Config) -> Finding:
         found = f"a process may have {most}, and --max-sessions {config.max_sessions} needs {needed}"
         return Finding("wrong", "open files", found, "raise the limit (ulimit -Hn), or lower --max-sessions")
     return Finding("ok", "open files", "no limit" if most is None else f"up to {most}")
+
+
+def _kept(folder: str, most: int) -> Finding:
+    """Of the folder for computed prompts, which may grow to ``most`` bytes."""
+    about, there = f"folder {printable(folder)}", os.path.abspath(folder)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    status, is_made = os.stat(there), there == os.path.abspath(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        return Finding("wrong", about, f"{printable(there)} is not a folder", "choose another with --kv-cache")
+    if is_made and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return Finding("wrong", about, "others may write to it", f"chmod 700 {printable(folder)}")
+    if is_made and status.st_uid != os.geteuid():
+        return Finding("note", about, "it is another user's", "run this as the daemon's user, who must own it")
+    if not os.access(there, os.W_OK | os.X_OK):
+        advice = "choose another with --kv-cache, or run this as the daemon's user"
+        return Finding("wrong", about, f"this user may not write to {printable(there)}", advice)
+    free = shutil.disk_usage(there).free
+    if free < most:
+        found = f"{free >> 20} MiB of its disk are free, and it may take {most >> 20}"
+        return Finding("note", about, found, "unless it has them already, lower --kv-cache-bytes")
+    return Finding("ok", about, f"{free >> 30} GiB of its disk are free")
 
 
 def _unit(config: Config) -> Iterator[Finding]:

@@ -195,7 +195,10 @@ class Config:
         64 * MIB, size(0, TIB), "limits", "refuse requests while less memory is free; 0: never"
     )
     host_cache_bytes: int = setting(
-        256 * MIB, size(0, TIB), "limits", "host memory for computed prompts that the KV cache has no room for; 0: off"
+        256 * MIB,
+        size(0, TIB),
+        "limits",
+        "host memory for computed prompts that the KV cache has no room for; 0: off, and without a GPU little is kept",
     )
     kv_cache: str = setting(
         "",
