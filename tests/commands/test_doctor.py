@@ -207,7 +207,12 @@ def test_instructions_are_the_kernels_names(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_port_in_another_process() -> None:
-    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1]); sys.stdin.read()"
+    code = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
