@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 from umaserve.engine.host_memory import MAX_KEPT_BYTES, HostMemory, Scratch
 
@@ -17,6 +18,19 @@ def test_what_is_written_stays_until_it_is_given_back() -> None:
     assert bytes(memory.place(SIZE, SIZE)) == bytes(SIZE)
     ctypes.memset(memory.place(0, 4 * SIZE), 9, 4 * SIZE)
     assert bytes(memory.place(3 * SIZE, SIZE)) == bytes([9]) * SIZE
+
+
+def test_a_memory_that_is_closed_keeps_no_thread() -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "host memory"]
+
+    before = threads()
+    memory = HostMemory(4 * SIZE)
+    memory.place(0, SIZE)
+    (own,) = [thread for thread in threads() if thread not in before]
+    memory.close()
+    own.join(30)
+    assert not own.is_alive()
 
 
 def test_a_small_place_is_kept_and_a_large_one_is_not() -> None:

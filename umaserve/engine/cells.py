@@ -32,6 +32,10 @@ class Cells:
         self._host = HostMemory(host_bytes) if host_bytes else None
         self._scratch = Scratch()
 
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+
     def move(self, kv_operations: Sequence[KVOperation]) -> bool:
         """Execute all of them, in order; returns whether all succeeded. Raises ``ModelError`` if the
         cells could not be divided."""

@@ -333,6 +333,7 @@ class LlamaEngine:
 
     def close(self) -> None:
         self._sampling.close()
+        self._cells.close()
         if self._disk is not None:
             self._disk.close()
         if self._drafter is not None:

@@ -33,12 +33,13 @@ class HostMemory:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._ready = 0
         """Number of bytes from the start whose pages are populated, or queued for it."""
-        self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        """``None`` ends the thread."""
         self._look_ahead(0)
         self._begun = threading.Lock()
         """Taken once the thread is there. That is not now: the thread that loads the model may be of low priority, and
         what it starts would be too."""
-        for _ in range(self._wanted.qsize()):
+        while not self._wanted.empty():
             self._populate_next()
 
     def place(self, offset: int, size: int) -> ctypes.Array[ctypes.c_uint8]:
@@ -53,6 +54,10 @@ class HostMemory:
         pages.give_back(self._map)
         self._ready = 0
 
+    def close(self) -> None:
+        """End the thread, which keeps the mapping."""
+        self._wanted.put(None)
+
     def _look_ahead(self, used: int) -> None:
         end = min(used + AHEAD_BYTES, self._bytes)
         while self._ready < end:
@@ -61,13 +66,18 @@ class HostMemory:
             self._ready += step
 
     def _populate(self) -> None:
-        while True:
-            self._populate_next()
+        while self._populate_next():
+            pass
 
-    def _populate_next(self) -> None:
-        offset, size = self._wanted.get()
+    def _populate_next(self) -> bool:
+        """Populate what is wanted next; returns whether there may be more."""
+        wanted = self._wanted.get()
+        if wanted is None:
+            return False
+        offset, size = wanted
         if why := pages.populate(self._address + offset, size):
             log.debug("pages are not made ready: %s", why)
+        return True
 
 
 class Scratch:
