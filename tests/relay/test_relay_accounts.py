@@ -109,8 +109,7 @@ def test_what_a_new_key_has_used_elsewhere_is_charged_at_once(keys: ClientKeys, 
     presented = of_another.create("alice", Terms(requests_per_minute=2))
     of_another.close()
     accounts = Accounts(keys, lambda: 0.0)
-    accounts.charge("nobody", 2, 0, 0.0)
-    accounts.charge("alice", 2, 0, 0.0)
+    accounts.charge({"nobody": (2, 0), "alice": (2, 0)}, 0.0)
     assert keys.holds(presented) == "alice"
     with pytest.raises(RequestError, match="2 requests a minute"):
         accounts.admit("alice")

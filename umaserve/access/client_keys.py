@@ -12,7 +12,7 @@ import re
 import secrets
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,14 +181,14 @@ class ClientKeys:
         self._look()
         return name in self._terms
 
-    def find(self, name: str) -> Terms | None:
-        """The terms of the valid key with this name, looked for in the file at once where it was not read before; of
-        files that can't be read as ``holds``."""
-        if name in self._terms:
+    def find(self, names: Collection[str]) -> Mapping[str, Terms]:
+        """The terms of the valid keys with these names, looked for in the file at once where one was not read before;
+        of files that can't be read as ``holds``."""
+        if all(name in self._terms for name in names):
             self._look()
         else:
             self._follow()
-        return self._terms.get(name)
+        return {name: self._terms[name] for name in names if name in self._terms}
 
     def terms(self, name: str) -> Terms:
         """Those of the valid key with this name, as last read; without one, those that keys have by default."""

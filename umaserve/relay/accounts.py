@@ -89,12 +89,14 @@ class Accounts:
         used.generated_tokens_total += generated
         self._rates.spend(name, generated, self._clock(), self._keys.terms(name).limits)
 
-    def charge(self, name: str, requests: int, tokens: int, age_s: float) -> None:
-        """Take from the key's rates what it has used at another relay, so many seconds ago."""
-        # The other relay may have made the key just now.
-        terms = self._keys.find(name)
-        if terms is not None:
-            self._rates.spend(name, tokens, self._clock() - age_s, terms.limits, requests=requests)
+    def charge(self, used: Mapping[str, tuple[int, int]], age_s: float) -> None:
+        """Take from the keys' rates what they have used at another relay, so many seconds ago: requests and tokens, by
+        name."""
+        then = self._clock() - age_s
+        # The other relay may have made a key just now.
+        for name, terms in self._keys.find(used.keys()).items():
+            requests, tokens = used[name]
+            self._rates.spend(name, tokens, then, terms.limits, requests=requests)
 
     def shown(self, name: str) -> Mapping[str, int]:
         """What a key has used, by the names of ``Used``."""

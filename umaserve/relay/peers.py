@@ -106,8 +106,7 @@ class Peers:
         if "workers" in fields.values:
             self._pool.elsewhere.hear(relay, given)
         if self._accounts is not None:
-            for name, (requests, tokens) in used.items():
-                self._accounts.charge(name, requests, tokens, age_s)
+            self._accounts.charge(used, age_s)
 
 
 def _redis_link() -> type[RedisLink]:
