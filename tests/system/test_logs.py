@@ -95,6 +95,13 @@ def test_a_value_forges_no_field_and_what_is_too_large_for_journald_is_a_line(
     assert [record.getMessage() for record in caplog.records] == ["ended"]
 
 
+def test_a_line_that_cannot_be_made_harms_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = journal.JournalHandler(str(tmp_path / "journal"), logging.NullHandler())
+    handler.handle(logging.LogRecord("of.a.library", logging.INFO, "file", 1, "%d tries", ("many",), None))
+    handler.close()
+    assert "TypeError" in capsys.readouterr().err
+
+
 def test_what_all_lines_are_about_is_in_each(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "text", file="a.gguf")
     logging.getLogger("umaserve.test").warning("slow")

@@ -37,9 +37,15 @@ class JournalHandler(logging.Handler):
         self._socket.setblocking(False)
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = self.format(record)
+        except Exception:
+            # As the other handlers of logging: a mistake in a line is shown, and harms nobody.
+            self.handleError(record)
+            return
         fields = getattr(record, "fields", {})
         told = {
-            "MESSAGE": self.format(record),
+            "MESSAGE": message,
             "PRIORITY": _priority(record.levelno),
             "SYSLOG_IDENTIFIER": _IDENTIFIER,
             "UMASERVE_LOGGER": record.name,
