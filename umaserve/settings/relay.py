@@ -194,7 +194,6 @@ class RelayConfig:
     def __post_init__(self) -> None:
         both_or_neither("tls_cert", "tls_key", self.tls_cert, self.tls_key)
         link.check_worker_secret(self.worker_secret, self.worker_secret_file)
-        not_both("peer", "redis", self.peer, self.redis)
         not_both("admin_token", "admin_token_file", self.admin_token, self.admin_token_file)
         self._check_redis()
         if self.heartbeat_timeout <= self.heartbeat_interval:
