@@ -14,7 +14,6 @@ from http_world import CONFIG, HEALTH, HttpWorld
 from umaserve.daemon import entrances
 from umaserve.daemon.entrances import Entrances
 from umaserve.errors import ConfigError
-from umaserve.settings.daemon import Config
 
 
 def test_ollamas_clients_find_the_daemon_where_they_look_even_with_tls(
@@ -217,79 +216,52 @@ def test_passed_sockets_stand_for_those_of_the_settings_of_their_kind(
 
 
 @pytest.mark.parametrize(
-    ("name", "setting", "differs"),
+    ("setting", "value", "passed_at", "differs"),
     [
-        ("http", "127.0.0.1:{port}", False),
-        ("http", "localhost:{port}", False),
-        ("http", "127.0.0.1:0", False),
-        ("http", "127.0.0.1:1", True),
-        ("http", "127.0.0.2:{port}", True),
-        ("http", "0.0.0.0:{port}", True),
-        ("http", "nowhere.invalid:{port}", True),
-        ("http", "", False),
-        ("wyoming", "tcp://127.0.0.1:{port}", False),
-        ("wyoming", "tcp://127.0.0.1:1", True),
-        ("wyoming", "unix:{path}", True),
+        ("http", "127.0.0.1:{port}", "port", False),
+        ("http", "localhost:{port}", "port", False),
+        ("http", "127.0.0.1:0", "port", False),
+        ("http", "127.0.0.1:1", "port", True),
+        ("http", "127.0.0.2:{port}", "port", True),
+        ("http", "0.0.0.0:{port}", "port", True),
+        ("http", "nowhere.invalid:{port}", "port", True),
+        ("http", "", "port", False),
+        ("http_socket", "{path}", "path", False),
+        ("http_socket", "{path}.other", "path", True),
+        ("wyoming", "tcp://127.0.0.1:{port}", "port", False),
+        ("wyoming", "tcp://127.0.0.1:1", "port", True),
+        ("wyoming", "unix:{path}", "port", True),
+        ("wyoming", "unix:{path}", "path", False),
+        ("wyoming", "unix:{path}.other", "path", True),
+        ("wyoming", "tcp://127.0.0.1:1", "path", True),
     ],
 )
 def test_a_passed_socket_elsewhere_than_the_setting_is_warned_about(
-    name: str,
     setting: str,
+    value: str,
+    passed_at: str,
     differs: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    passed = socket.create_server(("127.0.0.1", 0))
-    port = passed.getsockname()[1]
-    value = setting.format(port=port, path=tmp_path / "other")
+    path, port = str(tmp_path / "passed"), 0
+    if passed_at == "path":
+        passed, place = socket.socket(socket.AF_UNIX), path
+        passed.bind(path)
+        passed.listen()
+    else:
+        passed = socket.create_server(("127.0.0.1", 0))
+        port = passed.getsockname()[1]
+        place = f"127.0.0.1:{port}"
+    value = value.format(port=port, path=path)
+    monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [(setting.removesuffix("_socket"), passed)])
     config = replace(CONFIG, socket=str(tmp_path / "sock"), http="", insecure=True)
-    warnings = warnings_of(replace(config, **{name: value}), name, passed, monkeypatch, caplog)
-    expected = f"{name} is {value}, but the service manager has passed a socket at 127.0.0.1:{port}, and only there"
-    assert [message[: len(expected)] for message in warnings] == ([expected] if differs else [])
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "differs"),
-    [
-        ("http", "{path}", False),
-        ("http", "{path}.other", True),
-        ("wyoming", "unix:{path}", False),
-        ("wyoming", "unix:{path}.other", True),
-        ("wyoming", "tcp://127.0.0.1:1", True),
-    ],
-)
-def test_a_passed_unix_socket_elsewhere_than_the_setting_is_warned_about(
-    name: str,
-    setting: str,
-    differs: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    path = tmp_path / "passed"
-    passed = socket.socket(socket.AF_UNIX)
-    passed.bind(str(path))
-    passed.listen()
-    key, value = "http_socket" if name == "http" else name, setting.format(path=path)
-    config = replace(CONFIG, socket=str(tmp_path / "sock"), http="", insecure=True)
-    warnings = warnings_of(replace(config, **{key: value}), name, passed, monkeypatch, caplog)
-    expected = f"{key} is {value}, but the service manager has passed a socket at {path}, and only there"
-    assert [message[: len(expected)] for message in warnings] == ([expected] if differs else [])
-
-
-def warnings_of(
-    config: Config,
-    name: str,
-    passed: socket.socket,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> list[str]:
-    """What the log says of ``passed``, a socket of this name, beside ``config``."""
-    monkeypatch.setattr(entrances.systemd, "listen_fds", lambda: [(name, passed)])
-    world = HttpWorld(config=config)
+    world = HttpWorld(config=replace(config, **{setting: value}))
     opened = Entrances(world.services, world.site)
     opened.open()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    expected = f"{setting} is {value}, but the service manager has passed a socket at {place}, and only there"
+    assert [message[: len(expected)] for message in warnings] == ([expected] if differs else [])
     opened.close()
     world.close()
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
