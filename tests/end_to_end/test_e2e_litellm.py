@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from balancers import CONF, free_ports, replaced
-from daemon import ANSWER_S, READY_S, Daemon
+from daemon import ANSWER_S, CHAT_FAR_FROM_A_TIE, READY_S, Daemon
 
 LITELLM = Path(sys.prefix) / "pypi" / "bin" / "litellm"
 KEY = {"Authorization": "Bearer sk-" + 4 * "0123456789abcdef"}
@@ -29,7 +29,7 @@ class Proxied(NamedTuple):
     daemons: list[Daemon]
 
     def ask(self, **fields: Any) -> httpx.Response:
-        body = {"model": "chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **fields}
+        body = {"model": "chat", "messages": CHAT_FAR_FROM_A_TIE, "temperature": 0, "max_tokens": 8, **fields}
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, headers=KEY, timeout=ANSWER_S)
 
     def health(self) -> dict[str, Any]:
