@@ -8,7 +8,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no fault of what is tested.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 # Answers are compared with those of the default model's own file, and nothing goes to the user's folders.
 os.environ["UMA_WEIGHTS"] = "as-is"

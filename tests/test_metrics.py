@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +20,6 @@ from umaserve.relay.outcomes import COUNTED
 from umaserve.system.memory import resident_bytes
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 UDS, OPENAI = Of("uds", "chat"), Of("openai", "code")
 
@@ -57,7 +56,6 @@ def test_percentiles_are_of_the_nearest_rank(values: list[float], percent: float
     assert window(values).percentile(percent) == expected
 
 
-@untimed
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=200), st.integers(1, 100))
 def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(values: list[int], percent: int) -> None:
     found = window(values).percentile(percent)

@@ -75,7 +75,7 @@ ATOMS = sorted(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.sampled_from(FORMS),
     st.booleans(),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.access import keys
@@ -279,7 +279,6 @@ def test_a_file_of_another_kind_is_refused(text: str, path: Path) -> None:
     assert re.search("not valid JSON|expected an object", refusal(path))
 
 
-@settings(deadline=None)
 @given(data=st.binary())
 def test_any_bytes_at_all_load_or_are_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"
@@ -324,7 +323,6 @@ def test_only_the_whole_key_matches(path: Path) -> None:
     assert [file.match(each, 0.0) for each in wrong] == [None] * len(wrong)
 
 
-@settings(deadline=None)
 @given(presented=st.text(st.characters()))
 def test_any_text_at_all_may_be_presented(presented: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = write(tmp_path_factory.getbasetemp() / "one.json", {})

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from routes import listed
 from standin import StandInEngine, StandInVoice
@@ -679,7 +679,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@settings(max_examples=150)
 @given(steps)
 @example([("audio-chunk", {"text": -(2**63) - 1}), ("ping", {"text": 2**80})])
 @example([("synthesize-start", {}), ("synthesize-chunk", {}), "speak", ("synthesize-stop", {}), "speak", ("ping", {})])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from standin import StandInEngine, StandInVoice, SteppedWorker, answer, heard
@@ -52,7 +52,6 @@ from umaserve.wire import fields
 from umaserve.wire.relay_messages import Request
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=64)
 VOICE = VoiceInfo(("en", "de"), clones=False)
@@ -195,7 +194,6 @@ def test_media_stand_where_their_items_stood(
     assert turn == ChatTurn("user", content, attachments=attachments)
 
 
-@untimed
 @given(st.lists(st.text(max_size=3) | st.just(Image("ab", "data")), max_size=12), st.sampled_from(["", "\n"]))
 def test_the_parts_can_be_told_from_what_they_were_joined_to(parts: list[str | Image], between: str) -> None:
     content, attachments = joined(parts, between)
@@ -504,7 +502,6 @@ def test_a_message_of_too_many_values_is_not_parsed(filler: bytes, monkeypatch: 
 
 
 @given(st.recursive(st.integers(0, 9), lambda inner: st.lists(inner) | st.dictionaries(st.just("k"), inner)))
-@untimed
 def test_no_more_values_are_parsed_than_may_be(value: Any) -> None:
     payload, n = json.dumps(value).encode(), n_values(value)
     if n > 1:
@@ -586,7 +583,6 @@ def cut(text: str, ends: list[int]) -> list[str]:
 ENDS = st.lists(st.integers(0, 100), max_size=12)
 
 
-@untimed
 @given(ends=ENDS)
 @pytest.mark.parametrize(
     ("text", "left"),
@@ -646,7 +642,6 @@ def test_all_is_handed_on_at_once_and_the_end_waits_for_the_last_sentence() -> N
     assert one.over == [one.spoken]
 
 
-@untimed
 @given(ends=ENDS)
 def test_thoughts_are_never_spoken(ends: list[int]) -> None:
     one = Answer()
@@ -994,4 +989,4 @@ class Conversations(RuleBasedStateMachine):
 
 
 TestConversations = Conversations.TestCase
-TestConversations.settings = settings(untimed, max_examples=60, stateful_step_count=25)
+TestConversations.settings = settings(max_examples=60, stateful_step_count=25)

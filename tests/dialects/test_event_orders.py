@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from routes import facts
 
@@ -31,7 +31,6 @@ from umaserve.outputs import (
     Waiting,
 )
 
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIMITS = RequestLimits(max_prompt_bytes=2000)
 USER = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": {"y": [1]}}}\n</tool_call>'
@@ -157,7 +156,6 @@ def message_events(framed: Sequence[bytes], frame: Callable[[bytes], bytes]) -> 
     return events
 
 
-@untimed
 @given(sessions(), st.booleans(), st.booleans(), st.data())
 def test_the_events_of_every_message(session: Session, tools: bool, thinks: bool, data: Any) -> None:
     asked: dict[str, Any] = {"max_tokens": 2000}
@@ -226,7 +224,6 @@ class Lines:
         self.ended = line["done"]
 
 
-@untimed
 @given(sessions(), st.sampled_from([ChatBody, GenerateBody]), st.booleans())
 def test_the_lines_of_every_answer(session: Session, kind: type[ChatBody | GenerateBody], tools: bool) -> None:
     asked: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]} if tools else {}

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.routes import listed
@@ -62,7 +62,6 @@ from umaserve.outputs import (
 from umaserve.wire.fields import Fields
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=64)
 MODEL = ModelInfo("tiny", "llama", "Q4_1", 135, 9, 4096, 2048, 49152, 576, None, "<s>", "</s>")
@@ -1001,7 +1000,6 @@ options = st.fixed_dictionaries(
 )
 
 
-@untimed
 @given(tokens, options, st.data(), st.sampled_from(["running", "finished", "failed"]))
 def test_replay_repeats_what_was_sent_and_loses_nothing(
     generated: list[Token], wanted: Message, data: st.DataObject, state: str
@@ -1256,19 +1254,16 @@ def check_conversation(asked: GenerateDialect, inputs: list[bytes]) -> None:
     assert isinstance(tell(asked, "config", prompt="Once"), Generate)
 
 
-@untimed
 @given(st.lists(any_json | near_messages, max_size=8))
 def test_no_json_does_worse_than_a_refusal(values: list[object]) -> None:
     check_conversation(dialect(), [json.dumps(value).encode() for value in values])
 
 
-@untimed
 @given(st.lists(st.binary(), max_size=4))
 def test_no_bytes_do_worse_than_a_refusal(inputs: list[bytes]) -> None:
     check_conversation(dialect(), inputs)
 
 
-@untimed
 @given(any_json | near_messages)
 def test_no_rest_body_does_worse_than_a_refusal(value: object) -> None:
     asked = GenerateBody(LIMITS, lambda _name: MODEL, lambda: MODELS, "gen_1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from grammars import allows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.dialects import grammars
@@ -154,7 +154,6 @@ def test_the_response_format_is_one_of_them():
         assert openai({**one, "response_format": {"type": "text"}}).sampling.grammar is not None
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=9, unique=True), st.text(max_size=9))
 def test_the_answer_is_one_of_the_choices(choices: list[str], other: str):
     grammar = uds({"guided_choice": choices}).sampling.grammar

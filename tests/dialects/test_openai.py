@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -60,7 +60,6 @@ from umaserve.wire.fields import Fields
 from umaserve.wire.http_head import Headers, Request
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=200)
 USER = [{"role": "user", "content": "hi"}]
@@ -680,7 +679,6 @@ FIELDS = (
 BODIES = VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES)
 
 
-@untimed
 @given(body=BODIES, usual=st.sampled_from([{}, {"messages": USER}, {"prompt": "a"}, {"tools": TOOLS}]))
 def test_any_body_is_a_request_or_refused(body: Any, usual: Wanted) -> None:
     data = json.dumps({**usual, **body} if isinstance(body, dict) else body).encode()
@@ -1125,7 +1123,6 @@ def test_logprobs_outlive_text_that_is_held_as_a_call() -> None:
     assert [chunk["choices"][0]["delta"] for chunk in told] == [{"content": ""}] * len(outputs)
 
 
-@untimed
 @given(
     texts=st.lists(st.sampled_from([call_text("f"), call_text("g", '{"a":[1]}'), TOOL_CALL_OPEN, " ", "a", "<", ""])),
     cut=st.integers(1, 20),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -44,7 +44,6 @@ from umaserve.wire.fields import Fields
 from umaserve.wire.pcm import UNKNOWN_SIZE, pcm16, wav, wav_header
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=64, max_tokens=512)
 VOICE = VoiceInfo(("en",), clones=False)
@@ -375,7 +374,6 @@ def test_an_answer_without_a_sound_has_an_empty_one() -> None:
     assert (audio["data"], audio["transcript"]) == ("", "…")
 
 
-@untimed
 @given(
     words=st.text("ab <think/>", max_size=40),
     sounds=st.lists(st.integers(0, 7), max_size=12),

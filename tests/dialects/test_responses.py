@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai import NOT_GIVEN
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -33,7 +33,6 @@ from umaserve.outputs import Finished, FinishReason, Logprobs, Placed, Scored, S
 from umaserve.wire.http_head import Request
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 FACTS = replace(
     facts(),
@@ -223,7 +222,6 @@ PIECES = st.one_of(
 )
 
 
-@untimed
 @given(
     st.lists(PIECES, max_size=6),
     st.integers(1, 7),
@@ -314,7 +312,6 @@ def test_calls():
     assert len({call["call_id"], patch["call_id"], call["id"], patch["id"]}) == 4
 
 
-@untimed
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 99)), st.booleans())
 def test_a_custom_tools_input_comes_as_it_is_while_it_is_written(
     text: str, ascii: bool, cuts: list[int], cut_off: bool

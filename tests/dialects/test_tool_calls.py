@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tool_forms import FORMS
 
@@ -18,7 +18,6 @@ from umaserve.messages import ChatTurn, Generate, Tool
 from umaserve.outputs import ModelInfo
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SCHEMA = {
     "type": "object",
@@ -294,7 +293,6 @@ PIECES = st.lists(
 )
 
 
-@untimed
 @given(name=st.sampled_from(NAMES), pieces=PIECES, cuts=st.lists(st.integers(0, 400)), only_first=st.booleans())
 def test_every_way_of_cutting_gives_the_same(name: str, pieces: list[str], cuts: list[int], only_first: bool) -> None:
     text = "".join(pieces)
@@ -303,7 +301,6 @@ def test_every_way_of_cutting_gives_the_same(name: str, pieces: list[str], cuts:
     assert parsed(FORMS[name], *split, only_first=only_first) == parsed(FORMS[name], text, only_first=only_first)
 
 
-@untimed
 @given(name=st.sampled_from(NAMES), pieces=PIECES)
 def test_text_without_a_whole_call_is_all_content_and_arguments_are_objects(name: str, pieces: list[str]) -> None:
     text = "".join(pieces)

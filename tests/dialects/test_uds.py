@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.dialects import grammars
@@ -21,7 +21,6 @@ from umaserve.messages import Cancel, ChatTurn, Command, Generate, GetMetrics, G
 from umaserve.outputs import Finished, FinishReason, Metrics, Output, Token, Usage
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LIMITS = RequestLimits(max_prompt_bytes=64)
 
@@ -760,13 +759,11 @@ def check_answer(payload: bytes, asked: JsonDialect) -> None:
         assert len(reply.payload) < 1024 + 6 * 256 + 1024
 
 
-@untimed
 @given(st.binary(), st.booleans())
 def test_no_bytes_do_worse_than_a_refusal(payload: bytes, busy: bool) -> None:
     check_answer(payload, running() if busy else dialect())
 
 
-@untimed
 @given(any_json | near_requests | one_wrong_field, st.booleans())
 def test_no_json_does_worse_than_a_refusal(value: object, busy: bool) -> None:
     check_answer(json.dumps(value).encode(), running() if busy else dialect())
@@ -1124,7 +1121,6 @@ def test_an_answers_end_is_a_lines_end() -> None:
     assert asked.fail(refusal(b"", asked)).payload.startswith(b"error: ")
 
 
-@untimed
 @given(st.text(alphabet=st.sampled_from(string.whitespace + "ab\x1c\x85\u2028\u2029") | st.characters(codec="utf-8")))
 def test_an_error_is_one_line_whatever_it_says(message: str) -> None:
     said = lines().fail(RequestError(Fault.DECODE_FAILED, "request", message)).payload.decode()
@@ -1133,7 +1129,6 @@ def test_an_error_is_one_line_whatever_it_says(message: str) -> None:
     assert said.split()[3:] == message.split()
 
 
-@untimed
 @given(st.binary())
 def test_no_line_does_worse_than_a_refusal(line: bytes) -> None:
     asked = LineDialect(LIMITS)

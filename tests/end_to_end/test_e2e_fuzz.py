@@ -19,7 +19,7 @@ import pytest
 from daemon import ANSWER_S, Daemon
 from frames import ws_frame, ws_header
 from http_wire import WEBSOCKET, Http, encode, serving
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_document import EXAMPLES, FORMS, OPERATIONS, POSTS, check_answer, check_response, fields, request_schema
 
@@ -140,7 +140,7 @@ def test_any_body_is_answered_as_described(http: httpx.Client, path: str) -> Non
     examples = [value for where, _name, value in EXAMPLES if where == path]
     known = sorted({where[0] for where, _described in fields(request_schema(POSTS[path]))})
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=15)
     @given(bodies(examples, known))
     def send(body: bytes) -> None:
         check(http.post(path, content=body, headers={"Content-Type": "application/json"}), path)
@@ -344,7 +344,7 @@ def upgrade(http: Http, path: str, then: bytes = b"") -> None:
 
 @pytest.mark.parametrize("path", MESSAGES)
 def test_any_frames_are_answered_or_end_the_connection(daemon: Daemon, path: str) -> None:
-    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=50)
     @given(st.lists(frames(path), max_size=6), st.sampled_from(["cut", "ended", "reset", "closed", "closed"]))
     def send(sent: list[bytes], end: str) -> None:
         data = b"".join(sent)
@@ -368,7 +368,7 @@ def test_any_frames_are_answered_or_end_the_connection(daemon: Daemon, path: str
 def test_any_messages_are_answered_one_after_another(daemon: Daemon, path: str) -> None:
     """Each has an answer, or belongs to a conversation that is about to end; meanwhile generations run."""
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25)
     @given(st.lists(payloads(path), max_size=8))
     def converse(sent: list[bytes]) -> None:
         with Http(daemon.http) as http, contextlib.suppress(ConnectionError):

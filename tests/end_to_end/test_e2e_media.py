@@ -357,7 +357,7 @@ _WHOLE = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(sorted(_WHOLE)),
     cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)),

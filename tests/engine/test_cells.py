@@ -283,9 +283,7 @@ def test_slots_and_llama_cpp_agree_whatever_comes_and_goes(tiny: tuple[Computer,
     for host in (False, True):
         run_state_machine_as_test(
             functools.partial(Sequences, tiny, host=host),
-            settings=settings(
-                max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-            ),
+            settings=settings(max_examples=30, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
         )
     assert all(Sequences.done[kind] for kind in (Release, Copy, Save, Load)), Sequences.done
 

@@ -48,7 +48,7 @@ def test_what_was_written_is_told_and_read_by_another_daemon(tmp_path: Path) -> 
     assert keep(other, BOB) != name
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_changed_or_cut_file_is_refused_and_removed(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     path = tmp_path_factory.mktemp("disk")

@@ -310,7 +310,7 @@ STRICTER = (
 
 # llama_cpp's log callback fails on a log line with a damaged name in it, where that is no UTF-8.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(mutations=MUTATIONS)
 def test_agrees_with_llama_cpp(scratch: Path, mutations: list[tuple[int, bytes, str]]) -> None:
     content = bytearray(WHOLE)
@@ -328,7 +328,6 @@ def test_agrees_with_llama_cpp(scratch: Path, mutations: list[tuple[int, bytes, 
         assert any(reason in message for reason in STRICTER)
 
 
-@settings(deadline=None)
 @given(noise=st.binary(max_size=200), head=st.sampled_from([b"", b"GGUF\3\0\0\0", WHOLE[:24]]))
 def test_noise_raises_one_line(scratch: Path, noise: bytes, head: bytes) -> None:
     scratch.write_bytes(head + noise)

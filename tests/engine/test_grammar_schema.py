@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from daemon import Daemon
 from grammars import allows
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
@@ -42,7 +42,6 @@ BOUND = st.integers(-130, 130) | st.just(0)
 KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYWORDS), BOUND, min_size=1), st.lists(st.integers(-140, 140)))
 def test_bounds_of_integers_mean_what_the_standard_says(bounds: dict[str, Any], numbers: list[int]):
     schema = {"type": "integer", **bounds}
@@ -59,7 +58,6 @@ def test_bounds_of_integers_mean_what_the_standard_says(bounds: dict[str, Any], 
 FRACTIONS = st.sampled_from(["", ".5", ".05", ".999", ".0000000000000001"])
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(KEYWORDS), st.integers(-12, 12) | st.sampled_from([-0.5, 0.25]), min_size=1),
     st.lists(st.tuples(st.integers(-13, 13), FRACTIONS), min_size=20),
@@ -434,7 +432,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_anything_is_a_grammar_or_a_bad_request(schema: Any):
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp import mtmd_cpp
 from tiny_qwen3_voices import BOOKS, CODEC, CONTROL, FEW, FRAME, LANGUAGES, WIDTH, tokens, write_qwen3_voice
@@ -74,7 +74,6 @@ def test_the_longest_speech_after_the_longest_prompt_has_room(tmp_path: Path) ->
     assert len(samples) == int((MAX_S + MAX_S_A_CHARACTER * LIMIT) * FRAMES_A_SECOND) * FRAME
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from([*CONTROL, *tokens()[-20:], "<", "|", ">"]), st.text()), max_size=8))
 def test_a_text_has_no_control_over_the_prompt(voice: LlamaVoice, parts: list[str]) -> None:
     assert voice._loaded is not None

@@ -143,7 +143,7 @@ class Whole(Candidates):
         return self.all(logits)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_vocab=st.integers(1, 4 * COLUMNS),

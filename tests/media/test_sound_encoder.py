@@ -55,7 +55,7 @@ def test_flac_keeps_each_sample() -> None:
 
 
 @each_format
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cuts=st.lists(st.integers(0, RATE // 2), max_size=6))
 def test_the_file_does_not_depend_on_how_the_sound_was_cut(audio_format: Format, cuts: list[int]) -> None:
     sound = sine(300.0, 0.5, RATE)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from clock import Clock
 from http_world import HttpWorld, last_words
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.http.connection import HttpConnection
@@ -70,7 +70,6 @@ STEPS = st.tuples(st.integers(0, 5), st.sampled_from(["read", "read", "read", "p
 
 
 @given(st.integers(1, 20 * READ_PER_TURN), st.lists(SIZES, min_size=6, max_size=6), st.lists(STEPS, max_size=150))
-@settings(deadline=None)
 def test_whatever_they_send_the_bound_holds_and_all_get_on(
     total: int, sizes: list[int], steps: list[tuple[int, str, int]]
 ) -> None:

@@ -35,7 +35,6 @@ HIGH_WATER = 1024
 LONG_AGO_S = 1e6
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 
 def nothing() -> None:
@@ -135,7 +134,6 @@ timer_moves = st.one_of(
 )
 
 
-@untimed
 @given(st.lists(timer_moves, max_size=60))
 def test_timers_do_what_the_plainest_timers_do(kv_operations: list[tuple]) -> None:
     model = TimerModel()
@@ -1213,7 +1211,7 @@ channel_moves = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(channel_moves, max_size=25))
 def test_bytes_arrive_in_order_and_whole_whatever_happens(kv_operations: list[tuple[str, int]]) -> None:
     clock = Clock(100.0)

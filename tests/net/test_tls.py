@@ -35,7 +35,7 @@ from umaserve.net.loop import READ, Loop
 from umaserve.net.tls import Tls, TlsError, client_context, server_context
 
 HIGH_WATER = 16 * 1024
-untimed = settings(deadline=None, max_examples=40)
+fewer = settings(max_examples=40)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def test_the_handshake_in_pieces_of_any_size(size: int, client: Client, server: 
 texts = st.lists(st.tuples(st.booleans(), st.binary(max_size=40_000)), max_size=8)
 
 
-@untimed
+@fewer
 @given(texts=texts, sizes=st.lists(st.integers(1, 20_000), min_size=1, max_size=5))
 def test_both_sides_read_what_the_other_wrote(
     texts: list[tuple[bool, bytes]], sizes: list[int], context: ssl.SSLContext, trusting: ssl.SSLContext
@@ -460,7 +460,7 @@ def test_goodbyes_are_said_in_both_directions(dialing: ssl.SSLContext, context: 
     assert ours.ended
 
 
-@untimed
+@fewer
 @given(data=st.binary(max_size=2000), size=st.integers(1, 600))
 def test_no_bytes_of_a_server_do_more_than_fail_the_handshake(data: bytes, size: int, authorities: str) -> None:
     ours = Tls(client_context(authorities), "localhost")

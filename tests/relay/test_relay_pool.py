@@ -1421,4 +1421,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestAnyOrder.settings = settings(max_examples=300, stateful_step_count=50)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
@@ -59,7 +59,6 @@ def test_what_comes_of_pieces(
     assert said(pieces, stops, patterns) == (released, ended)
 
 
-@settings(deadline=None)
 @given(st.text("abc", max_size=12), st.lists(st.integers(1, 3), max_size=12), st.sampled_from(["c", "cc", "ba"]))
 def test_it_is_the_same_text_however_it_is_split(whole: str, lengths: list[int], pattern: str) -> None:
     pieces, rest = [], whole
@@ -72,7 +71,6 @@ def test_it_is_the_same_text_however_it_is_split(whole: str, lengths: list[int],
     assert ended is (None if found is None else FILTER)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("abc", max_size=3), max_size=8), st.sampled_from(["c", "cab", "bb"]))
 def test_a_filter_that_matches_nothing_changes_neither_text_nor_end(pieces: list[str], stop: str) -> None:
     plain, ended = said(pieces, [stop])

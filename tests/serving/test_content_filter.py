@@ -15,7 +15,6 @@ from umaserve.errors import ConfigError, Fault, RequestError
 from umaserve.serving.content_filter import CONTEXT, MAX_HELD, ContentFilter, load
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 
 def of(*patterns: str) -> ContentFilter:
@@ -73,7 +72,7 @@ patterns = st.builds("{}{}".format, parts | branches, st.sampled_from(["a", "b",
 plain = st.text("abc ", min_size=1, max_size=4)
 
 
-@settings(untimed, max_examples=600)
+@settings(max_examples=600)
 @given(st.lists(patterns | plain, min_size=1, max_size=3), texts.flatmap(cut))
 @example(["abcd", "bc"], ["a", "b", "c", "d"])
 @example([r"a|b\Bc", r"(?:abc|b\b)c"], ["ab", "cc"])
@@ -100,7 +99,6 @@ def test_the_text_ends_before_the_first_match_in_what_has_come_and_is_whole_with
     assert (released + text, matched) == (seen, False)
 
 
-@untimed
 @given(st.lists(plain, min_size=1, max_size=4), texts.flatmap(cut))
 def test_no_more_is_held_than_has_to_be(strings: list[str], pieces: list[str]) -> None:
     stream = of(*strings).stream()
@@ -119,7 +117,6 @@ def test_no_more_is_held_than_has_to_be(strings: list[str], pieces: list[str]) -
         assert seen[len(released) :].lower() == longest
 
 
-@untimed
 @given(
     st.sampled_from([r"oo\b", r"oo\B", "oo$", r"oo\Z", "(?m)oo$", r"oo\M", r"oo(?=\n)", r"o+(?:\.|$)", "(?m)o $"]),
     st.text("o. \nx", max_size=10).flatmap(cut),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_world import Client, SchedulerWorld
 from standin import END, next_token
@@ -260,7 +260,6 @@ def test_no_more_media_are_prepared_than_start_soon() -> None:
 _parts = st.lists(st.sampled_from(["cat", "dog" * 9, "whole bird", "refuse"]), max_size=3)
 
 
-@settings(deadline=None)
 @given(
     asked=st.lists(st.tuples(_parts, st.integers(0, 6), st.booleans(), st.booleans()), min_size=1, max_size=6),
     kept=st.booleans(),

@@ -24,7 +24,7 @@ def overlap(one: Place, other: Place) -> bool:
     return one.offset < other.offset + other.size and other.offset < one.offset + one.size
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(0, 60),
     st.tuples(st.integers(0, 5), st.integers(1, 3)),

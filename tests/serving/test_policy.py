@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.messages import Priority
@@ -33,7 +33,6 @@ COST = Cost(0.002, 0.004, 0.003, 0.0005)
 FREE = Cost(0.002, 0.0, 1e-7, 0.0)
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 
 def prompt(id_: int, **fields: object) -> Prompt:
@@ -194,7 +193,6 @@ def planned_first(snapshot: Snapshot) -> list[int]:
 # Over random snapshots: the rules by their numbers, and what holds for all.
 
 
-@untimed
 @given(plain_snapshots)
 def test_rule_1_every_stream_gets_its_token_save_for_background_ones_without_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -212,7 +210,6 @@ def test_rule_1_every_stream_gets_its_token_save_for_background_ones_without_tim
     assert one_more > HEADROOM * target(snapshot.streams) * (1 - 1e-9), "there was no time for one more"
 
 
-@untimed
 @given(snapshots())
 def test_no_batch_and_no_prompt_is_overfilled(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -223,7 +220,6 @@ def test_no_batch_and_no_prompt_is_overfilled(snapshot: Snapshot) -> None:
         assert 1 <= tokens <= by_id(snapshot)[id_].remaining
 
 
-@untimed
 @given(plain_snapshots | moving_snapshots())
 def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -249,7 +245,6 @@ def test_rules_2_to_4_more_than_the_floor_keeps_the_time(snapshot: Snapshot) -> 
     assert seconds <= allowed * (1 + 1e-9)
 
 
-@untimed
 @given(plain_snapshots)
 def test_rule_2_prefill_takes_the_floor_and_all_of_the_time_that_is_left(snapshot: Snapshot) -> None:
     streams = [stream._replace(priority=INTERACTIVE) for stream in snapshot.streams]
@@ -296,7 +291,6 @@ def test_in_a_decode_of_its_own_a_prompt_attends_to_its_own_tokens_only():
         assert prefilled(plan(snapshot([first], cached=1000, cost=cost, prompts_apart=apart))) == rows
 
 
-@untimed
 @given(plain_snapshots, st.floats(0.001, 2.0))
 def test_rule_3_where_the_target_is_lost_prefill_has_its_share(snapshot: Snapshot, decode_s: float) -> None:
     cost = Cost(fixed_s=decode_s, decode_row_s=0.0, prefill_row_s=1e-3, attention_s=0.0)
@@ -315,7 +309,6 @@ def test_rule_3_where_the_target_is_lost_prefill_has_its_share(snapshot: Snapsho
     assert total + cost.prefill_row_s >= decode_s / (1 - MIN_SHARE) * (1 - 1e-9)
 
 
-@untimed
 @given(snapshots())
 def test_rule_5_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Snapshot) -> None:
     order = [by_id(snapshot)[id_] for id_ in planned_first(snapshot)]
@@ -328,7 +321,6 @@ def test_rule_5_whoever_waited_too_long_is_overtaken_by_no_newcomer(snapshot: Sn
             assert not in_background(ahead)
 
 
-@untimed
 @given(snapshots())
 def test_rule_6_nobody_is_overtaken_but_by_those_who_have_started(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -356,7 +348,6 @@ def fits(snapshot: Snapshot, new: list[Prompt], preempted: Sequence[int]) -> boo
     return len(new) <= snapshot.free_slots + len(preempted) and sum(prompt.cells for prompt in new) <= cells
 
 
-@untimed
 @given(snapshots())
 def test_rule_6_slots_and_cells_are_never_promised_twice(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -364,7 +355,6 @@ def test_rule_6_slots_and_cells_are_never_promised_twice(snapshot: Snapshot) -> 
     assert not set(the_plan.preempt) & {id_ for id_, _ in (*the_plan.decode, *the_plan.prefill)}
 
 
-@untimed
 @given(snapshots())
 def test_rule_7_the_held_longest_give_way_and_then_the_young_background_that_came_last(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -383,7 +373,6 @@ def test_rule_7_the_held_longest_give_way_and_then_the_young_background_that_cam
         assert not fits(snapshot, new, the_plan.preempt[:-1]), "no more of them than are needed"
 
 
-@untimed
 @given(growing_snapshots())
 def test_rule_7_a_stream_that_grows_takes_the_places_before_its_own(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -413,7 +402,6 @@ def test_rule_7_a_stream_that_grows_takes_the_places_before_its_own(snapshot: Sn
         assert not waits or len(preempted) == len(order) - 1
 
 
-@untimed
 @given(snapshots())
 def test_rule_8_guesses_are_verified_only_when_no_prompt_is_computed_and_in_time(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -432,7 +420,6 @@ def test_rule_8_guesses_are_verified_only_when_no_prompt_is_computed_and_in_time
         assert right * tick_s >= len(the_plan.decode) * (seconds - tick_s) * (1 - 1e-9), "more tokens a second"
 
 
-@untimed
 @given(snapshots())
 def test_rule_9_a_tick_is_for_one_set_of_adapters_and_each_has_its_turn(snapshot: Snapshot) -> None:
     alive = {one.id: one.adapters for one in (*snapshot.streams, *snapshot.prompts)}
@@ -446,7 +433,6 @@ def test_rule_9_a_tick_is_for_one_set_of_adapters_and_each_has_its_turn(snapshot
     assert streaming <= set(seen)
 
 
-@untimed
 @given(snapshots(), costs)
 def test_rule_9_beside_streams_a_round_of_all_adapters_keeps_the_time(snapshot: Snapshot, cost: Cost) -> None:
     # So fast that most targets can be kept.
@@ -489,7 +475,6 @@ def test_rule_9_background_streams_give_way_to_those_with_other_adapters():
     assert len(the_plan.decode) == 4, "as many as fit into half of the time"
 
 
-@untimed
 @given(snapshots_beside())
 def test_rule_11_more_than_the_floor_keeps_the_time_of_all_models(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -512,7 +497,6 @@ def test_rule_11_more_than_the_floor_keeps_the_time_of_all_models(snapshot: Snap
         assert decode_s + prefill_s + elsewhere.planned_s <= allowed * (1 + 1e-9), "beside the ticks that are planned"
 
 
-@untimed
 @given(snapshots_beside(), st.booleans())
 def test_rule_11_whatever_runs_elsewhere_nothing_stops(snapshot: Snapshot, prompts_apart: bool) -> None:
     snapshot = dataclasses.replace(snapshot, prompts_apart=prompts_apart)
@@ -524,7 +508,6 @@ def test_rule_11_whatever_runs_elsewhere_nothing_stops(snapshot: Snapshot, promp
         assert prefilled(the_plan) >= min(prefilled(alone), PREFILL_FLOOR)
 
 
-@untimed
 @given(snapshots_beside())
 def test_rule_11_beside_streams_prompts_wait_for_their_turn(snapshot: Snapshot) -> None:
     the_plan = plan(snapshot)
@@ -535,7 +518,6 @@ def test_rule_11_beside_streams_prompts_wait_for_their_turn(snapshot: Snapshot) 
     assert the_plan.throttled or not waits or len(the_plan.decode) == snapshot.batch_tokens
 
 
-@untimed
 @given(snapshots_beside())
 def test_rule_11_guesses_take_nobodys_time(snapshot: Snapshot) -> None:
     the_plan, elsewhere = plan(dataclasses.replace(snapshot, prompts=[])), snapshot.elsewhere
@@ -547,7 +529,6 @@ def test_rule_11_guesses_take_nobodys_time(snapshot: Snapshot) -> None:
     assert seconds + max(elsewhere.decode_s, elsewhere.planned_s) <= HEADROOM * shortest * (1 + 1e-9)
 
 
-@untimed
 @given(snapshots_beside())
 def test_rule_11_where_the_target_is_lost_elsewhere_prefill_has_its_share(snapshot: Snapshot) -> None:
     decode_s = snapshot.elsewhere.decode_s
@@ -562,7 +543,6 @@ def test_rule_11_where_the_target_is_lost_elsewhere_prefill_has_its_share(snapsh
     assert seconds >= least * (1 - 1e-9)
 
 
-@untimed
 @given(snapshots())
 def test_the_plan_depends_on_nothing_but_the_snapshot(snapshot: Snapshot) -> None:
     assert plan(snapshot) == plan(snapshot)
@@ -571,7 +551,6 @@ def test_the_plan_depends_on_nothing_but_the_snapshot(snapshot: Snapshot) -> Non
     assert plan(alike) == plan(dataclasses.replace(alike, prompts=list(reversed(alike.prompts))))
 
 
-@untimed
 @given(growing_snapshots() | snapshots(), st.integers(0, 1))
 def test_prompts_that_can_not_start_change_nothing(snapshot: Snapshot, free_slots: int) -> None:
     aged = [one._replace(arrived_at=NOW - AGING_S) for one in snapshot.streams]
@@ -1196,7 +1175,6 @@ observations = st.tuples(
 )
 
 
-@untimed
 @given(st.lists(observations.filter(lambda tick: tick[0] + tick[1] > 0), max_size=30))
 def test_a_cost_is_never_negative_whatever_was_seen(seen: list[tuple[int, int, int, float]]) -> None:
     model = CostModel()
@@ -1207,7 +1185,6 @@ def test_a_cost_is_never_negative_whatever_was_seen(seen: list[tuple[int, int, i
         assert model.cost.prefill_row_s > 0
 
 
-@untimed
 @given(costs, st.floats(0.0, 2.0), st.integers(0, 64), st.integers(0, 10**5))
 def test_the_most_rows_within_a_time_agree_with_the_time_they_take(
     cost: Cost, seconds: float, decode: int, cached: int

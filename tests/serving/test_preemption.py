@@ -156,7 +156,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(steps, st.integers(0, 30)), min_size=6, max_size=25),
     st.sampled_from(

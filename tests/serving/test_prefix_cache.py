@@ -45,7 +45,7 @@ def check_tree(cache: PrefixCache, held: dict[int, tuple[str, list[int]]]) -> No
         assert found == {holder for holder, (whose, _tokens) in held.items() if whose == scope}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(STEPS, max_size=40))
 def test_it_finds_the_longest_beginning_that_an_owner_holds(steps: list[tuple]) -> None:
     cache, held = PrefixCache(), {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
@@ -13,7 +13,6 @@ from umaserve.serving import rates
 from umaserve.serving.rates import SWEEP_ABOVE, Bucket, RateLimits, Rates
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 NONE = RateLimits(0, 0)
 
@@ -156,7 +155,6 @@ steps = st.tuples(
 )
 
 
-@untimed
 @given(st.lists(steps, max_size=40), st.sampled_from([0.0, 1e7]))
 def test_sweeping_changes_nothing_and_whoever_waits_as_told_gets_in(
     taken: list[tuple[str, str | int, float]], now: float

@@ -336,7 +336,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 # A busy box makes no test fail.
-over_snapshots = settings(deadline=None, max_examples=250)
+over_snapshots = settings(max_examples=250)
 
 
 def room(snapshot: Snapshot) -> int:

@@ -815,4 +815,4 @@ def _plain(output: Output | RequestError) -> object:
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestSessions.settings = settings(max_examples=50, stateful_step_count=40)

@@ -217,7 +217,7 @@ class Played(RuleBasedStateMachine):
 
 
 TestPlayed = Played.TestCase
-TestPlayed.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPlayed.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 # What becomes of what is kept.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from umaserve.serving.text import TextStream
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 
 def run(pieces: list[bytes], stops: list[str]) -> tuple[list[str], bool]:
@@ -50,7 +49,6 @@ few = "aé🙂"
 stop_strings = st.lists(st.text(few, min_size=1, max_size=4), max_size=4)
 
 
-@untimed
 @given(cuts(any_text.map(str.encode)))
 def test_any_tokenization_gives_the_same_text_in_whole_characters(pieces: list[bytes]) -> None:
     released, _ = run(pieces, [])
@@ -60,14 +58,12 @@ def test_any_tokenization_gives_the_same_text_in_whole_characters(pieces: list[b
     assert "".join(released).count("\ufffd") == text.count("\ufffd")
 
 
-@untimed
 @given(cuts(st.binary(max_size=30) | st.lists(st.sampled_from(b"a\x80\xbf\xc3\xe2\xf0\xff")).map(bytes)))
 def test_bytes_that_are_no_text_are_replaced_the_same_way_however_they_are_cut(pieces: list[bytes]) -> None:
     released, _ = run(pieces, [])
     assert "".join(released) == b"".join(pieces).decode(errors="replace")
 
 
-@untimed
 @given(cuts(st.text(few, max_size=30).map(str.encode)), stop_strings)
 @example([b"abcd"], ["abcd", "bc"])
 @example([b"a", b"b", b"c", b"d"], ["abcd", "bc"])
@@ -79,7 +75,6 @@ def test_the_text_ends_before_the_stop_that_is_complete_first(pieces: list[bytes
     assert ("".join(released), stopped) == expected(b"".join(pieces).decode(), stops)
 
 
-@untimed
 @given(cuts(st.text(few, max_size=30).map(str.encode)), stop_strings)
 def test_nothing_is_sent_that_may_still_become_a_stop_and_all_else_is(pieces: list[bytes], stops: list[str]) -> None:
     released, stopped = run(pieces, stops)
@@ -123,7 +118,6 @@ def test_the_same_token_gives_its_piece_each_time() -> None:
     assert [stream.push(token)[0] for token in (1, 0, 1)] == ["yes ", "no ", "yes "]
 
 
-@untimed
 @given(cuts(st.text(few, max_size=30).map(str.encode)), stop_strings, stop_strings, st.data())
 def test_other_stops_hold_for_all_that_was_not_sent_yet(
     pieces: list[bytes], first: list[str], then: list[str], data: st.DataObject

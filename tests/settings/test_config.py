@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import ConfigError
@@ -26,7 +26,6 @@ from umaserve.settings.worker import SETTINGS as WORKER_SETTINGS
 load, render = SETTINGS.load, SETTINGS.render
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 ANNOTATED = Path(__file__).parents[2] / "conf" / "umaserve.toml"
 
@@ -376,7 +375,6 @@ def test_the_config_is_frozen() -> None:
 
 
 @every_setting
-@untimed
 @given(data=st.data())
 def test_flag_then_environment_then_file_then_default(key: str, data: st.DataObject, file: Path) -> None:
     draw = st.none() | values_of(key)
@@ -658,7 +656,6 @@ def test_a_file_that_is_not_toml(text: bytes, file: Path) -> None:
     assert file_refusal(file, text).startswith(f"{file}: not valid TOML: ")
 
 
-@untimed
 @given(text=st.binary() | st.text().map(str.encode))
 def test_any_file_at_all_loads_or_is_refused_in_a_line(text: bytes, file: Path) -> None:
     try:
@@ -668,7 +665,6 @@ def test_any_file_at_all_loads_or_is_refused_in_a_line(text: bytes, file: Path) 
 
 
 @every_setting
-@untimed
 @given(text=st.text(st.characters()))
 def test_any_text_at_all_loads_or_is_refused_in_a_line(key: str, text: str) -> None:
     for flags, environ in (({key: text}, {}), ({}, {variable(key): text})):
@@ -858,7 +854,6 @@ def test_print_config_says_where_each_value_came_from(file: Path) -> None:
     } <= set(lines)
 
 
-@untimed
 @given(values=st.fixed_dictionaries({}, optional={key: values_of(key) for key in DEFAULTS}))
 def test_print_config_fed_back_gives_the_same(values: dict[str, Any], file: Path) -> None:
     if values.get("flash_attn") == "off":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import ConfigError
@@ -15,8 +15,6 @@ from umaserve.model_names import MAX_NAME
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.settings.model_files import ModelFile, grouped, in_folder, name_of, size_of
 from umaserve.settings.models import OWN, PER_MODEL, Catalogue, ModelSpec, read
-
-untimed = settings(deadline=None)
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True).filter(
     lambda name: "mmproj" not in name.lower()
@@ -123,7 +121,6 @@ def test_one_model_and_one_projector_in_a_folder_of_their_own_belong_together(tm
     assert left_out == [f"{tmp_path}/two/mmproj.gguf: no model of its name is there"]
 
 
-@untimed
 @given(
     files=st.lists(
         st.one_of(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import ConfigError
@@ -25,7 +25,6 @@ from umaserve.settings.secret_file import read_secret
 from umaserve.settings.sources import Settings
 
 # A busy box makes no test fail.
-untimed = settings(deadline=None)
 
 RELAY, WORKER = relay_config.SETTINGS, worker_config.SETTINGS
 PROGRAMS: dict[str, Settings[Any]] = {"daemon": config.SETTINGS, "relay": RELAY, "worker": WORKER}
@@ -193,7 +192,6 @@ def test_help_has_every_flag_in_its_group() -> None:
 
 
 @pytest.mark.parametrize("program", ["relay", "worker"])
-@untimed
 @given(data=st.data())
 def test_any_text_at_all_loads_or_is_refused_in_a_line(program: str, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(list(PROGRAMS[program].by_key)))

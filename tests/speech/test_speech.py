@@ -423,7 +423,7 @@ class Speeches(RuleBasedStateMachine):
 
 
 TestSpeeches = Speeches.TestCase
-TestSpeeches.settings = settings(deadline=None, max_examples=100, stateful_step_count=20)
+TestSpeeches.settings = settings(max_examples=100, stateful_step_count=20)
 
 
 def base64_of(data: bytes) -> str:

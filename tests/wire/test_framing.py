@@ -9,14 +9,13 @@ from collections.abc import Iterable
 
 import pytest
 from frames import uds_frame
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
 from umaserve.wire.framing import FrameCodec, LineCodec
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MIB = 2**20
 CAP = 12
@@ -99,7 +98,6 @@ frames_or_noise = frame_wires | st.binary(max_size=64)
 lines_or_noise = line_wires | st.binary(max_size=64)
 
 
-@untimed
 @given(splits(frames_or_noise))
 @example((uds_frame(b""), [uds_frame(b"")]))
 def test_any_split_of_any_bytes_decodes_as_the_whole_does_in_frames(case: tuple[bytes, list[bytes]]) -> None:
@@ -109,7 +107,6 @@ def test_any_split_of_any_bytes_decodes_as_the_whole_does_in_frames(case: tuple[
     assert decode(FrameCodec(CAP), single_bytes(wire)) == expected_frames(wire)
 
 
-@untimed
 @given(splits(lines_or_noise))
 def test_any_split_of_any_bytes_decodes_as_the_whole_does_in_lines(case: tuple[bytes, list[bytes]]) -> None:
     wire, chunks = case
@@ -118,7 +115,6 @@ def test_any_split_of_any_bytes_decodes_as_the_whole_does_in_lines(case: tuple[b
     assert decode(LineCodec(CAP), single_bytes(wire)) == expected_lines(wire)
 
 
-@untimed
 @given(splits(st.lists(st.binary(max_size=300).map(uds_frame), max_size=8).map(b"".join)))
 def test_frames_of_any_size_survive_any_split(case: tuple[bytes, list[bytes]]) -> None:
     wire, chunks = case
@@ -127,7 +123,6 @@ def test_frames_of_any_size_survive_any_split(case: tuple[bytes, list[bytes]]) -
     assert not refused
 
 
-@untimed
 @given(splits(frames_or_noise), splits(lines_or_noise), st.lists(st.integers(0, 3), min_size=11, max_size=11))
 def test_a_caller_may_take_fewer_payloads_than_have_come(
     frames: tuple[bytes, list[bytes]], lines: tuple[bytes, list[bytes]], turns: list[int]
@@ -145,7 +140,6 @@ def test_a_caller_may_take_fewer_payloads_than_have_come(
         assert (payloads + rest, refused) == expected
 
 
-@untimed
 @given(splits(frames_or_noise))
 def test_frames_hold_what_was_fed_and_not_given_out(case: tuple[bytes, list[bytes]]) -> None:
     codec, held = FrameCodec(CAP), 0
@@ -157,7 +151,6 @@ def test_frames_hold_what_was_fed_and_not_given_out(case: tuple[bytes, list[byte
             break
 
 
-@untimed
 @given(splits(lines_or_noise))
 def test_lines_hold_what_was_fed_and_not_given_out(case: tuple[bytes, list[bytes]]) -> None:
     codec, fed = LineCodec(CAP), b""
@@ -169,7 +162,6 @@ def test_lines_hold_what_was_fed_and_not_given_out(case: tuple[bytes, list[bytes
         assert codec.buffered == len(fed.rpartition(b"\n")[2])
 
 
-@untimed
 @given(st.lists(st.binary(max_size=40)))
 def test_sent_frames_are_received_as_they_were(payloads: list[bytes]) -> None:
     wire = b"".join(FrameCodec.send(payload) for payload in payloads)
@@ -177,7 +169,6 @@ def test_sent_frames_are_received_as_they_were(payloads: list[bytes]) -> None:
     assert decode(FrameCodec(40), [wire]) == (payloads, False)
 
 
-@untimed
 @given(st.binary())
 def test_sent_lines_are_as_the_dialect_wrote_them(payload: bytes) -> None:
     assert LineCodec.send(payload) == payload

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import h11
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.wire import http_body, http_head
@@ -16,7 +16,6 @@ from umaserve.wire.http11 import HttpCodec, Phase
 from umaserve.wire.http_head import Refusal, Request
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MAX_HEAD = 32 * 1024
 MAX_BODY = 64
@@ -173,14 +172,12 @@ def split(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return wire, [wire[start:end] for start, end in itertools.pairwise([0, *cuts, len(wire)])]
 
 
-@untimed
 @given(split())
 def test_any_split_of_any_bytes_decodes_as_the_whole_does(case: tuple[bytes, list[bytes]]) -> None:
     wire, chunks = case
     assert decode(chunks) == decode([wire]) == decode(single_bytes(wire))
 
 
-@untimed
 @given(st.lists(st.sampled_from(SAMPLES[:9]).map(bytearray), max_size=3), st.data())
 def test_a_changed_byte_gives_requests_or_a_refusal_and_no_other_error(
     wires: list[bytearray], data: st.DataObject

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.wire.http11 import HttpCodec
@@ -14,7 +14,6 @@ from umaserve.wire.http_client import MAX_HEAD_BYTES, Body, End, Event, Head, Ht
 from umaserve.wire.http_head import MAX_HEADERS
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 HOST = [("Host", "backend")]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -115,7 +114,6 @@ def test_a_request_that_cannot_be_is_refused_and_the_next_one_is_made(
 bodies = st.lists(st.binary(max_size=40) | st.just(b"data: {}\n\n"), max_size=5)
 
 
-@untimed
 @given(bodies, st.sampled_from(["length", "chunks", "close"]), st.sampled_from([200, 404, 503]), places)
 def test_however_a_body_is_framed_and_split_it_is_the_same(
     parts: list[bytes], framing: str, status: int, at: list[int]
@@ -303,7 +301,6 @@ lines = st.sampled_from(
 pieces = lines | st.sampled_from([b"3\r\nabc\r\n", b"0\r\n", b"abc", b"\n", b": "]) | st.binary(max_size=5)
 
 
-@untimed
 @given(st.lists(pieces, max_size=8).map(b"".join), places, st.booleans())
 def test_any_split_of_any_bytes_gives_what_the_whole_gives(wire: bytes, at: list[int], ends: bool) -> None:
     outcomes = []

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umaserve.errors import Fault, RequestError
 from umaserve.wire.multipart import MAX_HEADER_BYTES, MAX_PART_HEADERS, MAX_PARTS, Part, read_form
 
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TYPE = "multipart/form-data; boundary=frontier"
 HEAD = b'--frontier\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
 END = b"\r\n--frontier--\r\n"
@@ -39,7 +38,6 @@ def refusal(body: bytes, content_type: str = TYPE) -> str:
     return refused.value.message
 
 
-@untimed
 @given(
     st.lists(st.tuples(st.from_regex(r"[a-z_]{1,20}(\[\])?", fullmatch=True), st.binary(max_size=300)), max_size=9),
     st.from_regex(r"[A-Za-z0-9'()+_,./:=?-]{8,70}", fullmatch=True),
@@ -108,7 +106,6 @@ def test_a_boundary_that_can_not_be_one_is_refused(content_type: str) -> None:
     assert "a boundary of 1 to 70 ASCII characters" in refusal(form(("a", b"x")), content_type)
 
 
-@untimed
 @given(st.data())
 def test_cut_and_spoilt_forms_are_read_or_refused_and_nothing_is_logged(data: st.DataObject) -> None:
     body = bytearray(form(("file", b"\r\n--frontie\r\n"), ("model", b"m"), ("empty", b"")))

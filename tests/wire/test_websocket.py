@@ -15,7 +15,7 @@ import wsproto
 import wsproto.events
 import wsproto.extensions
 from frames import ws_frame, ws_header
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from websockets.client import ClientProtocol
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
@@ -39,7 +39,6 @@ from umaserve.wire.websocket_handshake import (
 )
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MIB = 2**20
 CAP = 300
@@ -581,7 +580,6 @@ def talks(draw: st.DrawFn) -> Sent:
     return Sent(wire, said, pings)
 
 
-@untimed
 @given(talks(), places)
 def test_however_messages_are_fragmented_interleaved_and_split_all_come_out_and_all_pings_are_answered(
     talk: Sent, at: list[int]
@@ -606,7 +604,6 @@ odd_frames = st.builds(
 wires = st.lists(odd_frames | st.binary(max_size=6), max_size=8).map(b"".join) | st.binary(max_size=64)
 
 
-@untimed
 @given(wires, places)
 @example(ws_frame(TEXT, b"\xed\xa0\x80"), [])
 @example(ws_frame(TEXT, b"x" * 200, fin=False) + ws_frame(PING, b"y") + ws_frame(CONT, b"x" * 101), [])
@@ -621,7 +618,6 @@ def test_any_split_of_any_bytes_gives_what_the_whole_gives(wire: bytes, at: list
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-@untimed
 @given(st.lists(messages, max_size=5))
 def test_what_is_sent_is_what_a_strict_client_receives(said: list[Message]) -> None:
     codec = WebSocketCodec(CAP)
@@ -973,7 +969,6 @@ def test_after_whatever_came_the_short_cut_gives_what_wsproto_gives(first: bytes
 talk = st.lists(st.sampled_from(PARTS) | odd_frames | st.binary(max_size=3), max_size=8).map(b"".join)
 
 
-@untimed
 @given(talk, places, st.booleans(), st.booleans())
 def test_however_it_is_split_the_short_cut_gives_what_wsproto_gives(
     wire: bytes, at: list[int], client: bool, closing: bool
@@ -1002,7 +997,6 @@ def test_a_whole_short_text_frame_takes_the_short_cut(client: bool, monkeypatch:
 # -- the client's side -------------------------------------------------------------------------------------------------
 
 
-@untimed
 @given(st.lists(messages, max_size=5))
 @example(
     [Message(b"\x00\xff" * (n // 2) + b"y" * (n % 2), False) for n in (0, 1, 5, 125, 126, 511, 512, 513, 65535, 65536)]
@@ -1019,7 +1013,6 @@ def test_each_frame_of_the_clients_has_a_mask_of_its_own() -> None:
     assert len({codec.send(b"always the same")[2:6] for _ in range(9)}) == 9
 
 
-@untimed
 @given(st.lists(messages | st.just(Message(b"x" * 70_000, True)), max_size=5), places)
 def test_our_two_sides_understand_each_other(said: list[Message], at: list[int]) -> None:
     client, server = (WebSocketCodec(MIB, binary=True, client=client) for client in (True, False))

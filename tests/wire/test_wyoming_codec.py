@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wyoming import event as reference
 
@@ -20,7 +20,6 @@ from umaserve.wire.pcm import mono
 from umaserve.wire.wyoming import Event, WyomingCodec, encode
 
 # A busy machine is no fault of the code.
-untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 CAP = 400
 MIB = 2**20
@@ -65,14 +64,12 @@ def decode(chunks: list[bytes], cap: int = MIB) -> list[Event | str]:
     return decoded
 
 
-@untimed
 @given(st.lists(st.tuples(events, st.sampled_from([written, inline, encode]))), st.lists(st.integers(0)))
 def test_any_cut_gives_the_events_that_were_written(sent: list[Any], places: list[int]) -> None:
     wire = b"".join(write(event) for event, write in sent)
     assert decode(cut(wire, places)) == [event for event, _write in sent]
 
 
-@untimed
 @given(st.lists(events.map(encode) | st.binary(max_size=30)).map(b"".join), st.lists(st.integers(0)))
 def test_any_cut_of_any_bytes_is_decoded_as_the_whole_is(wire: bytes, places: list[int]) -> None:
     whole = decode([wire], CAP)
@@ -80,7 +77,6 @@ def test_any_cut_of_any_bytes_is_decoded_as_the_whole_is(wire: bytes, places: li
     assert decode([wire[i : i + 1] for i in range(len(wire))], CAP) == whole
 
 
-@untimed
 @given(events)
 def test_the_reference_reads_what_is_written(event: Event) -> None:
     read = reference.read_event(io.BytesIO(encode(event)))
