@@ -100,9 +100,9 @@ class ClientKey:
 class ClientKeys:
     """The keys in the database at ``path``. A missing file is created with mode 0600.
 
-    Presented keys are looked up in memory. A change by another process is seen within a second of ``clock``; a file
-    that replaces the opened one is not. The constructor and the methods that write or list raise ConfigError for an
-    unusable or foreign file.
+    Presented keys are looked up in memory. A change by another process is seen within a second of ``clock``, a new key
+    at once; a file that replaces the opened one is not. The constructor and the methods that write or list raise
+    ConfigError for an unusable or foreign file.
     """
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
@@ -173,8 +173,11 @@ class ClientKeys:
         self._look()
         if len(presented) > MAX_PRESENTED:
             return None
+        digest = _digest(presented)
+        if digest not in self._names:
+            self._look(at_once=True)
         # The lookup's timing may leak parts of the hash, which is useless to a client that can't choose the hash.
-        return self._names.get(_digest(presented))
+        return self._names.get(digest)
 
     def has(self, name: str) -> bool:
         """Whether a valid key has this name; of files that can't be read as ``holds``."""
@@ -182,12 +185,8 @@ class ClientKeys:
         return name in self._terms
 
     def find(self, names: Collection[str]) -> Mapping[str, Terms]:
-        """The terms of the valid keys with these names, looked for in the file at once where one was not read before;
-        of files that can't be read as ``holds``."""
-        if all(name in self._terms for name in names):
-            self._look()
-        else:
-            self._follow()
+        """The terms of the valid keys with these names; of files that can't be read as ``holds``."""
+        self._look(at_once=any(name not in self._terms for name in names))
         return {name: self._terms[name] for name in names if name in self._terms}
 
     def terms(self, name: str) -> Terms:
@@ -219,9 +218,11 @@ class ClientKeys:
                 found = f"its version is {version}, this umaserve knows {_SCHEMA_VERSION}"
                 raise ConfigError(f"client keys {self._path}: {found}: use the umaserve that made it, or another file")
 
-    def _look(self) -> None:
+    def _look(self, *, at_once: bool = False) -> None:
+        """Read the file where it has changed. ``at_once``: it may have what was not there at the last look, but a file
+        that could not be read is left alone until its time."""
         now = self._clock()
-        if now >= self._look_at:
+        if now >= self._look_at or (at_once and not self._complaint):
             self._look_at = now + LOOK_EVERY_S
             self._follow()
 
