@@ -56,7 +56,8 @@ def behind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_events_come_as_they_are_made(behind: Behind) -> None:
-    body = {"model": "default", "prompt": "Once upon a time", "raw": True, "options": {"num_predict": 64}}
+    options = {"temperature": 0, "num_predict": 256}
+    body = {"model": "default", "prompt": "Once upon a time", "raw": True, "options": options}
     url = f"http://{behind.http}/api/generate"
     with httpx.stream("POST", url, json=body, timeout=ANSWER_S) as answer:
         lines = answer.iter_lines()

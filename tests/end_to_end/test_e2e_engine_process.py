@@ -42,7 +42,8 @@ def test_the_answers_are_as_ever_and_the_daemon_has_no_llama_cpp(served: Daemon)
     text = served.text(FAR_FROM_A_TIE, max_tokens=12)
     assert text.startswith(" 6, 7, 8")
     assert served.text("Hi", grammar='root ::= "yes" | "no"', max_tokens=8) in ("yes", "no")
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "logprobs": True, "top_logprobs": 2}
+    asked = [{"role": "user", "content": "Hi"}]
+    body = {"messages": asked, "temperature": 0, "max_tokens": 4, "logprobs": True, "top_logprobs": 2}
     chat = (
         httpx.post(f"http://{served.http}/v1/chat/completions", json=body, timeout=ANSWER_S).raise_for_status().json()
     )

@@ -80,7 +80,7 @@ class Browser(PlainBrowser):
         """As before, with answers that are not spoken."""
         self.open(http)
         self.js("localStorage.removeItem('umaserve.speech')")
-        super().start(http, temperature=0, **settings)
+        super().start(http, **settings)
 
     def wait_for_button(self, pressed: str) -> None:
         button = f"[...document.querySelectorAll('header button')].find((one) => one.title === '{ON}')"

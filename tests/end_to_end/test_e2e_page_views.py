@@ -253,7 +253,7 @@ def test_an_answer_from_before_is_kept_beside_new_ones(browser: Browser, daemon:
 
 
 def test_a_setting_acts_on_the_running_answer(browser: Browser, daemon: Daemon):
-    open_compare(browser, daemon.http, Temperature=1, Length=4096)
+    open_compare(browser, daemon.http, Temperature=0, Length=4096)
     browser.one(".asking textarea").send_keys("Tell a very long story, in chapters.", Keys.ENTER)
     browser.wait(lambda: len(browser.all(".column[data-phase=writing]")) == 2)
     choose(browser, 2, "Temperature", 0.2)
@@ -313,7 +313,7 @@ def test_they_are_for_everybody(browser: Browser, daemon: Daemon, scheme: str, w
         open_try.send_keys(Keys.ENTER)
         browser.wait(lambda: browser.text(f"{form} .status") == "200 OK" and browser.text(f"{form} pre"))
         check()
-        open_compare(browser, daemon.http, Length=16)
+        open_compare(browser, daemon.http, Temperature=0, Length=16)
         browser.one(".asking textarea").send_keys("What is the Moon?")
         browser.one(".column summary").send_keys(Keys.ENTER)
         browser.press("Ask all")

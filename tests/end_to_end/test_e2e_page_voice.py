@@ -69,7 +69,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def start(browser: Browser, http: str, model: str, **settings) -> None:
     """Open the voice mode on a new page."""
-    browser.start(http, temperature=0, **settings)
+    browser.start(http, **settings)
     browser.wait(lambda: browser.one(f"[aria-label=Model] option[value={model}]"))
     browser.set("[aria-label=Model]", model, "change")
     browser.press("Talk")

@@ -95,7 +95,7 @@ def wait_for_workers(relay: str, count: int) -> None:
 
 
 def ask(url: str, trace: str) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 3, "model": "default"}
+    body = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 3, "model": "default"}
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=WAIT_S).raise_for_status()
 

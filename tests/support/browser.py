@@ -28,7 +28,7 @@ FLAGS = (
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
 WAIT_S = 60
-DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
+DEFAULTS = {"temperature": 0, "top_p": 0.95, "min_p": 0.05, "max_tokens": 64}
 DEFAULTS |= {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 RECORDER = """
 window.wire = [];
@@ -124,7 +124,7 @@ class Browser:
         self.press("Send")
 
     def start(self, http: str, **settings) -> None:
-        """Open the page anew, with these settings instead of the page's own."""
+        """Open the page anew, with these settings instead of the page's own: greedy, unless they say otherwise."""
         self.open(http)
         preset = [{"name": "of the test", "system": "", "settings": DEFAULTS | settings}]
         self.js("localStorage.setItem('umaserve.presets', arguments[0])", json.dumps(preset))
