@@ -346,7 +346,7 @@ def test_a_kill_in_a_preparation_costs_neither_model_a_token(served: Daemon, alo
 def test_a_kill_in_a_save_to_disk_costs_neither_model_a_token(folder: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--models-dir", str(folder), "--kv-cache", str(tmp_path / "kv"))
     daemon = Daemon(tmp_path, *flags, env=ONE_THREAD)
-    streams = [{"prompt": COUNT, "max_tokens": 100}]
+    streams = [{"prompt": COUNT, "max_tokens": 250}]
     # At first shorter than what is written, so that few of its tokens are left to be computed beside the streams.
     short, long = (" ".join(map(str, range(200, last, -1))) for last in (141, 131))
     assert daemon.ask(short, model="twin", max_tokens=1)[-1]["usage"]["prompt_tokens"] < 250
