@@ -146,7 +146,7 @@ def test_clients_of_other_protocols_go_on_too_and_are_told(tmp_path: Path) -> No
     daemon = Daemon(tmp_path, *flags, env={"UMA_THREADS": "1"})
 
     def by_events(at_three: Callable[[], None] | None = None) -> str:
-        body = {"prompt": FAR_FROM_A_TIE, "max_tokens": 60, "stream": True, "temperature": 0}
+        body = {"prompt": FAR_FROM_A_TIE, "max_tokens": 200, "stream": True, "temperature": 0}
         texts: list[str] = []
         with httpx.stream("POST", f"http://{daemon.http}/v1/completions", json=body, timeout=ANSWER_S) as reply:
             for line in reply.iter_lines():
@@ -158,7 +158,7 @@ def test_clients_of_other_protocols_go_on_too_and_are_told(tmp_path: Path) -> No
 
     def by_generate(at_three: Callable[[], None] | None = None) -> tuple[str, list[str]]:
         with Conversation(daemon) as client:
-            client.config(FAR_FROM_A_TIE, max_tokens=60, temperature=0)
+            client.config(FAR_FROM_A_TIE, max_tokens=200, temperature=0)
             told = client.until("token")
             if at_three is not None:
                 at_three()
@@ -225,9 +225,9 @@ def test_wherever_the_engine_is_killed_nobody_loses_a_token(tmp_path: Path) -> N
 
 def test_an_engine_that_hangs_is_ended_and_its_streams_go_on(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, "--engine-timeout", "1", env={"UMA_THREADS": "1"})
-    expected = daemon.text(FAR_FROM_A_TIE, max_tokens=60)
+    expected = daemon.text(FAR_FROM_A_TIE, max_tokens=200)
     with daemon.connect() as wire:
-        wire.send({"id": "h", "prompt": FAR_FROM_A_TIE, "max_tokens": 60})
+        wire.send({"id": "h", "prompt": FAR_FROM_A_TIE, "max_tokens": 200})
         first = wire.receive_until("token")
         os.kill(engine_of(daemon), signal.SIGSTOP)
         rest = wire.receive_all()
