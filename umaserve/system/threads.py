@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import queue
@@ -40,6 +41,8 @@ MEDIA_NICE = 10
 LOADING_NICE = 19
 """The niceness of a thread that loads a model while others run. What it starts inherits it: nothing that a stream will
 wait for may be among that, since only root lowers a niceness again."""
+
+_PR_SET_NAME = 15
 
 MAX_HANDOVER_S = 0.001
 """How long the loop waits until an urgent thread has begun, which takes it some 50 us unless the box is busy."""
@@ -120,6 +123,7 @@ class JobThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        be_called(self.name)
         if self._nice:
             be_nice(self._nice)
         while (item := self._jobs.get() or self._next_lengthy()) is not None:
@@ -154,6 +158,14 @@ class JobThread:
         # Before the wake-up, on which the next job may be submitted at once.
         self._advanced_at = None
         self._wake()
+
+
+def be_called(name: str) -> None:
+    """Name the calling thread for those who look at the process (top -H); the threads that it starts inherit the name.
+    Only its first 15 bytes count. Elsewhere than on Linux it stays as it is."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_NAME, name.encode())
 
 
 def be_nice(nice: int) -> None:
