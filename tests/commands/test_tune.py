@@ -16,7 +16,7 @@ from umaserve.engine.weights import Weights
 from umaserve.settings.daemon import SETTINGS, Config
 from umaserve.system.program import ProgramError
 
-START = Speeds(one=100.0, many=200.0, prompt=400.0, memory_bytes=600 << 20, prompt_tokens=512, others=0.0)
+START = Speeds(one=100.0, many=200.0, prompt=400.0, memory_bytes=600 << 20, prompt_tokens=512, others=0.0, switches=2.0)
 TWO_CORES = [
     "present settings",
     "threads = 1",
@@ -322,6 +322,8 @@ def test_the_notes_say_what_falsifies_the_numbers_and_what_is_missing() -> None:
         "programs, and tune again.",
         "Quantized KV cells (kv_type) cost a little of the answers' quality.",
     ]
+    sleeping = tune_table.notes(Box({"threads = 1": START._replace(switches=164.0)}).search())
+    assert "Barriers sleep: up to 164 switches a token" in sleeping
 
 
 def test_the_daemon_loads_the_lines(tmp_path: Path) -> None:

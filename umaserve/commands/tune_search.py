@@ -109,8 +109,8 @@ def _is_confirmed(row: Row, found: Found, measure: Measure) -> bool:
         for one in (best, row):
             assert one.speeds is not None
             again = measure(one.change, one.speeds.prompt_tokens)
-            others = min(one.speeds.others, again.others)
-            one.speeds = Speeds._make(map(max, one.speeds, again))._replace(others=others)
+            others, switches = (min(pair) for pair in zip(one.speeds[-2:], again[-2:], strict=True))
+            one.speeds = Speeds._make(map(max, one.speeds, again))._replace(others=others, switches=switches)
     except NoTimeLeft:
         row.note = "no time left to measure it again"
         return False

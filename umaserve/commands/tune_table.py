@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from umaserve.commands.barriers import SLEEPING
 from umaserve.commands.tune_search import TUNED, Change, Found, Row, together
 from umaserve.engine.speeds import Speeds
 from umaserve.settings.daemon import SETTINGS, Config
@@ -56,6 +57,12 @@ def notes(found: Found) -> str:
         lines.append(
             f"Busy: other programs used up to {busy:.1f} cores meanwhile, so these numbers are too low and may "
             "mislead. Stop those programs, and tune again."
+        )
+    sleeping = max(speeds.switches for speeds in measured)
+    if sleeping >= SLEEPING:
+        lines.append(
+            f"Barriers sleep: up to {sleeping:.0f} switches a token, which costs up to half of the speed. Stop what "
+            "else computes here; more threads than cores have the same effect."
         )
     best = found.rows[found.best]
     if str(best.change.get("kv_type", "")).startswith("q"):
