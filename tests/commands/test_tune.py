@@ -225,6 +225,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
         ("fast", "copy.gguf", "as-is", "m.gguf"),
         ("converted", "copy.gguf", "as-is", "m.gguf"),
         ("fast", "m.gguf", "converted", "copy.gguf"),
+        ("fast", "m.gguf", "mapped", "m.gguf"),
         # The operator wants no copy.
         ("as-is", "m.gguf", "", None),
     ],
@@ -234,7 +235,11 @@ def test_weights_are_chosen_once_and_then_loaded_as_they_are(
 ) -> None:
     def chosen(path: str, config: Config, wanted: Callable[[float], bool]) -> Weights:
         assert wanted(0.0)
-        return Weights({"fast": present, "converted": "copy.gguf", "as-is": path}[config.weights])
+        if config.weights == "mapped":
+            return Weights(path, repacked=False)
+        found = {"fast": present, "converted": "copy.gguf", "as-is": path}[config.weights]
+        was = "" if found == path else "Q4_1"
+        return Weights(found, was, other=other if config.weights == "fast" and found == path else "")
 
     monkeypatch.setattr(tune, "choose", chosen)
     flags = {"model": "m.gguf", "config": "c.toml"}
@@ -244,8 +249,11 @@ def test_weights_are_chosen_once_and_then_loaded_as_they_are(
     if other:
         measure({"weights": other, "threads": 1}, 512)
     # Otherwise each process would choose anew, for its number of threads.
-    common = {"config": "c.toml", "threads": 1, "weights": "as-is"}
-    assert processes.settings == [{**common, "model": path} for path in (present, loaded) if path is not None]
+    common = {"config": "c.toml", "threads": 1}
+    expected = [{**common, "model": present, "weights": "as-is"}]
+    if other:
+        expected.append({**common, "model": loaded, "weights": "mapped" if other == "mapped" else "as-is"})
+    assert processes.settings == expected
 
 
 @pytest.mark.parametrize("found", ["Q4_K", "no file"])
@@ -254,6 +262,16 @@ def test_weights_that_are_not_converted_have_no_other(
 ) -> None:
     monkeypatch.setattr(tune, "choose", lambda path, _config, _wanted: Weights(path))
     assert tune.Measurements(Config(model=found), {}, 120).other_weights == ""
+
+
+def test_what_the_weights_were_chosen_by_is_shown(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Weights("m.gguf", repacked=False, why="1 token: 9.0 ms, mapped 8.0 ms")
+    monkeypatch.setattr(tune, "choose", lambda _path, _config, _wanted: chosen)
+    measure = tune.Measurements(Config(model="m.gguf"), {}, 120)
+    assert measure.other_weights == "as-is"
+    assert measure.note == "Weights that the daemon chooses here: mapped (1 token: 9.0 ms, mapped 8.0 ms)."
+    measure({}, 0)
+    assert processes.settings == [{"model": "m.gguf", "weights": "mapped"}]
 
 
 def test_a_conversion_gets_half_of_the_time(
@@ -267,7 +285,9 @@ def test_a_conversion_gets_half_of_the_time(
     monkeypatch.setattr(tune, "choose", endless)
     measure = tune.Measurements(Config(model="m.gguf"), {}, 120)
     assert processes.now == 61.0
-    assert capsys.readouterr().err.startswith("Converting the weights takes too long, so they are measured as they are")
+    assert capsys.readouterr().err.startswith(
+        "Converting or comparing the weights takes too long, so they are measured as they are"
+    )
     measure({}, 0)
     assert processes.settings == [{"model": "m.gguf", "weights": "as-is"}]
 

@@ -166,7 +166,7 @@ REAL = {
 }
 CHOICE = {
     "protocol": ["json", "newline"],
-    "weights": ["fast", "as-is", "converted"],
+    "weights": ["fast", "as-is", "converted", "mapped"],
     "flash_attn": ["auto", "on", "off"],
     "kv_type": ["f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
     "pooling": ["model", "mean", "cls", "last"],

@@ -63,6 +63,11 @@ def notes(found: Found) -> str:
     return "\n".join(lines)
 
 
+def weights_note(chosen: str, why: str) -> str:
+    """Which value of ``weights`` the daemon chooses here, and by what decodes; empty where none were measured."""
+    return f"Weights that the daemon chooses here: {chosen} ({why})." if why else ""
+
+
 def toml(config: Config, best: Change) -> str:
     """The lines of a configuration file for the best settings, those that stay as they are included."""
     settings = dataclasses.replace(config, **best)

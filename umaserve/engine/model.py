@@ -82,21 +82,24 @@ class Model:
         *,
         name: str = "",
         converted_from: str = "",
+        repacked: bool = True,
         parted: bool = False,
         sequences: int = 0,
         empty: bool = False,
     ) -> None:
         """``name`` is the file's, unless another is given. ``converted_from``: for a converted copy, the quantization
-        before. ``parted``: whether to divide the KV cells into the most parts, where the model's sequences can be cut
-        and it is not made for embeddings. ``sequences``: the least that its context must hold. ``empty``: without
-        memory for weights and cells, only to see in llama.cpp's log what they would take."""
+        before. ``repacked``: whether llama.cpp may copy weights into a layout that it has other matrix kernels
+        for; else they stay mapped from the file. ``parted``: whether to divide the KV cells into the most
+        parts, where the model's sequences can be cut and it is not made for embeddings. ``sequences``: the
+        least that its context must hold. ``empty``: without memory for weights and cells, only to see in
+        llama.cpp's log what they would take."""
         servable.check_contents(path, gguf.check(path))
         backends.load()
         rpc.connect(config.rpc)
         self.path = path
         self.name = name or Path(path).stem
         self._converted_from = converted_from
-        self.native = self._load(config, progress, empty)
+        self.native = self._load(config, progress, repacked, empty)
         self.vocab = llama_cpp.llama_model_get_vocab(self.native)
         self.n_vocab: int = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self._config = config
@@ -267,10 +270,10 @@ class Model:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.native)
 
-    def _load(self, config: Config, progress: Callable[[float], bool], empty: bool) -> Any:
+    def _load(self, config: Config, progress: Callable[[float], bool], repacked: bool, empty: bool) -> Any:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = config.n_gpu_layers
-        params.use_extra_bufts = backends.may_repack()
+        params.use_extra_bufts = repacked and backends.may_repack()
         if empty:
             params.no_alloc = True
             # llama.cpp ends the process where a file is to be mapped, and not used.

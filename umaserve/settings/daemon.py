@@ -237,10 +237,11 @@ class Config:
     )
     weights: str = setting(
         "fast",
-        choice("fast", "as-is", "converted"),
+        choice("fast", "as-is", "converted", "mapped"),
         "engine",
-        "fast: if the weights have a format that this processor computes slowly, convert a copy to Q8_0 at the first "
-        "start, and load it if it proves faster; as-is: never; converted: load such a copy without measuring",
+        "fast: measure at the first start whether this processor computes them faster from a copy converted to Q8_0 "
+        "(Q4_1, Q5_1) or not repacked (K-quants), and load what proves faster; as-is: the file, as llama.cpp does by "
+        "default; converted: load such a copy without measuring; mapped: do not repack",
     )
     weights_cache: str = setting(
         "",
