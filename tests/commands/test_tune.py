@@ -22,6 +22,7 @@ TWO_CORES = [
     "threads = 1",
     'flash_attn = "off"',
     'kv_type = "q8_0"',
+    'kv_type = "f16", kv_type_k = "q8_0"',
     'kv_type = "f32"',
     'kv_type = "bf16"',
     "n_ubatch = 256",
@@ -125,7 +126,8 @@ def test_what_is_faster_is_kept_and_what_follows_is_tried_with_it() -> None:
         *("present settings", "threads = 1", 'flash_attn = "off"'),
         # Once more, since one of them was faster.
         *("present settings", 'flash_attn = "off"'),
-        # No quantized KV cells: they need flash attention.
+        # No quantized V: it needs flash attention.
+        'flash_attn = "off", kv_type = "f16", kv_type_k = "q8_0"',
         *('flash_attn = "off", kv_type = "f32"', 'flash_attn = "off", kv_type = "bf16"'),
         *('flash_attn = "off", n_ubatch = 256', 'flash_attn = "off"', 'flash_attn = "off", n_ubatch = 256'),
         'flash_attn = "off", n_ubatch = 128',
@@ -146,7 +148,7 @@ def test_settings_that_fail_are_a_row_that_says_why() -> None:
     aborted = ProgramError("ended by Aborted: GGML_ASSERT(n > 0) failed")
     found = Box({"threads = 1": aborted, 'kv_type = "f32"': [times(2.0), aborted]}).search()
     assert found.rows[1] == Row({"threads": 1, "threads_batch": 0}, None, str(aborted))
-    assert (found.rows[4].speeds, found.rows[4].note) == (times(2.0), f"measured again: {aborted}")
+    assert (found.rows[5].speeds, found.rows[5].note) == (times(2.0), f"measured again: {aborted}")
     assert [tune_table.named(row.change) for row in found.rows] == TWO_CORES
     assert best(found) == "present settings"
 
@@ -174,6 +176,19 @@ def test_nothing_is_tried_where_the_present_settings_fail(error: Exception) -> N
 def test_fewer_threads_are_tried(cores: int, threads: int, tried: list[int]) -> None:
     found = Box({}).search(Config(threads=threads), cores)
     assert [row.change["threads"] for row in found.rows if "threads" in row.change] == tried
+
+
+def test_types_of_k_and_v_are_tried_together_and_apart() -> None:
+    apart = 'kv_type = "f16", kv_type_k = "q8_0"'
+    found = Box({apart: times(1.2, 1.2, 1.2)}).search()
+    assert best(found) == apart
+    assert tune_table.notes(found).endswith("Quantized KV cells (kv_type) cost a little of the answers' quality.")
+    # What follows takes its place.
+    assert tune_table.named(found.rows[5].change) == 'kv_type = "f32"'
+    present = Config(kv_type_k="q8_0")
+    tried = [row.change for row in Box({}).search(present).rows if "kv_type" in row.change]
+    assert {"kv_type": "f16", "kv_type_k": "", "kv_type_v": ""} in tried
+    assert present.kv_types not in [dataclasses.replace(present, **change).kv_types for change in tried]
 
 
 def test_one_token_and_prompts_may_have_different_numbers_of_threads() -> None:
@@ -321,12 +336,13 @@ def test_the_table_has_a_line_and_a_bar_for_each_change() -> None:
     speeds = {"threads = 1": slow, 'flash_attn = "off"': failed, 'kv_type = "q8_0"': [times(2.0), failed]}
     shown = tune_table.table(Box(speeds).search(), 16)
     assert shown.split("\n")[:6] == [
-        "settings            one stream  16 streams   prompts  memory  three speeds together",
-        "                      tokens/s    tokens/s  tokens/s     MiB",
-        "present settings         100.0       200.0     400.0     600  ████████████████     100% best",
-        "threads = 1               50.0       100.0     200.0     600  ████████              50% busy",
-        'flash_attn = "off"           -           -         -       -  failed: ended by Aborted: no message',
-        'kv_type = "q8_0"         200.0       200.0     400.0     600  ████████████████████ 126% '
+        "settings                             one stream  16 streams   prompts  memory  three speeds together",
+        "                                       tokens/s    tokens/s  tokens/s     MiB",
+        "present settings                          100.0       200.0     400.0     600  ████████████████     100% best",
+        "threads = 1                                50.0       100.0     200.0     600  ████████              50% busy",
+        'flash_attn = "off"                            -           -         -       -  failed: '
+        "ended by Aborted: no message",
+        'kv_type = "q8_0"                          200.0       200.0     400.0     600  ████████████████████ 126% '
         "measured again: ended by Aborted: no message",
     ]
 
@@ -352,6 +368,16 @@ def test_the_daemon_loads_the_lines(tmp_path: Path) -> None:
     loaded = SETTINGS.load({"config": str(file), "n_ctx": 4096}, {}).config
     assert loaded == dataclasses.replace(config, **change, model=str(Path.cwd() / "some model.gguf"))
     # All of them, so that they take the place of others in a file.
-    names = ["model", "weights", "threads", "threads_batch", "flash_attn", "kv_type", "n_ubatch"]
+    names = [
+        "model",
+        "weights",
+        "threads",
+        "threads_batch",
+        "flash_attn",
+        "kv_type",
+        "kv_type_k",
+        "kv_type_v",
+        "n_ubatch",
+    ]
     assert [line.split()[0] for line in file.read_text().splitlines()] == names
     assert "model" not in tune_table.toml(Config(), {})

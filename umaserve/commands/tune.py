@@ -31,10 +31,10 @@ examples:
   umaserve tune --config umaserve.toml
 
 Tried are the model's own weights against converted or not repacked ones (weights), numbers of threads (threads,
-threads_batch), flash attention (flash_attn), types of the KV cells (kv_type), and tokens in one pass (n_ubatch). Each
-is measured in a process of its own, with the daemon's engine: the tokens per second of one stream, of as many streams
-as parallel says, and of prompts, and the memory. All other settings, such as n_ctx and parallel, are those of --config
-or UMA_... variables, as they would be for the daemon.
+threads_batch), flash attention (flash_attn), types of the KV cells (kv_type, kv_type_k), and tokens in one pass
+(n_ubatch). Each is measured in a process of its own, with the daemon's engine: the tokens per second of one stream, of
+as many streams as parallel says, and of prompts, and the memory. All other settings, such as n_ctx and parallel, are
+those of --config or UMA_... variables, as they would be for the daemon.
 
 {RULE}
 

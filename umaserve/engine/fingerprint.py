@@ -31,7 +31,7 @@ def fingerprint(model: Model, config: Config, adapters: Mapping[str, str], saved
         "model": [_file(path) for path in gguf.files(model.path)],
         # Their scales are a part of the scope.
         "adapters": {name: _file(path) for name, path in adapters.items()},
-        "kv_type": config.kv_type,
+        "kv_types": config.kv_types,
         # It decides in which order values lie, and "auto" by the device.
         "attention": [config.flash_attn, config.n_gpu_layers],
         # Some models choose their rotary factors by the number of cells.

@@ -318,10 +318,16 @@ class Model:
             context = llama_cpp.llama_init_from_model(self.native, self._context_params())
         if not context:
             raise ModelError(
-                f"model {self.path}: llama.cpp could not make a context of {self.n_ctx} cells: lower --n-ctx, or run "
-                "with --log-level debug to see why"
+                f"model {self.path}: llama.cpp could not make a context of {self.n_ctx} cells{self._kv_types_advice()}"
+                ": lower --n-ctx, or run with --log-level debug to see why"
             )
         return context
+
+    def _kv_types_advice(self) -> str:
+        k, v = self._config.kv_types
+        if k != v:
+            return f" with K as {k} and V as {v}: set --kv-type-k and --kv-type-v to one type, which some models need"
+        return f" as {k}: set --kv-type to f16, which all models take" if k.startswith("q") else ""
 
     def _context_params(self) -> llama_cpp.llama_context_params:
         config = self._config
@@ -345,7 +351,7 @@ class Model:
         params.n_threads = config.threads or usable_cores()
         params.n_threads_batch = config.threads_batch or params.n_threads
         params.flash_attn_type = FLASH_ATTN[config.flash_attn]
-        params.type_k = params.type_v = _KV_TYPES[config.kv_type]
+        params.type_k, params.type_v = (_KV_TYPES[kind] for kind in config.kv_types)
         return params
 
     def pooling_context(self, cells: int, rows: int, sequences: int, on_node: Any) -> Any:
