@@ -104,7 +104,8 @@ def main() -> None:
     settings = SETTINGS.load({}, os.environ).config
     logs.configure(settings.log_level, settings.log_format)
     weights = choose(find(settings.model), settings, lambda _fraction: True)
-    loop = BareLoop(Model(weights.path, settings, lambda _fraction: True), settings.n_batch)
+    model = Model(weights.path, settings, lambda _fraction: True, repacked=weights.repacked)
+    loop = BareLoop(model, settings.n_batch)
     loop.run(warm_up_prompts(n_streams), WARM_UP_TOKENS)
     # Buffered also where Python's own is not: what is written at once may go out in parts.
     with open(sys.stdout.fileno(), "wb", closefd=False) as output:

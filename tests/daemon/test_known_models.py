@@ -223,6 +223,8 @@ def test_a_model_is_another_one_by_its_files_and_settings(tmp_path: Path) -> Non
         {"n_ctx": 512},
         {"parallel": 3},
         {"kv_type": "q8_0"},
+        {"kv_type_k": "q8_0"},
+        {"kv_type_v": "q8_0"},
         {"n_gpu_layers": 1},
         {"host_cache_bytes": 0},
         {"mmproj": str(projector)},
