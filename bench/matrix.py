@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import orjson
@@ -17,15 +17,13 @@ import orjson
 from bench import llama_server
 from bench.heat_map import draw
 from bench.llama_server import LAYOUTS
-from bench.processes import Served, daemon, trace_of
+from bench.loads import Load, started
 from bench.report import load_average, machine, number, progress, table
 from bench.sides import OURS
 from bench.time_limit import OutOfTime, time_limit
-from bench.trace import Measures, measures, medians
-from umaserve.client import Client
-from umaserve.engine.model import CELLS_ROUNDED_TO, find
+from bench.trace import Measures, medians
+from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
-from umaserve.settings.daemon import SETTINGS
 
 CLIENTS = (1, 2, 4, 8, 16, 32)
 WORDS = (24, 150, 300, 600)
@@ -33,7 +31,6 @@ TOKENS = (32, 128)
 TALKS = ((8, 60, 4), (8, 100, 6), (16, 60, 4), (16, 100, 6))
 """Clients, words of a turn, turns."""
 TALK_TOKENS = 24
-TOKENS_A_WORD = 1.4
 
 _NOTES = """\
 Rates in tokens/s of all clients, from the first request to the last token, prompts included; times in ms. All clients
@@ -43,34 +40,6 @@ the highest rate of: {layouts}. Ratios: umaserve's to the rival's, by the median
 goal. Both sides have the same threads, and KV cells for all that is asked. The servers of a number of clients are all
 loaded and warmed up, and measured in turn, every other round in reverse order.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One row of the matrix: what ``clients`` ask at once."""
-
-    clients: int
-    words: int
-    tokens: int
-    turns: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.clients} x {self.prompts} words, {self.tokens} tokens"
-
-    @property
-    def prompts(self) -> str:
-        return f"{self.turns} x {self.words}" if self.turns > 1 else str(self.words)
-
-    @property
-    def cells(self) -> int:
-        """KV cells that one client needs, with room to spare."""
-        return int(self.turns * (TOKENS_A_WORD * self.words + self.tokens + 16))
-
-    def measure(self, at: Served, round_: int) -> Measures:
-        """Run it once; each round has prompts of its own."""
-        numbers = self.clients, self.words, self.tokens, self.turns, round_
-        found = measures(trace_of("bench.scenarios", "growing", at.http, *numbers), later=self.turns > 1)
-        return replace(found, tick_ms=float(Client(at.socket).metrics()["decode_ms_ewma"])) if at.socket else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +171,7 @@ def _measured(
     for clients in dict.fromkeys(load.clients for load in loads):
         group = [load for load in loads if load.clients == clients]
         with contextlib.ExitStack() as stack:
-            servers = _started(stack, model, clients, max(load.cells for load in group), binary, layouts)
+            servers = started(stack, model, group, binary, {name: LAYOUTS[name] for name in layouts})
             for load in group:
                 runs: dict[str, list[Measures]] = {name: [] for name in servers}
                 for round_ in range(repeats):
@@ -210,20 +179,6 @@ def _measured(
                         progress(f"{load}, round {round_ + 1}, {name}")
                         runs[name].append(load.measure(servers[name], round_))
                 yield load, {name: medians(of) for name, of in runs.items()}
-
-
-def _started(
-    stack: contextlib.ExitStack, model: str, clients: int, cells: int, binary: str, layouts: Sequence[str]
-) -> dict[str, Served]:
-    parallel = max(clients, SETTINGS.load({}, {}).config.parallel)
-    each = -(-cells // CELLS_ROUNDED_TO) * CELLS_ROUNDED_TO
-    common = {"UMA_MODEL": model, "UMA_MAX_TOKENS": str(max(TOKENS))}
-    ours = {**common, "UMA_PARALLEL": str(parallel), "UMA_N_CTX": str(parallel * each)}
-    theirs = {**common, "UMA_PARALLEL": str(clients), "UMA_N_CTX": str(clients * each), "UMA_WEIGHTS": "as-is"}
-    servers = {OURS: stack.enter_context(daemon("umaserve", **ours))}
-    for name in layouts:
-        servers[name] = stack.enter_context(llama_server.llama_server(binary, LAYOUTS[name], **theirs))
-    return servers
 
 
 def _report(found: Mapping[Load, Found]) -> str:

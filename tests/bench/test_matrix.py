@@ -13,7 +13,8 @@ import pytest
 from bench import matrix
 from bench.heat_map import draw
 from bench.llama_server import LAYOUTS
-from bench.matrix import GOALS, TALK_GOALS, Load
+from bench.loads import Load
+from bench.matrix import GOALS, TALK_GOALS
 from bench.processes import daemon, trace_of
 from bench.sides import OURS
 from bench.time_limit import OutOfTime, time_limit
