@@ -45,9 +45,13 @@ class Load:
         found = measures(trace_of("bench.scenarios", "growing", at.http, *numbers), later=self.turns > 1)
         return replace(found, tick_ms=float(Client(at.socket).metrics()["decode_ms_ewma"])) if at.socket else found
 
+    def measure_bare(self, model: str, round_: int) -> Measures:
+        """The same prompts and KV cells as umaserve's, in a bare llama.cpp loop. One turn only."""
+        numbers = self.clients, self.tokens, self.words, round_
+        return measures(trace_of("bench.bare", *numbers, **_ours(model, [self])))
 
-def settings_for(model: str, loads: Sequence[Load]) -> dict[str, str]:
-    """umaserve's variables for loads of one number of clients."""
+
+def _ours(model: str, loads: Sequence[Load]) -> dict[str, str]:
     parallel = max(loads[0].clients, SETTINGS.load({}, {}).config.parallel)
     return _settings(model, loads, parallel)
 
@@ -61,7 +65,7 @@ def started(
 ) -> dict[str, Served]:
     """umaserve and llama-server, the latter in each of the ways that ``layouts`` names and with the model's file as it
     is, for loads of one number of clients. Without a ``binary``, umaserve alone."""
-    servers = {OURS: stack.enter_context(daemon("umaserve", **settings_for(model, loads)))}
+    servers = {OURS: stack.enter_context(daemon("umaserve", **_ours(model, loads)))}
     if binary is not None:
         theirs = {**_settings(model, loads, loads[0].clients), "UMA_WEIGHTS": "as-is"}
         for name, layout in layouts.items():
