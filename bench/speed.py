@@ -25,6 +25,7 @@ from bench.speed_record import Ratio, Record, ratio_of, verdict, worse
 from umaserve.engine import gguf
 from umaserve.engine.model import find
 from umaserve.errors import ConfigError, ModelError
+from umaserve.settings.daemon import SETTINGS
 from umaserve.system.cores import processor, usable_cores
 
 WHOLE_S = 570.0
@@ -35,8 +36,10 @@ QUIET_CORES = 0.1
 _NOTES = """\
 Ratios: above 1 umaserve is better, also where less is better (times). The median of the pairs' ratios, with the
 smallest and the largest in brackets; the other numbers are medians of the runs: rates in tokens/s, times in ms. The
-runs of a pair follow each other, every other pair in reverse order, all warmed up. Compared with the last record of the
-same kind of processor: worse or better where the ratio changed by more than the spread of either.
+runs of a pair follow each other, every other pair in reverse order, all warmed up. llama-server runs with -np N -kvu
+and, but for prefix and storm, the model's file as it is; the bare loop has umaserve's weights. Compared with the last
+record of the same kind of processor: worse or better where the ratio changed by more than the spread of either, which
+counts as 5% at least.
 """
 
 
@@ -64,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = f"{processor() or 'unknown processor'}, {usable_cores()} cores"
     try:
         binary = llama_server.binary()
-        models = [find(model) for model in ("", *filter(None, [options.model]))]
+        model = SETTINGS.load({}, os.environ).config.model
+        models = [find(model), *(find(second) for second in filter(None, [options.model]))]
         for model in models:
             gguf.check(model)
         record = None if options.quick else speed_record.latest(options.results, kind)
@@ -121,7 +125,7 @@ def _measured(plan: Plan, planned: Sequence[Cell]) -> list[Row]:
         with contextlib.ExitStack() as stack:
             sides = cell.start(stack)
             for round_ in rounds(plan.least, plan.most, until):
-                for side in list(sides) if round_ % 2 == 0 else reversed(sides):
+                for side in list(sides) if round_ % 2 == 0 else reversed(list(sides)):
                     progress(f"{cell.name}, pair {round_ + 1}, {side} ({done + 1} of {len(planned)})")
                     found.setdefault(side, []).append(sides[side](round_))
         rows += [_row(cell.name, figure, found[OURS], found[figure.beside]) for figure in cell.figures]

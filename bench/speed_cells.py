@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def _load(model: str, load: Load, binary: str | None) -> Cell:
     served = _servers(model, load, binary)
 
     def start(stack: contextlib.ExitStack) -> Sides:
-        return {BARE: lambda round_: load.measure_bare(model, round_), **served(stack)}
+        return {BARE: partial(load.measure_bare, model), **served(stack)}
 
     return Cell(_name(model, str(load)), start, figures)
 
@@ -123,14 +124,18 @@ def _load(model: str, load: Load, binary: str | None) -> Cell:
 def _servers(model: str, load: Load, binary: str | None) -> Callable[[contextlib.ExitStack], Sides]:
     def start(stack: contextlib.ExitStack) -> Sides:
         servers = started(stack, model, [load], binary, {THEIRS: UNIFIED})
-        return {name: lambda round_, at=at: load.measure(at, round_) for name, at in servers.items()}
+        return {name: partial(load.measure, at) for name, at in servers.items()}
 
     return start
 
 
 def _fresh(runs: Mapping[str, Callable[[], Any] | None]) -> Callable[[contextlib.ExitStack], Sides]:
     """Sides that start a server for each run: what one has computed would serve the next."""
-    return lambda _stack: {name: lambda _round, run=run: run() for name, run in runs.items() if run is not None}
+    return lambda _stack: {name: _in_any_round(run) for name, run in runs.items() if run is not None}
+
+
+def _in_any_round(run: Callable[[], Any]) -> Callable[[int], Any]:
+    return lambda _round: run()
 
 
 def _name(model: str, load: str) -> str:

@@ -81,7 +81,9 @@ def write(folder: Path, record: Record) -> Path:
     """Keep a record in a file of its own, named by its date and commit."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{record.date.replace(':', '')}-{record.commit}.json"
-    path.write_bytes(orjson.dumps(asdict(record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    # orjson knows no named tuples.
+    content = {**asdict(record), "figures": {name: list(ratio) for name, ratio in record.figures.items()}}
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return path
 
 
